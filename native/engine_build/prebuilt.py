@@ -1,0 +1,61 @@
+"""Provider `prebuilt`: AMD's own binary of ZenDNN 5.1 and AOCL-BLIS, out of the zentorch wheel. Needs no compiler."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from .common import BuildError, require_sha256, say, written_whole
+from .config import EngineConfig, copy_licences
+from .fetch import ensure_lief, fetch
+from .pins import ZENTORCH_LIBRARY, ZENTORCH_LIBRARY_SHA256, ZENTORCH_WHEEL, ZENTORCH_ZENDNN_VERSION
+from .standalone import SONAME, make_standalone
+
+
+def build_prebuilt(out: Path, work: Path, wheel: Path | None) -> EngineConfig:
+    """Put libamdZenDNN.so and AMD's licences into `out`; `wheel` is a file already downloaded, or None."""
+    if wheel is None:
+        wheel = fetch(ZENTORCH_WHEEL, work / "download")
+    elif not wheel.is_file():
+        raise BuildError(f"ZENDNN_CFFI_WHEEL={wheel} is not a file.")
+    else:
+        require_sha256(wheel, ZENTORCH_WHEEL.sha256, str(wheel))
+    ensure_lief(work)
+    import lief
+
+    library = unpack_library(wheel, work)
+    say(f"making {SONAME} stand alone (LIEF {lief.__version__})")
+    make_standalone(library, out / SONAME)
+    copy_licences(out, wheel_licences(wheel))
+    return EngineConfig(
+        provider="prebuilt",
+        zendnn_version=ZENTORCH_ZENDNN_VERSION,
+        library=SONAME,
+        blis=SONAME,
+        source_sha256=ZENTORCH_LIBRARY_SHA256,
+        options={"wheel": f"{ZENTORCH_WHEEL.name}=={ZENTORCH_WHEEL.version}", "wheel_sha256": ZENTORCH_WHEEL.sha256},
+        built_with={"lief": lief.__version__},
+    )
+
+
+def unpack_library(wheel: Path, work: Path) -> Path:
+    """Extract the one library of the wheel into `work` and check its hash."""
+    target = work / Path(ZENTORCH_LIBRARY).name
+    with zipfile.ZipFile(wheel) as archive, written_whole(target) as temporary:
+        try:
+            temporary.write_bytes(archive.read(ZENTORCH_LIBRARY))
+        except KeyError:
+            raise BuildError(f"{wheel.name} has no {ZENTORCH_LIBRARY}: not the wheel this build knows.") from None
+        require_sha256(temporary, ZENTORCH_LIBRARY_SHA256, f"{ZENTORCH_LIBRARY} in {wheel.name}")
+    return target
+
+
+def wheel_licences(wheel: Path) -> dict[str, Path | bytes]:
+    """Return the licence and notice files of the wheel's metadata, as {name to install under: text}."""
+    words = ("licen", "notice", "third", "copying")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" in name and not name.endswith("/")]
+        chosen = [name for name in names if any(word in Path(name).name.lower() for word in words)]
+        if not chosen:
+            raise BuildError(f"{wheel.name} carries no licence text; refusing to redistribute its library.")
+        return {f"zentorch-{Path(name).name}": archive.read(name) for name in chosen}
