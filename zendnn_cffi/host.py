@@ -1,0 +1,46 @@
+"""Can the engine run here: operating system, architecture, CPU instructions."""
+
+from __future__ import annotations
+
+import platform
+import struct
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+# ZenDNN and AOCL-BLIS are compiled for Zen 2 and choose their AVX-512 kernels at run time.
+REQUIRED_FLAGS = ("avx2", "fma", "bmi2", "f16c")
+
+
+@lru_cache(maxsize=1)
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's feature flags as Linux names them; empty where they cannot be read."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+@lru_cache(maxsize=1)
+def cpu_name() -> str:
+    """Return the CPU's name, "unknown" where it cannot be read."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or "unknown"
+    line = next((line for line in text.splitlines() if line.startswith("model name")), "")
+    return line.partition(":")[2].strip() or "unknown"
+
+
+def unsuitable_reason() -> str | None:
+    """Return why no engine can run on this machine, None if one can."""
+    system, machine = sys.platform, platform.machine()
+    if system != "linux" or machine not in ("x86_64", "AMD64") or struct.calcsize("P") != 8:
+        return f"the engine is built for 64-bit Linux on x86-64; this is {system} on {machine or 'an unknown machine'}"
+    flags = cpu_flags()
+    missing = [flag for flag in REQUIRED_FLAGS if flag not in flags]
+    if flags and missing:
+        return f"the engine needs a CPU with {', '.join(REQUIRED_FLAGS)}; {cpu_name()} lacks {', '.join(missing)}"
+    return None

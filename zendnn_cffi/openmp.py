@@ -1,0 +1,76 @@
+"""One OpenMP runtime in the process: the libgomp torch ships, the system's where torch is absent.
+
+Two copies of libgomp mean two thread pools fighting for the cores. The engine asks the loader for "libgomp.so.1"; a copy
+already mapped under that name answers. So the right one is mapped before the engine is, whichever of torch and the
+engine comes first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from .errors import LibraryError
+
+SONAME = "libgomp.so.1"
+
+
+def mapped_runtimes() -> list[str]:
+    """Return the file of every OpenMP runtime mapped into this process, GNU, LLVM and Intel."""
+    names = ("libgomp", "libomp", "libiomp5")
+    found: dict[str, None] = {}
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        path = line.split(maxsplit=5)[5] if line.count("/") else ""
+        base = os.path.basename(path)
+        if ".so" in base and base.startswith(names):
+            found[path] = None
+    return list(found)
+
+
+def torch_runtime() -> str | None:
+    """Return the libgomp inside the installed torch, without importing torch; None where it has none."""
+    module = sys.modules.get("torch")
+    origin = getattr(module, "__file__", None)
+    if origin is None:
+        try:
+            spec = importlib.util.find_spec("torch")
+        except (ImportError, ValueError):
+            spec = None
+        origin = spec.origin if spec else None
+    if origin is None:
+        return None
+    package = Path(origin).parent
+    # auditwheel-style builds keep it in torch.libs; torch's own wheels keep it in torch/lib under its plain name
+    return next((str(p) for p in sorted((package / "lib").glob(f"{SONAME}*"))), None)
+
+
+def ensure_runtime() -> str:
+    """Map the one libgomp the engine shall share, and return its path ("libgomp.so.1" where the system's is taken).
+
+    Raises   LibraryError if there is none.
+    """
+    mapped = [path for path in mapped_runtimes() if os.path.basename(path).startswith("libgomp.so")]
+    if mapped:
+        return mapped[0]  # an absolute path to another copy would map a second one
+    for candidate in (torch_runtime(), SONAME):
+        if candidate is None:
+            continue
+        try:
+            ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return candidate
+    raise LibraryError(f"no {SONAME}: the engine needs GNU OpenMP. Install torch, or the system's libgomp1 package.")
+
+
+def thread_count() -> int | None:
+    """Return how many threads the next OpenMP region of the calling thread gets; None before a runtime is mapped."""
+    mapped = [path for path in mapped_runtimes() if os.path.basename(path).startswith("libgomp.so")]
+    return int(ctypes.CDLL(mapped[0]).omp_get_max_threads()) if mapped else None
