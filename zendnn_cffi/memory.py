@@ -1,0 +1,564 @@
+"""Engine, stream, memory descriptors and memory objects.
+
+Source: zendnn.h and zendnn_types.h of ZenDNN 5.1, groups zendnn_api_engine, zendnn_api_stream, zendnn_api_memory.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from zendnn_cffi import checks
+from zendnn_cffi.errors import check
+from zendnn_cffi.handles import NotCopyable, native, new_handle
+
+# C data types by torch dtype: zendnn_data_type_t
+DATA_TYPES: dict[torch.dtype, int] = {
+    torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.int32: 4, torch.int8: 5, torch.uint8: 6, torch.int16: 7,
+    torch.int4: 8, torch.uint4: 9,
+}
+TORCH_TYPES: dict[int, torch.dtype] = {code: dtype for dtype, code in DATA_TYPES.items()}
+_SHORT = {1: "f16", 2: "bf16", 3: "f32", 4: "s32", 5: "s8", 6: "u8", 7: "s16", 8: "s4", 9: "u4", 0: "undef"}
+_BITS = {1: 16, 2: 16, 3: 32, 4: 32, 5: 8, 6: 8, 7: 16, 8: 4, 9: 4, 0: 0}
+_ANY, _BLOCKED, _WINO, _RNN_PACKED = 1, 2, 3, 4  # zendnn_format_kind_t
+_FRIENDLY = {
+    (3, ()): {"ncw": (0, 1, 2), "nwc": (0, 2, 1)},
+    (4, ()): {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1)},
+    (5, ()): {"ncdhw": (0, 1, 2, 3, 4), "ndhwc": (0, 2, 3, 4, 1)},
+}
+_BLOCKED_NAMES = {3: "nCw{}c", 4: "nChw{}c", 5: "nCdhw{}c"}
+
+
+def data_type(dtype: Any, name: str = "dtype") -> int:
+    """Return the C data type of a torch dtype. Raises TypeError for one the library does not have."""
+    code = DATA_TYPES.get(dtype) if isinstance(dtype, torch.dtype) else None
+    if code is None:
+        known = ", ".join(str(d).removeprefix("torch.") for d in DATA_TYPES)
+        raise TypeError(f"{name} must be one of the library's data types ({known}) as a torch.dtype, got {dtype!r}: convert first")
+    return code
+
+
+class Engine(NotCopyable):
+    """The CPU engine. ``Engine.cpu()`` is the shared one; own engines are possible and independent."""
+
+    __slots__ = ("_handle",)
+    _shared: Engine | None = None
+    _lock = threading.Lock()
+
+    def __init__(self, kind: str = "cpu", index: int = 0) -> None:
+        """Raises ValueError unless kind is "cpu" and index 0: the library has no other engine."""
+        if kind != "cpu" or index != 0:
+            raise ValueError(f"the library has one engine, kind 'cpu' index 0, got kind {kind!r} index {index!r}")
+        lib = native().lib
+        self._handle = new_handle(lib.zendnn_engine_create, lib.zendnn_engine_destroy, "zendnn_engine_t", "creating the CPU engine", 1, 0)
+
+    @classmethod
+    def cpu(cls) -> Engine:
+        """Return the shared CPU engine, creating it on the first call (and again if it was closed)."""
+        engine = cls._shared
+        if engine is not None and engine._handle is not None:
+            return engine
+        with cls._lock:
+            if cls._shared is None or cls._shared._handle is None:
+                cls._shared = cls()
+            return cls._shared
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            raise ValueError("the engine is closed: create a new Engine, or use Engine.cpu()")
+        return self._handle
+
+    def close(self) -> None:
+        """Give up the handle; whatever was made with it keeps working. Closing twice is allowed."""
+        self._handle = None
+
+    def __repr__(self) -> str:
+        return f"Engine(cpu{', closed' if self._handle is None else ''})"
+
+
+class Stream(NotCopyable):
+    """An in-order stream: ``execute`` returns when the work is done."""
+
+    __slots__ = ("_handle", "_engine_handle", "engine")
+
+    def __init__(self, engine: Engine | None = None) -> None:
+        if engine is not None and not isinstance(engine, Engine):
+            raise TypeError(f"engine must be an Engine, got {type(engine).__name__}")
+        self.engine = engine or Engine.cpu()
+        self._engine_handle = self.engine.handle
+        lib = native().lib
+        self._handle = new_handle(lib.zendnn_stream_create, lib.zendnn_stream_destroy, "zendnn_stream_t", "creating a stream",
+                                  self._engine_handle, 1)
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            raise ValueError("the stream is closed: create a new Stream, or leave it out for the thread's default one")
+        return self._handle
+
+    def wait(self) -> None:
+        """Return when all work given to the stream is done (with an in-order CPU stream it is already)."""
+        check(native().lib.zendnn_stream_wait(self.handle), "waiting for a stream")
+
+    def close(self) -> None:
+        """Give up the handle. Closing twice is allowed."""
+        self._handle = None
+
+    def __repr__(self) -> str:
+        return f"Stream(cpu{', closed' if self._handle is None else ''})"
+
+
+_thread = threading.local()
+
+
+def default_stream() -> Stream:
+    """Return the calling thread's stream on the shared engine."""
+    stream: Stream | None = getattr(_thread, "stream", None)
+    if stream is None or stream._handle is None:
+        stream = _thread.stream = Stream()
+    return stream
+
+
+class MemoryDesc:
+    """Logical dimensions, data type and physical layout of a tensor: an immutable ``zendnn_memory_desc_t``.
+
+    dims     one int per dimension, 1 to 12 of them, zero allowed
+    dtype    torch.dtype; torch.int4 and torch.uint4 stand for s4 and u4
+    tag      a layout name of the library: "nhwc", "nchw", "nChw16c", "acdb", "aBcd16b", ... or "any" to let a primitive choose
+    strides  in elements, instead of a tag; with neither, dense row-major
+    Raises TypeError, ValueError; ZenDNNError where the library refuses the combination.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "_key", "_size", "dims", "dtype", "ptr")
+
+    def __init__(self, dims: Sequence[int], dtype: torch.dtype, tag: str | None = None, strides: Sequence[int] | None = None) -> None:
+        n = native()
+        code = data_type(dtype)
+        dims = _checked_dims(dims, _BITS[code])
+        rank = len(dims)
+        ptr = n.ffi.new("zendnn_memory_desc_t *")
+        if tag is not None and strides is not None:
+            raise ValueError("give a tag or strides, not both")
+        if tag is not None:
+            status = n.lib.zendnn_memory_desc_init_by_tag(ptr, rank, pad(dims), code, tag_value(tag), False, False)
+            if status:
+                check(status, f"describing {_SHORT[code]}{list(dims)} with tag {tag!r} (does the tag have {rank} dimensions?)")
+        else:
+            steps = dense_strides(dims) if strides is None else _checked_strides(strides, dims)
+            status = n.lib.zendnn_memory_desc_init_by_strides(ptr, rank, pad(dims), code, pad(steps), False, False)
+            if status:
+                check(status, f"describing {_SHORT[code]}{list(dims)} with strides {steps} (two elements may share an address)")
+        self._adopt(ptr, dims, dtype)
+
+    def _adopt(self, ptr: Any, dims: tuple[int, ...], dtype: torch.dtype | None) -> None:
+        self.ptr = ptr
+        self.dims = dims
+        self.dtype = dtype
+        self._key: bytes | None = None
+        self._hash: int | None = None
+        self._size: int | None = None
+
+    @classmethod
+    def wrap(cls, ptr: Any) -> MemoryDesc | None:
+        """Return a copy of a descriptor held by C, or None for NULL and for an empty one."""
+        n = native()
+        if ptr == n.null or ptr.ndims == 0:
+            return None
+        copy = n.ffi.new("zendnn_memory_desc_t *")
+        copy[0] = ptr[0]
+        return cls._own(copy)
+
+    @classmethod
+    def _own(cls, ptr: Any) -> MemoryDesc:
+        """Return a MemoryDesc around a struct nobody else holds."""
+        desc = cls.__new__(cls)
+        desc._adopt(ptr, tuple(ptr.dims[0 : ptr.ndims]), TORCH_TYPES.get(ptr.data_type))
+        return desc
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor | np.ndarray) -> MemoryDesc:
+        """Return the descriptor of a tensor as it lies in memory (shape, dtype, strides); remembered for repeated layouts."""
+        if isinstance(tensor, np.ndarray):
+            return cls(tensor.shape, _numpy_dtype(tensor), strides=_numpy_strides(tensor))
+        checks.check_tensor(tensor, "tensor")
+        key = (tensor.dtype, tuple(tensor.shape), tensor.stride())
+        desc = _by_layout.get(key)
+        if desc is None:
+            shape, strides = (key[1], key[2]) if tensor.dim() else ((1,), (1,))
+            desc = cls(shape, tensor.dtype, strides=strides)
+            if len(_by_layout) >= 4096:
+                _by_layout.clear()
+            _by_layout[key] = desc
+        return desc
+
+    # ---- what it says
+
+    @property
+    def ndim(self) -> int:
+        return len(self.dims)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the layout is left open, for a primitive descriptor to choose."""
+        return self.ptr.format_kind == _ANY
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether strides alone say where each element is: no inner blocks, nothing packed."""
+        return self.ptr.format_kind == _BLOCKED and self.ptr.format_desc.blocking.inner_nblks == 0
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """Strides in elements, or None unless ``is_plain``."""
+        return self.outer_strides if self.is_plain else None
+
+    @property
+    def outer_strides(self) -> tuple[int, ...] | None:
+        """Strides in elements between blocks (of elements where there are no inner blocks); None for any and packed layouts."""
+        if self.ptr.format_kind != _BLOCKED:
+            return None
+        return tuple(self.ptr.format_desc.blocking.strides[0 : self.ndim])
+
+    @property
+    def inner_blocks(self) -> tuple[tuple[int, int], ...]:
+        """Inner blocks as (axis, size), outermost first; empty unless blocked."""
+        if self.ptr.format_kind != _BLOCKED:
+            return ()
+        blocking = self.ptr.format_desc.blocking
+        return tuple((blocking.inner_idxs[i], blocking.inner_blks[i]) for i in range(blocking.inner_nblks))
+
+    @property
+    def padded_dims(self) -> tuple[int, ...]:
+        return tuple(self.ptr.padded_dims[0 : self.ndim])
+
+    @property
+    def offset0(self) -> int:
+        """Elements between the data pointer and the first element."""
+        return int(self.ptr.offset0)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether no element position lies unused between the first and the last (padding of blocks counts as used)."""
+        if self.ptr.format_kind != _BLOCKED:
+            return not self.is_any
+        return self.size_bytes * 8 - self.offset0 * _BITS[self.ptr.data_type] <= math.prod(self.padded_dims) * _BITS[self.ptr.data_type] + 7 \
+            + self.ptr.extra.flags * 2**40
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes a buffer must have from the data pointer on, offset0 included; 0 for "any"."""
+        if self._size is None:
+            n = native()
+            offset = self.offset0
+            if offset:  # the library answers 0 for a descriptor with an offset
+                base, offset_bytes = self.rebased()
+                self._size = base.size_bytes + offset_bytes
+            else:
+                self._size = int(n.lib.zendnn_memory_desc_get_size(self.ptr))
+        return self._size
+
+    @property
+    def format(self) -> str:
+        """A short layout name: "nhwc", "nChw16c", "any", "wino", or the dimensions in stride order like "acdb"."""
+        kind = self.ptr.format_kind
+        if kind != _BLOCKED:
+            return {_ANY: "any", _WINO: "wino", _RNN_PACKED: "rnn_packed"}.get(kind, "undef")
+        blocks, strides = self.inner_blocks, self.outer_strides or ()
+        if self.ndim in _BLOCKED_NAMES and len(blocks) == 1 and blocks[0][0] == 1 and list(strides) == sorted(strides, reverse=True):
+            return _BLOCKED_NAMES[self.ndim].format(blocks[0][1])
+        if not blocks:
+            for name, order in _FRIENDLY.get((self.ndim, ()), {}).items():
+                if strides == dense_strides(self.dims, order):
+                    return name
+        order = tuple(sorted(range(self.ndim), key=lambda i: (-strides[i], i)))
+        if not blocks:
+            for name, known in _FRIENDLY.get((self.ndim, ()), {}).items():
+                if order == known:
+                    return name
+        blocked = {axis for axis, _ in blocks}
+        outer = "".join(chr(ord("A" if i in blocked else "a") + i) for i in order)
+        return outer + "".join(f"{size}{chr(ord('a') + axis)}" for axis, size in blocks)
+
+    # ---- views
+
+    def submemory(self, dims: Sequence[int], offsets: Sequence[int]) -> MemoryDesc:
+        """Return the descriptor of a box inside this one. In blocked layouts offsets must be multiples of the block."""
+        dims = checks.as_dims(dims, "dims", rank=self.ndim)
+        offsets = checks.as_dims(offsets, "offsets", rank=self.ndim)
+        for axis, (size, offset, whole) in enumerate(zip(dims, offsets, self.dims)):
+            if size + offset > whole:
+                raise ValueError(f"dims[{axis}] + offsets[{axis}] is {size + offset}, past this descriptor's {whole}")
+        n = native()
+        ptr = n.ffi.new("zendnn_memory_desc_t *")
+        check(n.lib.zendnn_memory_desc_init_submemory(ptr, self.ptr, pad(dims), pad(offsets)),
+              f"taking {list(dims)} at {list(offsets)} of {self} (offsets must be multiples of the block)")
+        return self._own(ptr)
+
+    def rebased(self) -> tuple[MemoryDesc, int]:
+        """Return this descriptor with offset0 moved into the pointer, and the bytes to add to the data pointer."""
+        n = native()
+        ptr = n.ffi.new("zendnn_memory_desc_t *")
+        ptr[0] = self.ptr[0]
+        ptr.offset0 = 0
+        return self._own(ptr), self.offset0 * _BITS[self.ptr.data_type] // 8
+
+    def reshape(self, dims: Sequence[int]) -> MemoryDesc:
+        """Return this memory seen with other dims, same elements in the same order. Raises ZenDNNError where the layout forbids it."""
+        dims = _checked_dims(dims, _BITS[self.ptr.data_type])
+        if math.prod(dims) != math.prod(self.dims):
+            raise ValueError(f"dims {list(dims)} have {math.prod(dims)} elements, this descriptor has {math.prod(self.dims)}")
+        n = native()
+        ptr = n.ffi.new("zendnn_memory_desc_t *")
+        check(n.lib.zendnn_memory_desc_reshape(ptr, self.ptr, len(dims), pad(dims)), f"reshaping {self} to {list(dims)}")
+        return self._own(ptr)
+
+    def permute(self, axes: Sequence[int]) -> MemoryDesc:
+        """Return this memory with dimensions reordered as ``torch.permute(axes)`` does."""
+        axes = checks.as_dims(axes, "axes", rank=self.ndim)
+        if sorted(axes) != list(range(self.ndim)):
+            raise ValueError(f"axes must be a permutation of 0..{self.ndim - 1}, got {axes}")
+        inverse = [axes.index(i) for i in range(self.ndim)]  # C wants where each old axis goes
+        n = native()
+        ptr = n.ffi.new("zendnn_memory_desc_t *")
+        check(n.lib.zendnn_memory_desc_permute_axes(ptr, self.ptr, inverse), f"permuting {self} by {axes}")
+        return self._own(ptr)
+
+    def with_dtype(self, dtype: torch.dtype) -> MemoryDesc:
+        """Return the same layout with another data type of the same layout rules."""
+        n = native()
+        ptr = n.ffi.new("zendnn_memory_desc_t *")
+        ptr[0] = self.ptr[0]
+        ptr.data_type = data_type(dtype)
+        return self._own(ptr)
+
+    # ---- comparing
+
+    @property
+    def key(self) -> bytes:
+        """The descriptor's bytes: equal keys mean equal descriptors."""
+        if self._key is None:
+            self._key = bytes(native().ffi.buffer(self.ptr))
+        return self._key
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, MemoryDesc):
+            return NotImplemented
+        if self.dims != other.dims or self.dtype != other.dtype:
+            return False
+        return self.key == other.key or bool(native().lib.zendnn_memory_desc_equal(self.ptr, other.ptr))
+
+    def __hash__(self) -> int:
+        if self._hash is None:  # only fields that equality compares
+            self._hash = hash((self.dims, self.dtype, int(self.ptr.format_kind), self.offset0))
+        return self._hash
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MemoryDesc:
+        return self
+
+    def __copy__(self) -> MemoryDesc:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("MemoryDesc holds a C struct and is not pickled: keep its dims, dtype and tag or strides instead")
+
+    def __repr__(self) -> str:
+        offset = f", offset0={self.offset0}" if self.offset0 else ""
+        return f"MemoryDesc({_SHORT.get(self.ptr.data_type, '?')}{list(self.dims)}, {self.format}{offset})"
+
+
+_by_layout: dict[Any, MemoryDesc] = {}
+
+
+class Memory(NotCopyable):
+    """A descriptor with the buffer behind it: owns a ``zendnn_memory_t`` and keeps the buffer's owner alive.
+
+    desc    MemoryDesc, not "any"
+    data    torch.Tensor or np.ndarray with at least desc.size_bytes bytes behind its first element, of desc.dtype or of bytes
+            (uint8, int8); an int address, for which the caller answers; or None, to be bound later with ``rebind``
+    Raises TypeError, ValueError before any C call.
+    Creating or rebinding a Memory in a blocked layout zeroes the padding of the blocks.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_engine_handle", "_handle", "_owner", "_pins", "desc")
+
+    def __init__(self, desc: MemoryDesc, data: torch.Tensor | np.ndarray | int | None = None, engine: Engine | None = None) -> None:
+        if not isinstance(desc, MemoryDesc):
+            raise TypeError(f"desc must be a MemoryDesc, got {type(desc).__name__}")
+        if desc.is_any:
+            raise ValueError("desc leaves the layout open ('any'): query the layout from a PrimitiveDesc first")
+        n = native()
+        self.desc = desc
+        self._pins = 0
+        self._address, self._owner = _bind(desc, data)
+        self._engine_handle = (engine or Engine.cpu()).handle
+        slot = n.ffi.new("zendnn_memory_t *")
+        status = n.lib.zendnn_memory_create(slot, desc.ptr, self._engine_handle, n.ffi.cast("void *", self._address))
+        if status:
+            check(status, f"creating a memory for {desc}")
+        self._handle: Any = n.ffi.gc(slot[0], n.lib.zendnn_memory_destroy)
+
+    @property
+    def handle(self) -> Any:
+        """The ``zendnn_memory_t``. Raises ValueError once closed."""
+        if self._handle is None:
+            raise ValueError(f"the memory of {self.desc} is closed: create a new Memory")
+        return self._handle
+
+    @property
+    def data_ptr(self) -> int:
+        """Address of the buffer, 0 while unbound."""
+        return self._address
+
+    @property
+    def owner(self) -> torch.Tensor | np.ndarray | None:
+        """The tensor or array kept alive, if one was given."""
+        return self._owner
+
+    def rebind(self, data: torch.Tensor | np.ndarray | int | None) -> None:
+        """Point at another buffer of the same descriptor; the handle stays. Refused while an execution is using this memory."""
+        n = native()
+        handle = self.handle
+        address, owner = _bind(self.desc, data)
+        with _pin_lock:
+            if self._pins:
+                raise ValueError(f"the memory of {self.desc} is in use by an execution in another thread: give each thread its own")
+            check(n.lib.zendnn_memory_set_data_handle(handle, n.ffi.cast("void *", address)), f"rebinding the memory of {self.desc}")
+            self._address, self._owner = address, owner
+
+    def close(self) -> None:
+        """Give up handle and buffer; an execution already running keeps them until it returns. Closing twice is allowed."""
+        self._handle = None
+        self._owner = None
+        self._address = 0
+
+    def is_current(self) -> bool:
+        """Whether the buffer still lies where it was bound (a tensor's storage can be resized or swapped behind our back)."""
+        owner = self._owner
+        if owner is None:
+            return True
+        if isinstance(owner, np.ndarray):
+            return bool(owner.__array_interface__["data"][0] == self._address)
+        return owner.data_ptr() == self._address and checks.storage_bytes(owner) >= self.desc.size_bytes
+
+    def __repr__(self) -> str:
+        state = "closed" if self._handle is None else f"{self._address:#x}"
+        return f"Memory({self.desc!r}, {state})"
+
+
+_pin_lock = threading.Lock()
+
+
+def pin(memories: Sequence[Memory], step: int) -> None:
+    """Count an execution in (step 1) or out (step -1) on each memory."""
+    with _pin_lock:
+        for memory in memories:
+            memory._pins += step
+
+
+def _bind(desc: MemoryDesc, data: Any) -> tuple[int, Any]:
+    """Return (address, what to keep alive) after checking that the buffer is large enough."""
+    if data is None:
+        return 0, None
+    if isinstance(data, torch.Tensor):
+        checks.check_tensor(data, "tensor")
+        address, have, dtype = checks.data_pointer(data, "tensor"), checks.storage_bytes(data), data.dtype
+    elif isinstance(data, np.ndarray):
+        _numpy_strides(data)
+        dtype = _numpy_dtype(data)
+        address = data.__array_interface__["data"][0]
+        have = sum((n - 1) * s for n, s in zip(data.shape, data.strides)) + data.itemsize if data.size else 0
+    elif isinstance(data, int) and not isinstance(data, bool):
+        if not 0 < data < 2**64:
+            raise ValueError(f"the address must be a positive 64-bit number, got {data} (None leaves the memory unbound)")
+        return data, None
+    else:
+        raise TypeError(f"data must be a torch.Tensor, np.ndarray, an address or None, got {type(data).__name__}")
+    if dtype != desc.dtype and dtype not in (torch.uint8, torch.int8):
+        raise TypeError(f"tensor has dtype {dtype}, the descriptor says {desc.dtype}: convert it, or pass its bytes as uint8")
+    if have < desc.size_bytes:
+        raise ValueError(f"tensor has {have} bytes behind its first element, {desc} needs {desc.size_bytes}")
+    return address, data
+
+
+def _numpy_dtype(array: np.ndarray) -> torch.dtype:
+    if not array.dtype.isnative:
+        raise TypeError(f"the array has byte order {array.dtype.str!r}: pass array.astype(array.dtype.newbyteorder('='))")
+    dtype = _NUMPY_TYPES.get(array.dtype.name)
+    if dtype is None:
+        raise TypeError(f"the array has dtype {array.dtype}: the library has {', '.join(_NUMPY_TYPES)}; convert with astype")
+    return dtype
+
+
+def _numpy_strides(array: np.ndarray) -> tuple[int, ...]:
+    if any(s < 0 for s in array.strides):
+        raise ValueError("the array has negative strides: pass np.ascontiguousarray(array)")
+    if any(s % array.itemsize for s in array.strides):
+        raise ValueError("the array's strides are not multiples of its element size: pass np.ascontiguousarray(array)")
+    if not array.flags.aligned:
+        raise ValueError("the array is not aligned to its element size: pass array.copy()")
+    return tuple(s // array.itemsize for s in array.strides)
+
+
+_NUMPY_TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8,
+                "uint8": torch.uint8}
+
+
+def pad(values: Sequence[int]) -> list[int]:
+    """Return a zendnn_dims_t initialiser: twelve numbers."""
+    return [*values, *_ZEROS[len(values) :]]
+
+
+_ZEROS = (0,) * checks.MAX_RANK
+
+
+def dense_strides(dims: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Return strides of a dense tensor whose dimensions lie outermost first in ``order`` (row-major when None)."""
+    strides = [1] * len(dims)
+    step = 1
+    for axis in reversed(order if order is not None else range(len(dims))):
+        strides[axis] = step
+        step *= max(dims[axis], 1)
+    return tuple(strides)
+
+
+def tag_value(tag: str) -> int:
+    """Return the number of a layout name. Raises ValueError for a name the library does not have."""
+    if not isinstance(tag, str):
+        raise TypeError(f"tag must be a layout name such as 'nhwc', got {tag!r}")
+    if not _tags:
+        for name, value in native().ffi.typeof("zendnn_format_tag_t").relements.items():
+            _tags[name.removeprefix("zendnn_")] = value
+        for name in ("format_tag_undef", "format_tag_last"):
+            _tags.pop(name, None)
+        _tags["any"] = _tags["format_tag_any"]
+    value = _tags.get(tag)
+    if value is None:
+        raise ValueError(f"{tag!r} is not a layout name of the library (examples: 'nchw', 'nhwc', 'nChw16c', 'ab', 'any')")
+    return value
+
+
+_tags: dict[str, int] = {}
+
+
+def _checked_dims(dims: Any, bits: int) -> tuple[int, ...]:
+    checked = checks.as_dims(dims, "dims")
+    if not 1 <= len(checked) <= checks.MAX_RANK:
+        raise ValueError(f"dims must have 1 to {checks.MAX_RANK} dimensions, got {len(checked)}")
+    if math.prod(max(d, 1) for d in checked) * bits >= 2**61:
+        raise ValueError(f"dims {list(checked)} describe more memory than a process can have")
+    return checked
+
+
+def _checked_strides(strides: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
+    checked = checks.as_dims(strides, "strides", rank=len(dims))
+    if sum((max(n, 1) - 1) * s for n, s in zip(dims, checked)) >= 2**58:
+        raise ValueError(f"strides {checked} reach further than a process's memory")
+    return checked
