@@ -1,0 +1,71 @@
+# Everything a fresh clone needs is Python 3.10+ with venv, and this file: the package, PyTorch and the tools go into
+# $(VENV), nothing outside it is touched. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0 torchvision==0.28.0
+ARGS   ?=
+
+BIN     := $(VENV)/bin
+SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -path '*/__pycache__/*' \
+             -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv install demo test zoo bench notebook lint format clean distclean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) TORCH='$(TORCH)' ARGS='arguments of the program run'"
+
+demo: install  ## train, optimize and compare: digits, then ResNet-50 on a photograph
+	$(BIN)/python demo/run.py $(ARGS)
+
+test: install  ## all tests, on the installed package
+	$(BIN)/pytest $(ARGS)
+
+zoo: install  ## every torchvision classification model: right answers, and the share that ZenDNN ran
+	$(BIN)/python tests/zoo/sweep.py $(ARGS)
+
+bench: install  ## side by side with Inductor, zentorch, ONNX Runtime and OpenVINO (hours; see ARGS=--help)
+	$(BIN)/python benchmarks/compare.py $(ARGS)
+
+notebook: install  ## open the quick-start notebook
+	$(BIN)/python -m pip install -q notebook
+	$(BIN)/jupyter notebook notebooks/quickstart.ipynb
+
+lint: $(VENV)/.tools  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy benchmarks demo tests/zoo conftest.py
+
+format: $(VENV)/.tools  ## put the code into ruff's form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(VENV)/.torch
+
+install: $(VENV)/.package  ## make $(VENV) with PyTorch and this package in it
+
+$(VENV)/.torch:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	@touch $@
+
+# Installed, not linked: what the tests see is what a user gets. PyTorch is named again so that pip keeps this one.
+$(VENV)/.package: $(VENV)/.torch pyproject.toml $(SOURCES)
+	$(BIN)/python -m pip install --quiet $(TORCH) ".[test,bench]"
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.package
+	$(BIN)/python -m pip install --quiet ruff mypy
+	@touch $@
+
+clean:  ## remove what builds, tests, demo and benchmarks wrote
+	rm -rf build dist _skbuild *.egg-info demo/out benchmarks/out benchmarks/.cache
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -not -path './benchmarks/.venvs/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## the same, and the virtual environments
+	rm -rf $(VENV) benchmarks/.venvs

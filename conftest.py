@@ -1,0 +1,63 @@
+"""Settings of all tests: the checkout is importable after what is installed, and a skip is a failure.
+
+On a machine where the library is expected (Linux, x86-64 with AVX2) a test that skips itself has tested nothing, so
+it fails. `@pytest.mark.may_skip("why")` allows a skip for a stated reason; ZENDNN_CFFI_TEST_MAY_SKIP=1 allows all.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent
+
+# Last, so that an installed zendnn_cffi wins over the source tree; tests also import `demo` and `benchmarks`.
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+
+def library_expected() -> bool:
+    """Return whether this machine is one that the engine library runs on."""
+    if os.environ.get("ZENDNN_CFFI_TEST_MAY_SKIP") == "1":
+        return False
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return False
+    return "avx2" in Path("/proc/cpuinfo").read_text().split()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "may_skip(reason): this test may skip itself even where the library is expected")
+
+
+def pytest_report_header() -> str:
+    import zendnn_cffi
+
+    return f"zendnn_cffi: {Path(zendnn_cffi.__file__).parent}, skips {'fail' if library_expected() else 'are allowed'}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    is_xfail = hasattr(report, "wasxfail")
+    if report.skipped and not is_xfail and library_expected() and item.get_closest_marker("may_skip") is None:
+        report.outcome = "failed"
+        report.longrepr = f"skipped where the library is expected: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.outcome == "skipped" and library_expected():  # pytest.skip or importorskip while a module is imported
+        report.outcome = "failed"
+        report.longrepr = f"module skipped where the library is expected: {report.longrepr}"
+    return report
