@@ -128,10 +128,15 @@ class PrimitiveDesc(NotCopyable):
         check(n.lib.zendnn_primitive_desc_iterator_create(slot, self.op.ptr, self.attr.handle, self.engine.handle, n.null),
               f"listing the implementations of {self.op}")
         iterator = n.ffi.gc(slot[0], n.lib.zendnn_primitive_desc_iterator_destroy)
+        first = None
         while True:
             pd = PrimitiveDesc.__new__(PrimitiveDesc)
             pd._start(self.op, self.attr, self.engine)
             pd._adopt(n.lib.zendnn_primitive_desc_iterator_fetch(iterator))
+            identity = (pd.implementation, pd.src_desc, pd.weights_desc, pd.dst_desc)
+            if identity == first:
+                return  # once one of these primitives exists, the library lists all implementations a second time
+            first = first or identity
             if everything or pd.known_problem is None:
                 yield pd
             status = n.lib.zendnn_primitive_desc_iterator_next(iterator)
