@@ -1,0 +1,1 @@
+"""What can be computed before the first call, or not at all."""

@@ -1,0 +1,120 @@
+"""Questions about nodes and small edits that every pass shares."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes import ops
+
+
+def get_attribute(root: nn.Module, qualified_name: str) -> Any:
+    """Return root.a.b.c for "a.b.c"."""
+    return operator.attrgetter(qualified_name)(root)
+
+
+def is_call(node: Any, *targets: Callable[..., Any]) -> bool:
+    """Whether node is a call of one of these functions."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def is_vocabulary(node: Any) -> bool:
+    """Whether node is in the one spelling of an operation that the passes know."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in ops.VOCABULARY
+
+
+def is_constant(node: Any) -> bool:
+    """Whether the value of node can be computed once: parameters, and vocabulary over nothing else.
+
+    Numbers, None and such are constant too. A get_attr is constant if normalize found nobody who writes to it.
+    """
+    if not isinstance(node, fx.Node):
+        return not isinstance(node, list | tuple | dict | slice) or not _nodes_in(node)
+    if node.op == "get_attr":
+        return bool(node.meta.get("constant"))
+    return is_vocabulary(node) and bool(node.all_input_nodes) and all(map(is_constant, node.all_input_nodes))
+
+
+def _nodes_in(argument: Any) -> list[fx.Node]:
+    """The nodes inside a nested argument."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(argument, found.append)
+    return found
+
+
+def reads(node: fx.Node, source: fx.Node) -> int:
+    """How often node reads source: 2 in add(x, x), where source.users counts 1."""
+    return _nodes_in((node.args, node.kwargs)).count(source)
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """Return the node that reads this one, once, if nobody else does; else None."""
+    if len(node.users) != 1:
+        return None
+    user = next(iter(node.users))
+    return user if reads(user, node) == 1 else None
+
+
+def replace(node: fx.Node, value: Any) -> None:
+    """Let every reader of node read value instead, and erase node."""
+    node.replace_all_uses_with(value)
+    node.graph.erase_node(node)
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """Return an argument of a call, given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+_PURE = {
+    getattr,
+    operator.getitem,
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.floordiv,
+    operator.eq,
+    operator.ne,
+}
+
+
+def remove_dead(graph: fx.Graph) -> bool:
+    """Erase nodes nobody reads, if they are known to do nothing else. Return whether any was.
+
+    torch.fx's own dead code elimination would also erase x.add_(1) when only x is read afterwards.
+    """
+    changed = False
+    for node in reversed(graph.nodes):
+        pure = node.op == "get_attr" or (node.op == "call_function" and (is_vocabulary(node) or node.target in _PURE))
+        if pure and not node.users:
+            graph.erase_node(node)
+            changed = True
+    return changed
+
+
+def finish(gm: fx.GraphModule) -> fx.GraphModule:
+    """End of a pass: dead code out, checked, compiled."""
+    remove_dead(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def move_after(node: fx.Node, operands: Iterable[Any]) -> None:
+    """Move node behind the last of its operands, if one of them comes later in the graph."""
+    order = {n: i for i, n in enumerate(node.graph.nodes)}
+    last = max((n for n in operands if isinstance(n, fx.Node)), key=order.__getitem__, default=None)
+    if last is not None and order[last] > order[node]:
+        last.append(node)
+
+
+def tensor_of(gm: nn.Module, node: Any) -> torch.Tensor | None:
+    """Return the tensor a get_attr node stands for, else None."""
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    value = get_attribute(gm, node.target)
+    return value if isinstance(value, torch.Tensor) else None

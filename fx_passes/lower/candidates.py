@@ -1,0 +1,110 @@
+"""What lowering a node yields: an operation with candidates, each one way to compute it.
+
+A candidate states the layout it wants for every operand and the layout it leaves; its calls name where each argument
+comes from, not yet where that lies. Layout assignment picks one candidate per operation, the plan gives it memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.lower.specs import TensorSpec
+from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitive import PrimitiveDesc
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The operation's operand number `index`, seen through desc (None: as the candidate's layout has it)."""
+
+    index: int
+    desc: MemoryDesc | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """The operation's result, seen through desc."""
+
+    desc: MemoryDesc | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A constant tensor in the layout desc, prepacked once. `key` names the constant for sharing between signatures."""
+
+    key: str
+    plain: torch.Tensor
+    desc: MemoryDesc
+
+
+@dataclass(frozen=True)
+class Scratchpad:
+    """Temporary memory of one call."""
+
+    desc: MemoryDesc
+
+
+Argument = Operand | Result | Weights | Scratchpad
+
+
+@dataclass(frozen=True)
+class PrimitiveTemplate:
+    """One primitive execution: its descriptor and where every argument comes from."""
+
+    pd: PrimitiveDesc
+    args: dict[int, Argument]
+    kind: str
+
+
+@dataclass(frozen=True)
+class TorchTemplate:
+    """One plain PyTorch computation over the operands, in their eager strides."""
+
+    function: Callable[..., torch.Tensor]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute an operation.
+
+    implementation  what explain shows
+    srcs            the layout wanted of each operand
+    dst             the layout of the result
+    calls           what runs; empty for a view, where the result is operand 0's memory seen through dst
+    overwrites      operand whose memory becomes the result's (residual sums); None: the result has its own
+    may_overwrite   operand whose memory the result may take over where nothing reads it later
+    cost_ns         measured or estimated time
+    """
+
+    implementation: str
+    srcs: tuple[MemoryDesc, ...]
+    dst: MemoryDesc
+    calls: tuple[PrimitiveTemplate | TorchTemplate, ...]
+    overwrites: int | None = None
+    may_overwrite: int | None = None
+    cost_ns: float = 0.0
+
+    @property
+    def is_view(self) -> bool:
+        return not self.calls
+
+
+@dataclass(eq=False)
+class Operation:
+    """A node of the region that computes a tensor at run time, with every way found to compute it."""
+
+    node: fx.Node
+    name: str
+    kind: str
+    operands: tuple[fx.Node, ...]
+    spec: TensorSpec
+    candidates: list[Candidate] = field(default_factory=list)
+    flops: int = 0
+    fallback_reason: str = ""
+    details: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,142 @@
+"""What the lowering rules of one region under one signature share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.lower.layouts import strided
+from fx_passes.lower.post_ops import BinaryPostOp, PostOp, translate
+from fx_passes.lower.specs import RegionValues, TensorSpec
+from zendnn_cffi.errors import ZenDNNError
+from zendnn_cffi.primitive import PrimitiveDesc
+
+PRIMITIVE_DTYPES = (torch.float32, torch.bfloat16)
+
+# Implementations never used where another one exists. "zendnn" ignores parameters of some post-ops and aborts on some
+# convolutions; "ref" is a plain loop nest, for checking.
+_NEVER = ("zendnn",)
+_LAST_RESORT = ("ref",)
+
+
+class NotLowered(Exception):
+    """No primitive takes this node: it runs as plain PyTorch. The text says why, for explain."""
+
+
+class SplitPostOps(Exception):
+    """The node's post-ops from index `keep` on cannot be absorbed: they become operations of their own."""
+
+    def __init__(self, keep: int) -> None:
+        super().__init__(keep)
+        self.keep = keep
+
+
+@dataclass
+class LoweringContext:
+    """Facts and choices that hold for the whole region.
+
+    compute_dtype   dtype of activations and weights inside; None keeps each node's own
+    overwritable    (reader, operand) -> whether reader is the last to read operand's memory and may write there
+    allow_winograd  whether Winograd convolutions are candidates
+    """
+
+    values: RegionValues
+    compute_dtype: torch.dtype | None
+    overwritable: Callable[[fx.Node, fx.Node], bool]
+    allow_winograd: bool = True
+
+    def dtype(self, spec: TensorSpec) -> torch.dtype:
+        """The dtype a value of this spec has inside the region; NotLowered where no primitive computes in it."""
+        dtype = spec.dtype
+        if dtype == torch.float32 and self.compute_dtype is not None:
+            dtype = self.compute_dtype
+        if dtype not in PRIMITIVE_DTYPES:
+            raise NotLowered(f"dtype {str(dtype).removeprefix('torch.')}: primitives compute in float32 and bfloat16")
+        return dtype
+
+    def tensor(self, node: Any, what: str) -> TensorSpec:
+        """The spec of a run-time operand; NotLowered where it is not one."""
+        if not isinstance(node, fx.Node) or node not in self.values.specs:
+            raise NotLowered(f"{what} is not a tensor computed at run time")
+        spec = self.values.specs[node]
+        if spec.numel == 0:
+            raise NotLowered(f"{what} is empty")
+        return spec
+
+    def constant(self, value: Any, what: str, dtypes: Sequence[torch.dtype] = PRIMITIVE_DTYPES) -> torch.Tensor:
+        """The tensor a parameter stands for; NotLowered where it is computed at run time."""
+        if not isinstance(value, torch.Tensor):
+            raise NotLowered(f"{what} is not a constant")
+        if value.dtype not in dtypes:
+            raise NotLowered(f"{what} has dtype {str(value.dtype).removeprefix('torch.')}")
+        return value
+
+    def post_ops(self, entries: Sequence[tuple[Any, ...]], base: TensorSpec) -> list[PostOp]:
+        """Translate vocabulary post-ops; SplitPostOps at the first that cannot be absorbed."""
+        translated = []
+        for index, entry in enumerate(entries):
+            post_op = translate(entry, base, self.values)
+            if post_op is None:
+                raise SplitPostOps(index)
+            translated.append(post_op)
+        return translated
+
+
+def run_time_operands(first: Sequence[fx.Node], post_ops: Sequence[PostOp]) -> tuple[fx.Node, ...]:
+    """Operands of a fused node: its own, then those of binary post-ops, in order."""
+    return (*first, *(p.node for p in post_ops if isinstance(p, BinaryPostOp) and p.constant is None))
+
+
+def residual_to_overwrite(
+    node: fx.Node, src: fx.Node, post_ops: Sequence[PostOp], context: LoweringContext
+) -> fx.Node | None:
+    """The residual whose memory the result may take over: added in full, read by nobody later, and not the input too."""
+    additions = [
+        p for p in post_ops if isinstance(p, BinaryPostOp) and p.full and p.constant is None and p.kind == "add"
+    ]
+    for addition in additions[:1]:
+        if addition.node is not src and context.overwritable(node, addition.node):
+            return addition.node
+    return None
+
+
+def usable_implementations(create: Callable[[], PrimitiveDesc]) -> list[PrimitiveDesc]:
+    """Return the implementations worth trying, best first by the library's own order; reference ones only when alone."""
+    try:
+        found = [pd for pd in create().implementations() if not pd.implementation.startswith(_NEVER)]
+    except ZenDNNError:
+        return []
+    return [pd for pd in found if not pd.implementation.startswith(_LAST_RESORT)] or found[:1]
+
+
+def torch_operation(node: fx.Node, context: LoweringContext, reason: str) -> Operation:
+    """The node as one plain PyTorch call on operands in their eager strides and dtypes."""
+    values = context.values
+    spec = values.specs[node]
+    operands = tuple(n for n in node.all_input_nodes if n in values.specs)
+    args, kwargs = values.concrete((node.args, node.kwargs))
+
+    def function(*tensors: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(operands, tensors, strict=True))
+        real_args, real_kwargs = fx.map_arg((args, kwargs), given.__getitem__)
+        result: torch.Tensor = node.target(*real_args, **real_kwargs)  # type: ignore[operator]
+        return result
+
+    candidate = Candidate(
+        implementation="torch",
+        srcs=tuple(eager_layout(values.specs[n]) for n in operands),
+        dst=eager_layout(spec),
+        calls=(TorchTemplate(function, reason),),
+    )
+    kind = getattr(node.target, "__name__", str(node.target))
+    return Operation(node, node.name, kind, operands, spec, [candidate], fallback_reason=reason)
+
+
+def eager_layout(spec: TensorSpec) -> Any:
+    """The layout eager would give the value."""
+    return strided(spec.shape or (1,), spec.dtype, spec.strides or (1,))

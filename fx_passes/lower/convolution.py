@@ -1,0 +1,173 @@
+"""Convolutions with their post-ops: every implementation, in every layout the library has one for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fx_passes.lower.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Scratchpad,
+    Weights,
+)
+from fx_passes.lower.context import (
+    LoweringContext,
+    NotLowered,
+    SplitPostOps,
+    residual_to_overwrite,
+    run_time_operands,
+    usable_implementations,
+)
+from fx_passes.lower.layouts import layout, row_major, spatial_tags
+from fx_passes.lower.post_ops import PostOp, build_chain
+from fx_passes.lower.specs import TensorSpec
+from zendnn_cffi import descriptors
+from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitive import PrimitiveDesc
+
+_FEW_CHANNELS = 4  # up to here a kernel may read plain nchw and write blocks: the first layer of a network
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution node's arguments, checked."""
+
+    src: TensorSpec
+    base: TensorSpec
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    weight_key: str
+    bias_key: str
+    stride: tuple[int, ...]
+    padding_l: tuple[int, ...]
+    padding_r: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: torch.dtype
+
+    @property
+    def grouped_weight(self) -> torch.Tensor:
+        """The weight as primitives see it: [O, I, ...], or [G, O / G, I / G, ...] with groups."""
+        if self.groups == 1:
+            return self.weight
+        return self.weight.reshape(self.groups, self.weight.shape[0] // self.groups, *self.weight.shape[1:])
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.base.numel * math.prod(self.weight.shape[1:])
+
+
+def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.convolution: a batched convolution of 1 to 3 dimensions with constant weights."""
+    arguments = context.values.arguments(node)
+    conv = _checked(node, arguments, context)
+    post_ops = context.post_ops(arguments["post_ops"], conv.base)
+    src_node = arguments["src"]
+    operands = run_time_operands((src_node,), post_ops)
+    operation = Operation(node, node.name, "convolution", operands, context.values.specs[node], flops=conv.flops)
+    sum_node = residual_to_overwrite(node, src_node, post_ops, context)
+    for src, dst in _layout_pairs(conv):
+        for algorithm in _algorithms(conv, context):
+            operation.candidates += _candidates(conv, post_ops, operands, src, dst, algorithm, sum_node)
+    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    if not fast and post_ops:
+        raise SplitPostOps(len(post_ops) - 1)
+    if not operation.candidates:
+        raise NotLowered("no convolution implementation takes these shapes")
+    operation.candidates = fast or operation.candidates[:1]
+    return operation
+
+
+def _checked(node: fx.Node, arguments: dict[str, object], context: LoweringContext) -> _Convolution:
+    src = context.tensor(arguments["src"], "src")
+    weight = context.constant(arguments["weight"], "weight")
+    bias = None if arguments["bias"] is None else context.constant(arguments["bias"], "bias")
+    stride: tuple[int, ...] = tuple(arguments["stride"])  # type: ignore[arg-type]
+    if src.ndim != len(stride) + 2:
+        raise NotLowered(f"src {src} has no batch dimension")
+    if src.dtype != weight.dtype:
+        raise NotLowered(f"src {src} and the weight have different dtypes")
+    weight_node = node.args[1] if len(node.args) > 1 else node.kwargs["weight"]
+    bias_node = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    return _Convolution(
+        src,
+        context.values.base(node),
+        weight,
+        bias,
+        str(weight_node),
+        str(bias_node),
+        stride,
+        *(tuple(arguments[name]) for name in ("padding_l", "padding_r", "dilation")),  # type: ignore[arg-type]
+        groups=int(arguments["groups"]),  # type: ignore[call-overload]
+        dtype=context.dtype(src),
+    )
+
+
+def _algorithms(conv: _Convolution, context: LoweringContext) -> tuple[str, ...]:
+    """Winograd exists for dense 3x3 convolutions of stride 1 without groups."""
+    plain = conv.weight.shape[2:] == (3, 3) and set(conv.stride) == set(conv.dilation) == {1} and conv.groups == 1
+    return ("direct", "winograd") if plain and context.allow_winograd else ("direct",)
+
+
+def _layout_pairs(conv: _Convolution) -> Iterator[tuple[MemoryDesc, MemoryDesc]]:
+    """The (src, dst) layouts to ask for."""
+    tags = spatial_tags(conv.src.ndim)
+    for tag in tags[:2]:
+        yield layout(conv.src.shape, conv.dtype, tag), layout(conv.base.shape, conv.dtype, tag)
+    if conv.src.shape[1] <= _FEW_CHANNELS:
+        for tag in tags[:2]:
+            yield layout(conv.src.shape, conv.dtype, tags[2]), layout(conv.base.shape, conv.dtype, tag)
+
+
+def _candidates(
+    conv: _Convolution,
+    post_ops: Sequence[PostOp],
+    operands: Sequence[fx.Node],
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    algorithm: str,
+    sum_node: fx.Node | None,
+) -> Iterator[Candidate]:
+    """Every usable implementation for one choice of layouts and algorithm."""
+    chain = build_chain(post_ops, operands, dst, conv.dtype, sum_node=sum_node)
+    weight = conv.grouped_weight
+    any_weight = MemoryDesc(weight.shape, conv.dtype, "any")
+    bias = None if conv.bias is None else row_major(tuple(conv.bias.shape), torch.float32)
+
+    def create() -> PrimitiveDesc:
+        desc = descriptors.convolution(
+            src,
+            any_weight,
+            bias,
+            dst,
+            strides=conv.stride,
+            dilation=conv.dilation,
+            padding_l=conv.padding_l,
+            padding_r=conv.padding_r,
+            algorithm=algorithm,
+        )
+        return PrimitiveDesc(desc, Attr(chain.post_ops))
+
+    for pd in usable_implementations(create):
+        args: dict[int, Argument] = {
+            ARG_SRC: Operand(0),
+            ARG_WEIGHTS: Weights(conv.weight_key, weight, pd.weights_desc),
+            ARG_DST: Result(),
+            **chain.args,
+        }
+        if conv.bias is not None and bias is not None:
+            args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, bias)
+        if pd.scratchpad_desc is not None:
+            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
+        template = PrimitiveTemplate(pd, args, "convolution")
+        yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)

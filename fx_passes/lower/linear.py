@@ -1,0 +1,128 @@
+"""Linear layers (inner_product) and matrix products (matmul) with their post-ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.lower.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Scratchpad,
+    Weights,
+)
+from fx_passes.lower.context import (
+    LoweringContext,
+    NotLowered,
+    SplitPostOps,
+    residual_to_overwrite,
+    run_time_operands,
+    usable_implementations,
+)
+from fx_passes.lower.layouts import row_major
+from fx_passes.lower.post_ops import build_chain, fits_view
+from zendnn_cffi import descriptors
+from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitive import PrimitiveDesc
+
+
+def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.linear with a constant weight: one inner_product on [M, K], leading dimensions of src made one."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    weight = context.constant(arguments["weight"], "weight")
+    bias = None if arguments["bias"] is None else context.constant(arguments["bias"], "bias")
+    if src.dtype != weight.dtype or src.ndim < 2 or weight.ndim != 2:
+        raise NotLowered(f"src {src} with weight {list(weight.shape)} of {weight.dtype}")
+    dtype, base = context.dtype(src), context.values.base(node)
+    post_ops = context.post_ops(arguments["post_ops"], base)
+    for index, post_op in enumerate(post_ops):
+        if not fits_view(post_op, base.ndim):
+            raise SplitPostOps(index)
+    operands = run_time_operands((arguments["src"],), post_ops)
+    n, k = weight.shape
+    m = src.numel // k
+    operation = Operation(node, node.name, "inner_product", operands, context.values.specs[node], flops=2 * m * n * k)
+    dst = row_major(base.shape, dtype)
+    chain = build_chain(
+        post_ops,
+        operands,
+        dst,
+        dtype,
+        sum_node=residual_to_overwrite(node, arguments["src"], post_ops, context),
+        view=(m, n),
+    )
+    src_view, dst_view = row_major((m, k), dtype), row_major((m, n), dtype)
+    bias_desc = None if bias is None else row_major((n,), torch.float32)
+
+    def create() -> PrimitiveDesc:
+        desc = descriptors.inner_product(src_view, MemoryDesc((n, k), dtype, "any"), bias_desc, dst_view)
+        return PrimitiveDesc(desc, Attr(chain.post_ops))
+
+    for pd in usable_implementations(create):
+        args: dict[int, Argument] = {
+            ARG_SRC: Operand(0, src_view),
+            ARG_WEIGHTS: Weights(_name(node, 1, "weight"), weight, pd.weights_desc),
+            ARG_DST: Result(dst_view),
+            **chain.args,
+        }
+        if bias is not None and bias_desc is not None:
+            args[ARG_BIAS] = Weights(_name(node, 2, "bias"), bias, bias_desc)
+        if pd.scratchpad_desc is not None:
+            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
+        srcs = (row_major(src.shape, dtype), *chain.srcs)
+        template = PrimitiveTemplate(pd, args, "inner_product")
+        operation.candidates.append(Candidate(pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites))
+    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    if not fast and post_ops:
+        raise SplitPostOps(len(post_ops) - 1)
+    if not operation.candidates:
+        raise NotLowered("no inner_product implementation takes these shapes")
+    operation.candidates = fast or operation.candidates[:1]
+    return operation
+
+
+def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.matmul of two run-time tensors of one rank (2 to 4) whose batch dimensions are equal or one."""
+    arguments = context.values.arguments(node)
+    a, b = context.tensor(arguments["a"], "a"), context.tensor(arguments["b"], "b")
+    if a.ndim != b.ndim or not 2 <= a.ndim <= 4 or a.dtype != b.dtype:
+        raise NotLowered(f"operands {a} and {b}: matmul takes two tensors of one dtype and one rank from 2 to 4")
+    dtype, base = context.dtype(a), context.values.base(node)
+    post_ops = context.post_ops(arguments["post_ops"], base)
+    operands = run_time_operands((arguments["a"], arguments["b"]), post_ops)
+    flops = 2 * base.numel * a.shape[-1]
+    operation = Operation(node, node.name, "matmul", operands, context.values.specs[node], flops=flops)
+    dst = row_major(base.shape, dtype)
+    chain = build_chain(post_ops, operands, dst, dtype)
+    descs = row_major(a.shape, dtype), row_major(b.shape, dtype)
+
+    def create() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.matmul(descs[0], descs[1], None, dst), Attr(chain.post_ops))
+
+    for pd in usable_implementations(create):
+        args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1), ARG_DST: Result(), **chain.args}
+        if pd.scratchpad_desc is not None:
+            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
+        template = PrimitiveTemplate(pd, args, "matmul")
+        operation.candidates.append(Candidate(pd.implementation, (*descs, *chain.srcs), dst, (template,)))
+    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    if not fast and post_ops:
+        raise SplitPostOps(len(post_ops) - 1)
+    if not fast:
+        raise NotLowered("no optimized matmul implementation takes these shapes")
+    operation.candidates = fast
+    return operation
+
+
+def _name(node: fx.Node, position: int, name: str) -> str:
+    """The name of the constant node given as an argument: the key of its prepacked copies."""
+    argument: Any = node.args[position] if len(node.args) > position else node.kwargs.get(name)
+    return str(argument)

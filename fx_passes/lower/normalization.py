@@ -1,0 +1,148 @@
+"""Batch normalization that no convolution absorbed, layer normalization, softmax."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fx_passes.lower.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Scratchpad,
+    Weights,
+)
+from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, usable_implementations
+from fx_passes.lower.layouts import activation_layouts, row_major
+from fx_passes.lower.post_ops import EltwisePostOp
+from zendnn_cffi import descriptors
+from zendnn_cffi.attributes import (
+    ARG_DST,
+    ARG_MEAN,
+    ARG_SCALE,
+    ARG_SCRATCHPAD,
+    ARG_SHIFT,
+    ARG_SRC,
+    ARG_VARIANCE,
+    Attr,
+)
+from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitive import PrimitiveDesc
+
+_RELU = EltwisePostOp("relu", 0.0, 0.0)
+
+
+def lower_batch_norm(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.batch_norm with constant statistics, with a relu after it."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    if src.ndim < 2:
+        raise NotLowered(f"src {src} has no channel dimension")
+    dtype = context.dtype(src)
+    post_ops = context.post_ops(arguments["post_ops"], context.values.base(node))
+    if post_ops and (post_ops[0] != _RELU or len(post_ops) > 1):
+        raise SplitPostOps(1 if post_ops[0] == _RELU else 0)
+    channels = src.shape[1]
+    constants: dict[int, Argument] = {}
+    stats = row_major((channels,), torch.float32)
+    for arg, name in ((ARG_MEAN, "mean"), (ARG_VARIANCE, "var"), (ARG_SCALE, "weight"), (ARG_SHIFT, "bias")):
+        if arguments[name] is not None:
+            tensor = context.constant(arguments[name], name)
+            constants[arg] = Weights(_name(node, name), tensor, stats)
+    operation = Operation(node, node.name, "batch_normalization", (arguments["src"],), context.values.specs[node])
+    for desc in activation_layouts(src.shape, dtype):
+
+        def create(desc: MemoryDesc = desc) -> PrimitiveDesc:
+            op = descriptors.batch_normalization(
+                desc,
+                arguments["eps"],
+                scale=ARG_SCALE in constants,
+                shift=ARG_SHIFT in constants,
+                relu=bool(post_ops),
+            )
+            return PrimitiveDesc(op, Attr())
+
+        for pd in usable_implementations(create):
+            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(), **constants}
+            if pd.scratchpad_desc is not None:
+                args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
+            template = PrimitiveTemplate(pd, args, "batch_normalization")
+            operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,), may_overwrite=0))
+    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    if not fast:
+        raise NotLowered("only a reference implementation takes this batch normalization")
+    operation.candidates = fast
+    return operation
+
+
+def lower_layer_norm(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.layer_norm over the last dimension with constant scale and shift."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    if len(arguments["normalized_shape"]) != 1 or src.ndim < 2:
+        raise NotLowered("the primitive normalizes the last dimension alone")
+    dtype = context.dtype(src)
+    rows, size = src.numel // src.shape[-1], src.shape[-1]
+    constants: dict[int, Argument] = {}
+    for arg, name in ((ARG_SCALE, "weight"), (ARG_SHIFT, "bias")):
+        if arguments[name] is not None:
+            tensor = context.constant(arguments[name], name)
+            constants[arg] = Weights(_name(node, name), tensor, row_major((size,), torch.float32))
+    view, desc = row_major((rows, size), dtype), row_major(src.shape, dtype)
+    operation = Operation(node, node.name, "layer_normalization", (arguments["src"],), context.values.specs[node])
+
+    def create() -> PrimitiveDesc:
+        op = descriptors.layer_normalization(
+            view, arguments["eps"], scale=ARG_SCALE in constants, shift=ARG_SHIFT in constants
+        )
+        return PrimitiveDesc(op, Attr())
+
+    for pd in usable_implementations(create):
+        args: dict[int, Argument] = {ARG_SRC: Operand(0, view), ARG_DST: Result(view), **constants}
+        if pd.scratchpad_desc is not None:
+            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
+        template = PrimitiveTemplate(pd, args, "layer_normalization")
+        operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
+    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    if not fast:
+        raise NotLowered("only a reference implementation takes this layer normalization")
+    operation.candidates = fast
+    return operation
+
+
+def lower_softmax(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.softmax over the last dimension, the one with an optimized implementation."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    axis = arguments["dim"] % max(src.ndim, 1)
+    if src.ndim < 1 or axis != src.ndim - 1:
+        raise NotLowered("softmax over another dimension than the last has only a reference implementation")
+    dtype = context.dtype(src)
+    desc = row_major(src.shape, dtype)
+    operation = Operation(node, node.name, "softmax", (arguments["src"],), context.values.specs[node])
+
+    def create() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.softmax(desc, axis, log=arguments["log"]), Attr())
+
+    for pd in usable_implementations(create):
+        if pd.implementation.startswith("ref"):
+            continue
+        args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
+        if pd.scratchpad_desc is not None:
+            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
+        template = PrimitiveTemplate(pd, args, "softmax")
+        operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
+    if not operation.candidates:
+        raise NotLowered("only a reference implementation takes this softmax")
+    return operation
+
+
+def _name(node: fx.Node, name: str) -> str:
+    """The name of the constant node given for a parameter of the op: the key of its prepacked copies."""
+    import inspect
+
+    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    return str(bound.arguments[name])

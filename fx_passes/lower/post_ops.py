@@ -1,0 +1,152 @@
+"""Vocabulary post-ops -> what a primitive takes as attributes and extra arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.lower.candidates import Argument, Operand, Weights
+from fx_passes.lower.layouts import row_major, strided
+from fx_passes.lower.specs import RegionValues, TensorSpec
+from zendnn_cffi.attributes import ARG_SRC_1, ELTWISE, PostOps, arg_post_op
+from zendnn_cffi.memory import MemoryDesc
+
+# x -> kind(x, number) as alpha * x + beta
+_LINEAR = {
+    "add": lambda c: (1.0, c),
+    "sub": lambda c: (1.0, -c),
+    "mul": lambda c: (c, 0.0),
+    "div": lambda c: (1.0 / c, 0.0) if c else None,
+}
+FUSABLE_BINARY = frozenset({"add", "sub", "mul", "div", "max", "min"})
+
+
+@dataclass(frozen=True)
+class EltwisePostOp:
+    """x -> kind(x; alpha, beta)."""
+
+    kind: str
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class BinaryPostOp:
+    """x -> kind(x, other); other is a run-time node or a constant, of shape `shape` (rank of the result)."""
+
+    kind: str
+    node: fx.Node
+    constant: torch.Tensor | None
+    shape: tuple[int, ...]
+    full: bool
+
+
+PostOp = EltwisePostOp | BinaryPostOp
+
+
+def as_linear(kind: str, number: float) -> EltwisePostOp | None:
+    """kind(x, number) as one eltwise, None where it is none."""
+    pair = _LINEAR[kind](float(number)) if kind in _LINEAR else None
+    return None if pair is None else EltwisePostOp("linear", *pair)
+
+
+def translate(entry: tuple[Any, ...], base: TensorSpec, values: RegionValues) -> PostOp | None:
+    """Return one vocabulary post-op on a result like `base`; None where no primitive can absorb it there."""
+    if entry[0] == "eltwise":
+        kind, alpha, beta = entry[1], *(values.concrete(x) for x in entry[2:])
+        if kind not in ELTWISE or not all(isinstance(x, int | float) for x in (alpha, beta)):
+            return None
+        return EltwisePostOp(kind, float(alpha), float(beta))
+    if entry[0] != "binary":
+        return None
+    kind, other = entry[1], entry[2]
+    number = values.concrete(other)
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        return as_linear(kind, number)
+    constant = number if isinstance(number, torch.Tensor) else None
+    spec = TensorSpec.of(constant) if constant is not None else values.specs.get(other)
+    if spec is None or not isinstance(other, fx.Node) or kind not in FUSABLE_BINARY or spec.dtype != base.dtype:
+        return None
+    if spec.ndim > base.ndim:
+        return None
+    shape = (1,) * (base.ndim - spec.ndim) + spec.shape
+    if any(n not in (1, m) for n, m in zip(shape, base.shape, strict=True)):
+        return None
+    return BinaryPostOp(kind, other, constant, shape, full=shape == base.shape)
+
+
+@dataclass
+class Chain:
+    """Post-ops for one candidate: the attribute, the arguments it adds, and the layouts wanted of the new operands."""
+
+    post_ops: PostOps = field(default_factory=PostOps)
+    args: dict[int, Argument] = field(default_factory=dict)
+    srcs: list[MemoryDesc] = field(default_factory=list)
+    overwrites: int | None = None
+    text: list[str] = field(default_factory=list)
+
+
+def build_chain(
+    entries: Sequence[PostOp],
+    operands: Sequence[fx.Node],
+    dst: MemoryDesc,
+    dtype: torch.dtype,
+    *,
+    sum_node: fx.Node | None = None,
+    view: tuple[int, ...] | None = None,
+) -> Chain:
+    """Return the chain for a result in layout dst.
+
+    operands  the operation's operands; those of binary post-ops come last, in order
+    sum_node  node whose memory the result takes over (its addition becomes a sum post-op)
+    view      the primitive's own shape of the result where it is not the node's (leading dimensions made one)
+    """
+    chain = Chain()
+    index = len(operands) - sum(isinstance(e, BinaryPostOp) and e.constant is None for e in entries)
+    for position, entry in enumerate(entries):
+        if isinstance(entry, EltwisePostOp):
+            chain.post_ops = chain.post_ops.eltwise(entry.kind, entry.alpha, entry.beta)
+            chain.text.append(entry.kind)
+            continue
+        layout = dst if entry.full else row_major(entry.shape, dtype)
+        seen = _seen(layout, view, entry)
+        chain.text.append("sum" if entry.node is sum_node else f"binary_{entry.kind}")
+        if entry.node is sum_node:
+            chain.post_ops, chain.overwrites = chain.post_ops.sum(), index
+        else:
+            chain.post_ops = chain.post_ops.binary(entry.kind, seen)
+            chain.args[arg_post_op(position, ARG_SRC_1)] = (
+                Operand(index, seen) if entry.constant is None else Weights(entry.node.name, entry.constant, seen)
+            )
+        if entry.constant is None:
+            chain.srcs.append(layout)
+            index += 1
+    return chain
+
+
+def _seen(layout: MemoryDesc, view: tuple[int, ...] | None, entry: BinaryPostOp) -> MemoryDesc:
+    """The layout as the primitive sees it: full operands in its own shape, others with ones in front dropped to its rank."""
+    if view is None:
+        return layout
+    if entry.full:
+        return row_major(view, _dtype(layout))
+    return row_major((1,) * (len(view) - 1) + entry.shape[-1:], _dtype(layout))
+
+
+def _dtype(desc: MemoryDesc) -> torch.dtype:
+    assert desc.dtype is not None
+    return desc.dtype
+
+
+def fits_view(entry: PostOp, ndim: int) -> bool:
+    """Whether the post-op can be seen in a shape whose leading dimensions were made one: full, or along the last only."""
+    return isinstance(entry, EltwisePostOp) or entry.full or all(n == 1 for n in entry.shape[: ndim - 1])
+
+
+def plain_strides(tensor: torch.Tensor) -> MemoryDesc:
+    """The descriptor of a constant as it lies in memory."""
+    return strided(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))

@@ -1,0 +1,146 @@
+"""Which rule lowers which operation, and the walk that applies them to a region's graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from fx_passes import ops
+from fx_passes.lower.candidates import Operation
+from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
+from fx_passes.lower.convolution import lower_convolution
+from fx_passes.lower.elementwise import lower_binary, lower_eltwise, lower_prelu
+from fx_passes.lower.linear import lower_linear, lower_matmul
+from fx_passes.lower.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
+from fx_passes.lower.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
+from fx_passes.lower.pooling import lower_adaptive_pool, lower_pool, lower_reduce
+from fx_passes.lower.specs import RegionValues, TensorSpec
+
+Rule = Callable[[fx.Node, LoweringContext], Operation]
+
+RULES: dict[Callable[..., object], Rule] = {
+    ops.convolution: lower_convolution,
+    ops.linear: lower_linear,
+    ops.matmul: lower_matmul,
+    ops.pool: lower_pool,
+    ops.adaptive_pool: lower_adaptive_pool,
+    ops.reduce: lower_reduce,
+    ops.eltwise: lower_eltwise,
+    ops.binary: lower_binary,
+    ops.prelu: lower_prelu,
+    ops.batch_norm: lower_batch_norm,
+    ops.layer_norm: lower_layer_norm,
+    ops.softmax: lower_softmax,
+    ops.concat: lower_concat,
+    ops.reshape: lower_reshape,
+    ops.flatten: lower_reshape,
+    ops.permute: lower_permute,
+    ops.transpose: lower_permute,
+    ops.narrow: lower_narrow,
+    operator.getitem: lower_getitem,
+}
+VIEWS = frozenset({ops.reshape, ops.flatten, ops.permute, ops.transpose})
+
+
+class Readers:
+    """Who reads a value's memory last, views of it included, so that a later result may take the memory over."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._order = {node: i for i, node in enumerate(graph.nodes)}
+        self._groups: dict[fx.Node, list[fx.Node]] = {}
+        for node in graph.nodes:
+            self._groups.setdefault(self._root(node), []).append(node)
+
+    @staticmethod
+    def _root(node: fx.Node) -> fx.Node:
+        while node.op == "call_function" and node.target in VIEWS:
+            node = node.all_input_nodes[0]
+        return node
+
+    def last_to_read(self, reader: fx.Node, operand: fx.Node) -> bool:
+        """Whether reader may write over operand: computed in this region, read by nobody after reader, nor twice by it."""
+        root = self._root(operand)
+        if root.op != "call_function":
+            return False
+        group = self._groups[root]
+        readers = {user for node in group for user in node.users if user not in group}
+        if any(user.op == "output" or self._order[user] > self._order[reader] for user in readers):
+            return False
+        return sum(node in group for node in reader.all_input_nodes) == 1
+
+
+def lower_graph(
+    graph: fx.Graph,
+    inputs: Sequence[TensorSpec],
+    parameters: Mapping[str, torch.Tensor],
+    *,
+    compute_dtype: torch.dtype | None = None,
+    allow_winograd: bool = True,
+) -> tuple[list[Operation], RegionValues]:
+    """Return an operation for every node that computes a tensor at run time, and what all nodes stand for.
+
+    graph is edited: post-ops that no primitive absorbs become nodes of their own.
+    """
+    values = RegionValues(graph, inputs, parameters)
+    readers: list[Readers] = []
+
+    def overwritable(reader: fx.Node, operand: fx.Node) -> bool:
+        if not readers:
+            readers.append(Readers(graph))
+        return readers[0].last_to_read(reader, operand)
+
+    context = LoweringContext(values, compute_dtype, overwritable, allow_winograd)
+    operations = []
+    for node in graph.nodes:  # split_post_ops inserts after the node at hand: the walk comes to what it inserted
+        if node.op != "call_function" or node not in values.specs:
+            continue
+        while True:
+            try:
+                operations.append(_lower_node(node, context))
+                break
+            except SplitPostOps as split:
+                split_post_ops(node, split.keep, values)
+                readers.clear()
+    return operations, values
+
+
+def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
+    rule = RULES.get(node.target)  # type: ignore[arg-type]
+    try:
+        if rule is None:
+            raise NotLowered(f"no rule lowers {getattr(node.target, '__name__', node.target)}")
+        if context.values.specs[node].numel == 0:
+            raise NotLowered("the result is empty")
+        return rule(node, context)
+    except NotLowered as reason:
+        return torch_operation(node, context, str(reason))
+
+
+def split_post_ops(node: fx.Node, keep: int, values: RegionValues) -> None:
+    """Make the node's post-ops from index `keep` on nodes of their own, right after it."""
+    entries = tuple(node.kwargs["post_ops"])  # type: ignore[arg-type]
+    graph, last = node.graph, node
+    users = list(node.users)
+    for entry in entries[keep:]:
+        name, *args = entry
+        with graph.inserting_after(last):
+            if name == "eltwise":
+                last = graph.call_function(ops.eltwise, (last, *args))
+            elif name == "binary":
+                last = graph.call_function(ops.binary, (last, args[1], args[0]))
+            else:
+                last = graph.call_function(ops.prelu, (last, *args))
+        last.meta["source"] = node.meta.get("source", "")
+    for user in users:
+        user.replace_input_with(node, last)
+    node.kwargs = {**node.kwargs, "post_ops": entries[:keep]}
+    values.infer(node)
+    inserted = node.next
+    while True:
+        values.infer(inserted)
+        if inserted is last:
+            break
+        inserted = inserted.next

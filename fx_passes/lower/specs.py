@@ -1,0 +1,122 @@
+"""Shapes, dtypes and strides of every node of a region, for one input signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fx_passes import ops
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What is known of a tensor before it exists: shape, dtype, and the strides (elements) eager would give it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+class RegionValues:
+    """What each node of a region's graph stands for under one signature, found by running plain-torch bodies on fakes.
+
+    specs      node -> TensorSpec, for nodes that compute a tensor at run time
+    constants  node -> real tensor, for nodes that depend on parameters alone
+    numbers    node -> anything else known now: sizes, tuples of specs, None
+    bases      fused node -> TensorSpec of its result before any post-op
+    """
+
+    def __init__(self, graph: fx.Graph, inputs: Sequence[TensorSpec], parameters: Mapping[str, torch.Tensor]) -> None:
+        self.specs: dict[fx.Node, TensorSpec] = {}
+        self.numbers: dict[fx.Node, Any] = {}
+        self.bases: dict[fx.Node, TensorSpec] = {}
+        self.constants = evaluate_constants(graph, parameters)
+        self._mode = FakeTensorMode()
+        self._fakes: dict[fx.Node, Any] = {}
+        placeholders = iter(inputs)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                spec = next(placeholders)
+                with self._mode:
+                    self._record(node, torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype))
+            elif node.op in ("call_function", "get_attr"):
+                self.infer(node)
+
+    def infer(self, node: fx.Node) -> None:
+        """Find out what a call_function or get_attr node stands for; its inputs must be known. Nothing is computed."""
+        if node in self.constants:
+            value = self.constants[node]
+            self._fakes[node] = self._mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+            return
+        with self._mode, torch.no_grad():
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._fakes.__getitem__)
+            if kwargs.get("post_ops"):
+                base = node.target(*args, **{**kwargs, "post_ops": ()})
+                self.bases[node] = TensorSpec.of(base)
+                self._record(node, ops.apply_post_ops(base, kwargs["post_ops"]))
+            else:
+                self._record(node, node.target(*args, **kwargs))
+
+    def _record(self, node: fx.Node, result: Any) -> None:
+        self._fakes[node] = result
+        if isinstance(result, torch.Tensor):
+            self.specs[node] = TensorSpec.of(result)
+        else:
+            self.numbers[node] = result
+
+    def base(self, node: fx.Node) -> TensorSpec:
+        """The spec of a node's result before its post-ops."""
+        return self.bases.get(node, self.specs[node])
+
+    def concrete(self, argument: Any) -> Any:
+        """`argument` with every node that stands for a number or a constant replaced by what it stands for."""
+
+        def replace(node: fx.Node) -> Any:
+            if node in self.constants:
+                return self.constants[node]
+            return self.numbers.get(node, node)
+
+        return fx.map_arg(argument, replace)
+
+    def arguments(self, node: fx.Node) -> dict[str, Any]:
+        """The node's arguments by parameter name, defaults filled in, numbers and constants as what they stand for."""
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+        bound.apply_defaults()
+        return {name: self.concrete(value) for name, value in bound.arguments.items()}
+
+
+def evaluate_constants(graph: fx.Graph, parameters: Mapping[str, torch.Tensor]) -> dict[fx.Node, Any]:
+    """Return the value of every node that depends on parameters alone (get_attr nodes and folds over them)."""
+    values: dict[fx.Node, Any] = {}
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                values[node] = parameters[node.target].detach()
+            elif node.op == "call_function" and node.all_input_nodes and all(n in values for n in node.all_input_nodes):
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+    return values

@@ -1,0 +1,196 @@
+"""Cut the graph into maximal convex regions of vocabulary operations; everything else stays plain PyTorch.
+
+Each node gets a stage: how often the longest path to it changes from plain to vocabulary. Vocabulary nodes of one stage form
+a region. Every path between two of them stays among them (one that leaves comes back at a later stage), so a region can run
+as one step; and stages only grow along edges, so regions never wait for each other in a circle.
+
+    x -> conv -> relu -> plain -> conv -> out        stages 1 1 1(plain) 2; regions {conv, relu}, {conv}
+          \\------------------------^
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes import ops
+from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_vocabulary
+from fx_passes.normalize.aliasing import Aliasing
+
+log = logging.getLogger("zendnn_cffi.passes")
+
+MakeRegion = Callable[[fx.Graph, "Constants", str], nn.Module]
+
+
+class Constants(Mapping[str, torch.Tensor]):
+    """Parameters and buffers by qualified name, looked up in the module tree each time they are asked for."""
+
+    def __init__(self, root: nn.Module, names: tuple[str, ...]) -> None:
+        self._root = root
+        self._names = names
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        value = get_attribute(self._root, name)
+        assert isinstance(value, torch.Tensor)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def partition(
+    gm: fx.GraphModule,
+    make_region: MakeRegion,
+    root: nn.Module | None = None,
+    supported: Callable[[fx.Node], bool] = is_vocabulary,
+) -> fx.GraphModule:
+    """Replace each region by a call of make_region(graph, constants, name), a new submodule of gm.
+
+    root       where constants are looked up (default gm)
+    supported  which vocabulary nodes may be in a region
+    """
+    for members in find_regions(gm, supported):
+        extract(gm, members, make_region, root if root is not None else gm)
+    return finish(gm)
+
+
+def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
+    """Whether node may be in a region at all. Constants belong to whoever reads them."""
+    if node.op != "call_function" or is_constant(node):
+        return False
+    if node.target is operator.getitem:
+        return is_call(node.args[0], ops.chunk, ops.split) and supported(node.args[0])
+    return is_vocabulary(node) and supported(node)
+
+
+def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool] = is_vocabulary) -> list[list[fx.Node]]:
+    """Return the regions worth making, each a list of nodes in graph order."""
+    stages: dict[fx.Node, int] = {}
+    members: dict[fx.Node, bool] = {}
+    before = ordering(gm)
+    for node in gm.graph.nodes:
+        members[node] = is_member(node, supported)
+        sources = [s for s in (*node.all_input_nodes, *before.get(node, ())) if not is_constant(s)]
+        stages[node] = max(
+            (stages[s] + (members[node] and not members[s]) for s in sources), default=int(members[node])
+        )
+    regions: dict[int, list[fx.Node]] = {}
+    for node, stage in stages.items():
+        if members[node]:
+            regions.setdefault(stage, []).append(node)
+    trimmed = [trim(nodes) for nodes in regions.values()]
+    return [nodes for nodes in trimmed if any(n.target in ops.COMPUTE for n in nodes)]
+
+
+def trim(nodes: list[fx.Node]) -> list[fx.Node]:
+    """Leave out what only moves data on the way in: outside it is a view, which costs nothing and stays one."""
+    inside: dict[fx.Node, None] = dict.fromkeys(nodes)
+    for node in nodes:
+        moves = node.target in ops.MOVEMENT or node.target in (operator.getitem, ops.size)
+        if moves and not any(source in inside for source in node.all_input_nodes):
+            del inside[node]
+    return list(inside)
+
+
+def ordering(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
+    """Nodes that must stay behind others though no value flows: readers and writers of the same memory."""
+    aliasing = Aliasing(gm)
+    before: dict[fx.Node, list[fx.Node]] = {}
+    order = {node: i for i, node in enumerate(gm.graph.nodes)}
+    for writer in aliasing.mutating:
+        for written in aliasing.mutating[writer]:
+            for reader in aliasing.readers(written):
+                first, then = (reader, writer) if order[reader] < order[writer] else (writer, reader)
+                if first is not then:
+                    before.setdefault(then, []).append(first)
+    return before
+
+
+def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module) -> None:
+    """Move nodes into a graph of their own, called where the last of them stood."""
+    inside = set(nodes)
+    inner = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    inputs: list[fx.Node] = []
+
+    def copy_of(source: fx.Node) -> fx.Node:
+        if source not in copies:
+            if is_constant(source):
+                copies[source] = inner.node_copy(source, copy_of)
+            else:
+                inputs.append(source)
+                copies[source] = inner.placeholder(source.name)
+        return copies[source]
+
+    outside_inputs = dict.fromkeys(
+        s for n in nodes for s in n.all_input_nodes if s not in inside and not is_constant(s)
+    )
+    for source in outside_inputs:
+        copy_of(source)
+    for node in nodes:
+        copies[node] = inner.node_copy(node, copy_of)
+    outputs = [n for n in nodes if any(user not in inside for user in n.users)]
+    inner.output(copies[outputs[0]] if len(outputs) == 1 else tuple(copies[n] for n in outputs))
+    inner.lint()
+
+    name = unique_name(gm, "zen_region")
+    names = tuple(dict.fromkeys(n.target for n in inner.find_nodes(op="get_attr")))
+    gm.add_submodule(name, make_region(inner, Constants(root, names), name))
+    log.debug("partition: %s: %d nodes, %d inputs, %d outputs", name, len(nodes), len(inputs), len(outputs))
+    replace_by_call(gm.graph, nodes, name, inputs, outputs)
+
+
+def replace_by_call(
+    graph: fx.Graph, nodes: list[fx.Node], name: str, inputs: list[fx.Node], outputs: list[fx.Node]
+) -> None:
+    """Put one call in place of nodes; what reads it and stood before its last input moves behind."""
+    with graph.inserting_after(nodes[-1]):
+        call = graph.call_module(name, tuple(inputs))
+    results = [call]
+    if len(outputs) > 1:
+        results = []
+        for i in reversed(range(len(outputs))):
+            with graph.inserting_after(call):
+                results.insert(0, graph.call_function(operator.getitem, (call, i)))
+    inside = set(nodes)
+    for old, new in zip(outputs, results, strict=True):
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
+        new.meta.update({k: v for k, v in old.meta.items() if k == "val"})
+    for node in reversed(nodes):
+        graph.erase_node(node)
+    sort(graph)
+
+
+def sort(graph: fx.Graph) -> None:
+    """Restore an order in which every node follows its inputs, changing as little as possible."""
+    placed: set[fx.Node] = set()
+
+    def place(node: fx.Node, anchor: fx.Node) -> None:
+        for source in node.all_input_nodes:
+            if source not in placed:
+                place(source, anchor)
+        if node is not anchor:
+            anchor.prepend(node)
+        placed.add(node)
+
+    for node in list(graph.nodes):
+        if node not in placed:
+            place(node, node)
+
+
+def unique_name(gm: nn.Module, prefix: str) -> str:
+    """The first of prefix_0, prefix_1, ... that gm does not have."""
+    i = 0
+    while hasattr(gm, f"{prefix}_{i}"):
+        i += 1
+    return f"{prefix}_{i}"

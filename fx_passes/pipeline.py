@@ -1,0 +1,78 @@
+"""The order of the passes: the only place that states it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx, nn
+
+from fx_passes.fold.batch_norm import fold_batch_norm
+from fx_passes.fuse.post_ops import fuse_post_ops
+from fx_passes.module import OptimizedModule
+from fx_passes.normalize import normalize
+from fx_passes.partition import partition
+from fx_passes.partition.partition import Constants, MakeRegion
+from fx_passes.trace import Traced, trace
+
+log = logging.getLogger("zendnn_cffi.passes")
+
+PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
+    normalize,
+    fold_batch_norm,
+    fuse_post_ops,
+)
+
+
+class PlainRegion(nn.Module):
+    """A region that runs its graph as plain PyTorch: what tests use, and what a region falls back to."""
+
+    def __init__(self, graph: fx.Graph, constants: Constants, name: str) -> None:
+        super().__init__()
+        self.graph = graph
+        self.constants = constants
+        self.name = name
+
+    def forward(self, *inputs: Any) -> Any:
+        return run(self.graph, self.constants, inputs)
+
+    def invalidate(self) -> None:
+        """Nothing is kept, so nothing can be stale."""
+
+
+def run(graph: fx.Graph, constants: Constants, inputs: Sequence[Any]) -> Any:
+    """Interpret a region's graph on inputs."""
+    values: dict[fx.Node, Any] = {}
+    remaining = iter(inputs)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(remaining)
+        elif node.op == "get_attr":
+            values[node] = constants[node.target]
+        elif node.op == "output":
+            return fx.node.map_arg(node.args[0], values.__getitem__)
+        else:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    raise AssertionError("a graph without an output")
+
+
+def compile_graph(
+    model: nn.Module, example_inputs: Sequence[Any] | None = None, make_region: MakeRegion = PlainRegion
+) -> OptimizedModule:
+    """Return model as a GraphModule whose regions make_region made; model is not changed.
+
+    Raises TraceError if the model cannot become a graph, ValueError if it is in training mode.
+    """
+    return build(trace(model, example_inputs), make_region=make_region)
+
+
+def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> OptimizedModule:
+    """Run every pass on a traced model."""
+    gm: Any = OptimizedModule(traced, build, {"make_region": make_region})
+    for run_pass in PASSES:
+        gm = run_pass(gm)
+        log.debug("%s: %d nodes", run_pass.__name__, len(gm.graph.nodes))
+    gm = partition(gm, make_region, traced.root)
+    return gm

@@ -1,0 +1,65 @@
+"""torchvision's model definitions with untrained, deterministic weights, on a torch whose C++ ops torchvision lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_library: Any = None
+
+
+def import_torchvision() -> Any:
+    """Return torchvision.
+
+    Its import registers fake versions of operators that its compiled part defines. Where that part does not load (built
+    for another torch), the operators must exist by name; no classification model calls them.
+    """
+    global _library
+    if _library is None:
+        _library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            try:
+                _library.define(name + _SCHEMA)
+            except RuntimeError:
+                pass  # the compiled part is there
+    import torchvision
+
+    return torchvision
+
+
+def classification_models() -> list[str]:
+    """Names of all classification architectures."""
+    torchvision = import_torchvision()
+    return list(torchvision.models.list_models(module=torchvision.models))
+
+
+def build(name: str, seed: int = 0, **kwargs: Any) -> nn.Module:
+    """Return the architecture in evaluation mode, with random weights and random batch normalization statistics."""
+    torchvision = import_torchvision()
+    if name in ("googlenet", "inception_v3"):
+        kwargs.setdefault("init_weights", False)  # their own initialization takes seconds
+    torch.manual_seed(seed)
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **kwargs).eval()
+    randomize(model, seed)
+    return model
+
+
+def randomize(model: nn.Module, seed: int = 0) -> None:
+    """Draw statistics and scales as training leaves them, so that folding them wrongly shows."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float, like: torch.Tensor) -> torch.Tensor:
+        return torch.rand(like.shape, generator=generator).to(like) * (high - low) + low
+
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+                assert module.running_var is not None
+                module.running_mean.copy_(uniform(-0.3, 0.3, module.running_mean))
+                module.running_var.copy_(uniform(0.5, 1.5, module.running_var))
+                if module.affine:
+                    module.weight.copy_(uniform(0.5, 1.5, module.weight))
+                    module.bias.copy_(uniform(-0.3, 0.3, module.bias))
