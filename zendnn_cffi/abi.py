@@ -164,9 +164,8 @@ def make_desc(library: Library, dims: tuple[int, ...], data_type: str = "f32", t
     """Return a memory descriptor, made with as few of our own layers as possible."""
     desc = library.new("memory_desc_t *") if into is None else into
     init = library.fn("memory_desc_init_by_tag")
-    flags = (False, False) if len(library.ffi.typeof(init).args) == 7 else ()
     tag_value = library.const("format_tag_any" if tag == "any" else tag)
-    status = init(desc, len(dims), dims + (0,) * (12 - len(dims)), library.const(data_type), tag_value, *flags)
+    status = init(desc, len(dims), dims + (0,) * (12 - len(dims)), library.const(data_type), tag_value, *library.desc_flags)
     if status:
         raise IncompatibleError(f"{library.path}: memory_desc_init_by_tag returned status {status}.")
     return desc

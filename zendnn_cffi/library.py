@@ -28,6 +28,7 @@ PACKAGE = Path(__file__).resolve().parent
 DISTRIBUTION = "zendnn-cffi"
 LIBRARY_VARIABLE = "ZENDNN_CFFI_LIBRARY"
 BLIS_VARIABLE = "ZENDNN_CFFI_BLIS_LIBRARY"
+SUPPORTED_VERSIONS = ((5, 0), (5, 1))
 ENGINE_FILE = "libamdZenDNN.so"
 BLIS_FILES = ("libblis-mt.so", "libblis.so")
 REMEDY = (
@@ -80,6 +81,11 @@ class Library:
 
     def __repr__(self) -> str:
         return f"<Library {self.prefix.rstrip('_')} {self.version} from {self.path}>"
+
+    @property
+    def desc_flags(self) -> tuple[bool, ...]:
+        """The arguments memory_desc_init_* takes beyond oneDNN's: not constant, not in place."""
+        return (False, False) if self.prefix == "zendnn_" else ()
 
     def fn(self, name: str) -> Any:
         """Return the C function prefix + name; AttributeError if this library declares none."""
@@ -205,7 +211,8 @@ class BlisLibrary:
         return sorted({"ffi", "paths"} | set(abi.declared_names(declarations("_blis"))))
 
 
-def _open(ffi: Any, path: str) -> Any:
+def open_library(ffi: Any, path: str) -> Any:
+    """Return the opened library; LibraryError says why it does not load and what to do."""
     try:
         return ffi.dlopen(path, ffi.RTLD_LAZY | ffi.RTLD_LOCAL)
     except OSError as error:
@@ -221,7 +228,21 @@ def _open_blis(found: Found) -> BlisLibrary:
         paths = [override]  # alone: a comparison must not be answered by the other library
     else:
         paths = [*found.blis, found.path]
-    return BlisLibrary(ffi, [(path, _open(ffi, path)) for path in paths])
+    opened = [(path, open_library(ffi, path)) for path in paths]
+    for path, blis in opened:
+        check_blis_integers(ffi, path, blis)
+    return BlisLibrary(ffi, opened)
+
+
+def check_blis_integers(ffi: Any, path: str, blis: Any) -> None:
+    """Refuse a BLIS whose integers are not as declared: 64 bits in its own API, 32 in the BLAS functions."""
+    for function, bits in (("bli_info_get_int_type_size", 64), ("bli_info_get_blas_int_type_size", 32)):
+        if not abi.exports(ffi, blis, function):
+            continue
+        found = getattr(blis, function)()
+        takes_blas = bits == 64 or abi.exports(ffi, blis, "sgemm_blis_impl")
+        if takes_blas and found != bits:
+            raise LibraryError(f"{path}: {function}() is {found}, declared as {bits}. Build BLIS with {bits}-bit integers.")
 
 
 def _load(found: Found) -> Library:
@@ -230,9 +251,9 @@ def _load(found: Found) -> Library:
         raise LibraryError(f"{reason}. Models run as plain PyTorch.")
     runtime = openmp.ensure_runtime()
     module = declarations("_zendnn")
-    raw = _open(module.ffi, found.path)
+    raw = open_library(module.ffi, found.path)
     library = Library(module.ffi, raw, "zendnn_", found.path, "", openmp=runtime, config=found.config)
-    library.version = abi.accept(library, module, supported=((5, 0), (5, 1)))
+    library.version = abi.accept(library, module, SUPPORTED_VERSIONS)
     library.provider = str(found.config.get("provider", found.origin))
     blis = _open_blis(found)
     library.blis_lib, library.blis_ffi = blis, blis.ffi
