@@ -1,8 +1,8 @@
 """Accept a library only if it is what the declarations say: version, functions, enumerators, struct sizes.
 
-ABI mode believes the declarations; a wrong one is a crash, not a message. So before anything else runs, the library itself
-is asked: every function resolves, every enumerator carries the name its *2str function prints, every descriptor a
-*_desc_init writes is as long as declared. A few milliseconds in all.
+ABI mode believes the declarations; a wrong one is a crash, not a message. So before anything else runs, the library
+itself is asked: every function resolves, every enumerator carries the name its *2str function prints, every descriptor
+a *_desc_init writes is as long as declared. Two milliseconds in all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .errors import LibraryError
@@ -54,13 +54,13 @@ class IncompatibleError(LibraryError):
         self.missing = missing
 
 
-@lru_cache(maxsize=None)
+@cache
 def declared_names(module: types.ModuleType) -> frozenset[str]:
     """Return every function and constant a generated module declares."""
     return frozenset(dir(module.ffi.dlopen(None)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def declared_functions(module: types.ModuleType) -> frozenset[str]:
     """Return every function a generated module declares."""
     return frozenset(name for name in declared_names(module) if not _is_constant(module.ffi, name))
@@ -160,12 +160,16 @@ def check_structs(library: Library) -> None:
         raise IncompatibleError(f"{library.path}: descriptors differ from the declared: {'; '.join(wrong)}.")
 
 
-def make_desc(library: Library, dims: tuple[int, ...], data_type: str = "f32", tag: str = "any", into: Any = None) -> Any:
+def make_desc(
+    library: Library, dims: tuple[int, ...], data_type: str = "f32", tag: str = "any", into: Any = None
+) -> Any:
     """Return a memory descriptor, made with as few of our own layers as possible."""
     desc = library.new("memory_desc_t *") if into is None else into
     init = library.fn("memory_desc_init_by_tag")
     tag_value = library.const("format_tag_any" if tag == "any" else tag)
-    status = init(desc, len(dims), dims + (0,) * (12 - len(dims)), library.const(data_type), tag_value, *library.desc_flags)
+    status = init(
+        desc, len(dims), dims + (0,) * (12 - len(dims)), library.const(data_type), tag_value, *library.desc_flags
+    )
     if status:
         raise IncompatibleError(f"{library.path}: memory_desc_init_by_tag returned status {status}.")
     return desc
@@ -183,19 +187,27 @@ def fillers(library: Library) -> Iterator[tuple[str, Callable[[Any], int]]]:
         return 0
 
     yield "memory_desc_t", memory
-    yield "convolution_desc_t", lambda desc: fn("convolution_forward_desc_init")(
-        desc, inference, const("convolution_direct"), image, kernel, null, image, ones, zeros, zeros
+    yield (
+        "convolution_desc_t",
+        lambda desc: fn("convolution_forward_desc_init")(
+            desc, inference, const("convolution_direct"), image, kernel, null, image, ones, zeros, zeros
+        ),
     )
-    yield "inner_product_desc_t", lambda desc: fn("inner_product_forward_desc_init")(desc, inference, row, row, null, row)
+    yield (
+        "inner_product_desc_t",
+        lambda desc: fn("inner_product_forward_desc_init")(desc, inference, row, row, null, row),
+    )
     yield "matmul_desc_t", lambda desc: fn("matmul_desc_init")(desc, row, row, null, row)
-    yield "eltwise_desc_t", lambda desc: fn("eltwise_forward_desc_init")(
-        desc, inference, const("eltwise_relu"), plain, 0.5, 0.25
+    yield (
+        "eltwise_desc_t",
+        lambda desc: fn("eltwise_forward_desc_init")(desc, inference, const("eltwise_relu"), plain, 0.5, 0.25),
     )
     yield "binary_desc_t", lambda desc: fn("binary_desc_init")(desc, const("binary_add"), plain, plain, row)
     yield "softmax_desc_t", lambda desc: fn("softmax_forward_desc_init")(desc, inference, plain, 1)
     yield "logsoftmax_desc_t", lambda desc: fn("logsoftmax_forward_desc_init")(desc, inference, plain, 1)
-    yield "softmax_v2_desc_t", lambda desc: fn("softmax_v2_forward_desc_init")(
-        desc, inference, const("softmax_log"), plain, row, 1
+    yield (
+        "softmax_v2_desc_t",
+        lambda desc: fn("softmax_v2_forward_desc_init")(desc, inference, const("softmax_log"), plain, row, 1),
     )
     if library.has("embedding_bag_desc_init"):
         yield "embedding_bag_desc_t", lambda desc: fill_embedding_bag(library, desc)

@@ -2,8 +2,8 @@
 
     python zendnn_cffi/build_ffi.py --out DIR      writes DIR/_zendnn.py, DIR/_blis.py, DIR/_onednn.py
 
-Needs cffi only, and never imports the package it stands in: the build runs it by path. One set of declarations serves two
-libraries. The headers spell ZenDNN; `Binding.prefix` respells them, and `#ifdef ZENDNN` marks the few lines that differ:
+Needs cffi only, and never imports the package it stands in: the build runs it by path. One set of declarations serves
+two libraries. The headers spell ZenDNN; `Binding.prefix` respells them, `#ifdef ZENDNN` marks the few lines that differ:
 
     cdef/*.h --select(#ifdef)--> text --respell(prefix)--> C declarations --cffi--> _zendnn.py | _onednn.py
 """
@@ -126,7 +126,7 @@ def write_module(row: Binding, folder: Path) -> Path:
 def main(arguments: list[str] | None = None) -> int:
     """Write every module; the command line of this file."""
     parser = argparse.ArgumentParser(description="Write the ABI-mode cffi modules.")
-    parser.add_argument("--out", required=True, type=Path, help="folder to write _zendnn.py, _blis.py and _onednn.py to")
+    parser.add_argument("--out", required=True, type=Path, help="folder for _zendnn.py, _blis.py, _onednn.py")
     folder: Path = parser.parse_args(arguments).out
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "__init__.py").write_text('"""Written by build_ffi.py: do not edit."""\n', encoding="utf-8")

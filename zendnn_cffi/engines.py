@@ -32,7 +32,9 @@ class EngineKind:
 KINDS = {
     kind.name: kind
     for kind in (
-        EngineKind("zendnn", "_zendnn", "zendnn_", library.SUPPORTED_VERSIONS, library.DISTRIBUTION, library.ENGINE_FILE),
+        EngineKind(
+            "zendnn", "_zendnn", "zendnn_", library.SUPPORTED_VERSIONS, library.DISTRIBUTION, library.ENGINE_FILE
+        ),
         EngineKind("onednn", "_onednn", "dnnl_", ((2, 6),), "onednn-cpu-gomp", "libdnnl.so.2"),
     )
 }

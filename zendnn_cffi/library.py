@@ -15,7 +15,7 @@ import threading
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ REMEDY = (
 )
 
 
-@lru_cache(maxsize=None)
+@cache
 def declarations(module: str) -> types.ModuleType:
     """Return the ABI-mode module `_zendnn`, `_blis` or `_onednn`: the generated one, or the same made in memory.
 
@@ -242,7 +242,9 @@ def check_blis_integers(ffi: Any, path: str, blis: Any) -> None:
         found = getattr(blis, function)()
         takes_blas = bits == 64 or abi.exports(ffi, blis, "sgemm_blis_impl")
         if takes_blas and found != bits:
-            raise LibraryError(f"{path}: {function}() is {found}, declared as {bits}. Build BLIS with {bits}-bit integers.")
+            raise LibraryError(
+                f"{path}: {function}() is {found}, declared as {bits}. Build BLIS with {bits}-bit integers."
+            )
 
 
 def _load(found: Found) -> Library:
@@ -269,7 +271,7 @@ _refused: tuple[tuple[str | None, ...], str] | None = None
 def load() -> Library:
     """Return the library, loading and checking it on the first call; any thread may call.
 
-    Raises   LibraryError with the reason and the remedy. A refusal is remembered until the environment variables change.
+    Raises   LibraryError with the reason and the remedy. A refusal is remembered until those variables change.
     """
     global _loaded, _refused
     if _loaded is not None:

@@ -1,8 +1,8 @@
 """One OpenMP runtime in the process: the libgomp torch ships, the system's where torch is absent.
 
-Two copies of libgomp mean two thread pools fighting for the cores. The engine asks the loader for "libgomp.so.1"; a copy
-already mapped under that name answers. So the right one is mapped before the engine is, whichever of torch and the
-engine comes first.
+Two copies of libgomp mean two thread pools fighting for the cores. The engine asks the loader for "libgomp.so.1"; a
+copy already mapped under that name answers. So the right one is mapped before the engine is, whichever of torch and
+the engine comes first.
 """
 
 from __future__ import annotations
