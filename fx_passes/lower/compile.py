@@ -1,0 +1,96 @@
+"""One region under one input signature, from graph to program."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from fx_passes.layout.assign import assign_layouts
+from fx_passes.lower.candidates import Candidate, Operation
+from fx_passes.lower.context import eager_layout
+from fx_passes.lower.cost import estimate_all, reorder_ns
+from fx_passes.lower.rules import lower_graph
+from fx_passes.lower.specs import TensorSpec
+from fx_passes.plan.prepack import WeightStore
+from fx_passes.plan.schedule import build_program
+from zendnn_cffi.program import Program
+
+if TYPE_CHECKING:
+    from fx_passes.region import RegionOptions
+
+log = logging.getLogger("zendnn_cffi.lower")
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node of the region became.
+
+    name            name of the node
+    source          what it was in the model
+    kind            primitive, "view" or "torch"
+    implementation  the implementation that runs, "view" or "torch"
+    layout          of the result
+    post_ops        what was absorbed
+    reason          why plain PyTorch runs, else empty
+    """
+
+    name: str
+    source: str
+    kind: str
+    implementation: str
+    layout: str
+    post_ops: tuple[str, ...]
+    reason: str
+    flops: int
+
+
+@dataclass(frozen=True)
+class LoweredRegion:
+    """A program, and what it is made of."""
+
+    program: Program
+    nodes: tuple[NodeReport, ...]
+
+
+def lower_region(
+    graph: fx.Graph,
+    inputs: Sequence[TensorSpec],
+    parameters: Mapping[str, torch.Tensor],
+    weights: WeightStore,
+    options: RegionOptions,
+) -> LoweredRegion:
+    """Return the program for one signature. graph is edited: pass a copy."""
+    start = time.perf_counter()
+    operations, values = lower_graph(
+        graph, inputs, parameters, compute_dtype=options.dtype, allow_winograd=options.allow_winograd
+    )
+    estimate_all(operations, torch.get_num_threads())
+    placeholders = graph.find_nodes(op="placeholder")
+    arriving = {node: eager_layout(values.specs[node]) for node in placeholders}
+    results = next(iter(graph.find_nodes(op="output"))).args[0]
+    leaving = [(node, values.specs[node]) for node in (results if isinstance(results, tuple | list) else (results,))]
+    wanted = {node: eager_layout(spec) for node, spec in leaving}
+    choice = assign_layouts(operations, arriving, wanted, reorder_ns)
+    program = build_program(operations, choice, arriving, leaving, weights)
+    log.debug("lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), time.perf_counter() - start)
+    return LoweredRegion(program, tuple(map(_report, operations, choice)))
+
+
+def _report(operation: Operation, candidate: Candidate) -> NodeReport:
+    post_ops = tuple(str(p[1]) for p in operation.node.kwargs.get("post_ops", ()))  # type: ignore[union-attr]
+    return NodeReport(
+        operation.name,
+        str(operation.node.meta.get("source", "")),
+        operation.kind,
+        candidate.implementation,
+        candidate.dst.format,
+        post_ops,
+        operation.fallback_reason,
+        operation.flops,
+    )

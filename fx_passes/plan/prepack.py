@@ -1,0 +1,81 @@
+"""Constant weights in the layouts that primitives want: reordered once, shared by every program that asks again."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from fx_passes.lower.candidates import Weights
+from fx_passes.lower.layouts import same_bytes, strided
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.memory import Memory, MemoryDesc
+from zendnn_cffi.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.program import Slot
+
+_ALIGNMENT_BYTES = 64
+
+
+class WeightStore:
+    """Prepacked weights by (name, layout). A weight that already lies as wanted is used where it is, not copied."""
+
+    def __init__(self) -> None:
+        self._packed: dict[tuple[str, bytes], torch.Tensor] = {}
+        self._lock = threading.Lock()
+
+    def get(self, prefix: str, weights: Weights) -> torch.Tensor:
+        """Return a tensor whose memory holds the weights in weights.desc."""
+        key = f"{prefix}{weights.key}", weights.desc.key
+        with self._lock:
+            packed = self._packed.get(key)
+            if packed is None:
+                packed = self._packed[key] = prepack(weights.plain, weights.desc)
+            return packed
+
+    def clear(self) -> None:
+        """Forget everything: the parameters changed."""
+        with self._lock:
+            self._packed.clear()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of packed copies (weights used where they are do not count)."""
+        with self._lock:
+            return sum(t.numel() * t.element_size() for t in self._packed.values() if t.dtype == torch.uint8)
+
+
+def prepack(plain: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    """Return `plain` in the layout desc: itself where it lies so already, else a new uint8 tensor.
+
+    plain may have another shape than desc where only ones differ (a bias [C] seen as [1, C, 1, 1]).
+    """
+    plain = plain.detach().reshape(desc.dims)
+    have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
+    if same_bytes(have, desc):
+        return plain
+    with torch.inference_mode(False):
+        raw = torch.empty(desc.size_bytes + _ALIGNMENT_BYTES, dtype=torch.uint8)
+    start = -raw.data_ptr() % _ALIGNMENT_BYTES
+    packed = raw[start : start + desc.size_bytes]
+    primitive = Primitive(PrimitiveDesc.reorder(have, desc))
+    primitive.execute({ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)})
+    return packed
+
+
+class Prepacked:
+    """The constants of one program: each prepacked weight once, as a slot."""
+
+    def __init__(self, store: WeightStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._slots: dict[int, Slot] = {}
+        self.tensors: list[torch.Tensor] = []
+
+    def slot(self, weights: Weights) -> Slot:
+        """Where the program finds these weights."""
+        tensor = self._store.get(self._prefix, weights)
+        slot = self._slots.get(id(tensor))
+        if slot is None:
+            slot = self._slots[id(tensor)] = Slot("constant", len(self.tensors))
+            self.tensors.append(tensor)
+        return slot

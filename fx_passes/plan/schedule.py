@@ -1,0 +1,220 @@
+"""Turn chosen candidates into steps over buffers, give the buffers memory, and build the program.
+
+    candidate per operation -> steps (reorders inserted, shared by readers) -> lifetimes -> arena offsets -> Program
+
+A buffer is a stretch of memory; a view, a sum into a residual and an element-wise step in place make two values share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fx_passes.lower.candidates import (
+    Candidate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Scratchpad,
+    TorchTemplate,
+    Weights,
+)
+from fx_passes.lower.context import eager_layout
+from fx_passes.lower.layouts import same_bytes
+from fx_passes.lower.specs import TensorSpec
+from fx_passes.plan.arena import Lifetime, plan_arena
+from fx_passes.plan.prepack import Prepacked, WeightStore
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.program import Call, OutputSpec, PrimitiveCall, Program, Slot, TensorView, TorchCall
+
+END = 1 << 60
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A stretch of memory with its lifetime in steps. space "arena" until proven input or output."""
+
+    size_bytes: int
+    first: int
+    last: int
+    space: str = "arena"
+    index: int = 0
+    merged: Buffer | None = None
+
+    def root(self) -> Buffer:
+        """The buffer that this one became part of."""
+        buffer = self
+        while buffer.merged is not None:
+            buffer = buffer.merged
+        return buffer
+
+
+@dataclass
+class Step:
+    """One call to be: its template, and a buffer for each argument that is not a weight."""
+
+    name: str
+    operation: Operation | None
+    template: PrimitiveTemplate | TorchTemplate
+    srcs: list[tuple[Buffer, MemoryDesc]]
+    dst: tuple[Buffer, MemoryDesc]
+    scratchpad: Buffer | None = None
+
+
+@dataclass
+class Schedule:
+    """The state of scheduling: steps so far, and where each value lies in which layouts."""
+
+    prefix: str
+    weights: WeightStore
+    steps: list[Step] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    places: dict[fx.Node, list[tuple[MemoryDesc, Buffer]]] = field(default_factory=dict)
+    takeovers: list[tuple[int, Buffer, Buffer]] = field(default_factory=list)
+
+    def new_buffer(self, desc: MemoryDesc) -> Buffer:
+        buffer = Buffer(desc.size_bytes, len(self.steps), len(self.steps))
+        self.buffers.append(buffer)
+        return buffer
+
+    def fetch(self, node: fx.Node, want: MemoryDesc, reader: str) -> Buffer:
+        """Where node's value lies in the layout `want`, after a reorder if it lies in no such layout yet."""
+        for have, buffer in self.places[node]:
+            if same_bytes(have, want):
+                buffer.root().last = max(buffer.root().last, len(self.steps))
+                return buffer
+        have, source = self.places[node][0]
+        source.root().last = max(source.root().last, len(self.steps))
+        buffer = self.new_buffer(want)
+        self._reorder(f"{node.name} for {reader}", have, source, want, buffer)
+        self.places[node].append((want, buffer))
+        buffer.last = len(self.steps)
+        return buffer
+
+    def _reorder(self, name: str, have: MemoryDesc, source: Buffer, want: MemoryDesc, buffer: Buffer) -> None:
+        pd = PrimitiveDesc.reorder(have, want)
+        template = PrimitiveTemplate(pd, {ARG_SRC: Operand(0), ARG_DST: Result()}, "reorder")
+        buffer.last = len(self.steps)
+        self.steps.append(Step(name, None, template, [(source, have)], (buffer, want)))
+
+    def compute(self, operation: Operation, candidate: Candidate) -> None:
+        """Append the candidate's calls; afterwards the operation's value lies in candidate.dst."""
+        wanted = zip(operation.operands, candidate.srcs, strict=True)
+        sources = [(self.fetch(node, desc, operation.name), desc) for node, desc in wanted]
+        if candidate.is_view:
+            self.places[operation.node] = [(candidate.dst, sources[0][0])]
+            return
+        if candidate.overwrites is not None:
+            result = sources[candidate.overwrites][0]
+        else:
+            result = self.new_buffer(candidate.dst)
+            if candidate.may_overwrite is not None:
+                self.takeovers.append((len(self.steps), sources[candidate.may_overwrite][0], result))
+        for template in candidate.calls:
+            step = Step(operation.name, operation, template, sources, (result, candidate.dst))
+            for buffer, _ in [*sources, step.dst]:
+                buffer.root().last = max(buffer.root().last, len(self.steps))
+            if isinstance(template, PrimitiveTemplate):
+                for argument in template.args.values():
+                    if isinstance(argument, Scratchpad):
+                        step.scratchpad = self.new_buffer(argument.desc)
+            self.steps.append(step)
+        self.places[operation.node] = [(candidate.dst, result)]
+
+    def leave(self, number: int, node: fx.Node, want: MemoryDesc) -> None:
+        """Make node's value output `number`, in the layout `want`: in place where its buffer is free to be one."""
+        have, buffer = self.places[node][0]
+        root = buffer.root()
+        if not (same_bytes(have, want) and root.space == "arena" and root.size_bytes == want.size_bytes):
+            root.last = max(root.last, len(self.steps))
+            root = self.new_buffer(want)
+            self._reorder(f"{node.name} out", have, buffer, want, root)
+        root.space, root.index, root.last = "output", number, END
+
+    def settle_takeovers(self) -> None:
+        """Let results take over the memory of inputs that nothing reads later."""
+        for step, source, result in self.takeovers:
+            source, result = source.root(), result.root()
+            free = source.space == "arena" and source.last == step and source.size_bytes == result.size_bytes
+            if free and source is not result:
+                source.merged = result
+                result.first = min(result.first, source.first)
+
+
+def build_program(
+    operations: Sequence[Operation],
+    choice: Sequence[Candidate],
+    inputs: Mapping[fx.Node, MemoryDesc],
+    outputs: Sequence[tuple[fx.Node, TensorSpec]],
+    weights: WeightStore,
+    prefix: str = "",
+) -> Program:
+    """Return the program that computes the operations with the chosen candidates.
+
+    inputs   region inputs in order, with the layout each arrives in
+    outputs  region outputs in order, with the tensor each becomes
+    weights  where prepacked weights are kept, shared between programs
+    prefix   put before weight keys, so that regions do not mix theirs up
+    """
+    schedule = Schedule(prefix, weights)
+    for number, (node, desc) in enumerate(inputs.items()):
+        buffer = Buffer(desc.size_bytes, -1, END, "input", number)
+        schedule.buffers.append(buffer)
+        schedule.places[node] = [(desc, buffer)]
+    for operation, candidate in zip(operations, choice, strict=True):
+        schedule.compute(operation, candidate)
+    for number, (node, spec) in enumerate(outputs):
+        schedule.leave(number, node, eager_layout(spec))
+    schedule.settle_takeovers()
+    slots, arena_bytes = _place(schedule.buffers)
+    constants = Prepacked(weights, prefix)
+    calls = [_call(step, slots, constants) for step in schedule.steps]
+    specs = [OutputSpec(spec.shape, spec.strides, spec.dtype) for _, spec in outputs]
+    return Program(calls, specs, constants.tensors, arena_bytes)
+
+
+def _place(buffers: Sequence[Buffer]) -> tuple[dict[Buffer, Slot], int]:
+    """A slot for every buffer."""
+    arena = [b for b in buffers if b.root() is b and b.space == "arena"]
+    offsets, arena_bytes = plan_arena([Lifetime(b.size_bytes, b.first, b.last) for b in arena])
+    slots = {b: Slot("arena", 0, offset) for b, offset in zip(arena, offsets, strict=True)}
+    for buffer in buffers:
+        if buffer.root() is buffer and buffer.space != "arena":
+            slots[buffer] = Slot(buffer.space, buffer.index)
+    for buffer in buffers:
+        slots[buffer] = slots[buffer.root()]
+    return slots, arena_bytes
+
+
+def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Call:
+    if isinstance(step.template, TorchTemplate):
+        assert step.operation is not None
+        srcs = tuple(_view(slots[buffer], desc) for buffer, desc in step.srcs)
+        kind = step.operation.kind
+        return TorchCall(step.name, step.template.function, srcs, _view(slots[step.dst[0]], step.dst[1]), kind)
+    args: dict[int, tuple[Slot, MemoryDesc]] = {}
+    for arg, argument in step.template.args.items():
+        match argument:
+            case Operand(index, desc):
+                args[arg] = slots[step.srcs[index][0]], desc or step.srcs[index][1]
+            case Result(desc):
+                args[arg] = slots[step.dst[0]], desc or step.dst[1]
+            case Scratchpad(desc):
+                assert step.scratchpad is not None
+                args[arg] = slots[step.scratchpad], desc
+            case Weights():
+                args[arg] = constants.slot(argument), argument.desc
+    primitive = Primitive(step.template.pd)
+    flops = step.operation.flops if step.operation is not None else 0
+    return PrimitiveCall(step.name, primitive, args, step.template.kind, flops)
+
+
+def _view(slot: Slot, desc: MemoryDesc) -> TensorView:
+    """A slot as the torch tensor that desc describes (always plain: torch calls ask for eager layouts)."""
+    assert desc.strides is not None and desc.dtype is not None
+    return TensorView(slot, desc.dims, desc.strides, desc.dtype)

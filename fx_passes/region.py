@@ -1,0 +1,160 @@
+"""ZenRegion: the module that stands for a region of the graph and runs it as a program of primitives.
+
+The first call with a new input signature (shapes, strides, dtypes, threads) lowers the region's graph for it; the program
+is kept, least recently used first out. What cannot be lowered runs the same graph as plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+import zendnn_cffi
+from fx_passes.lower.compile import LoweredRegion, lower_region
+from fx_passes.lower.specs import TensorSpec, evaluate_constants
+from fx_passes.plan.prepack import WeightStore
+
+log = logging.getLogger("zendnn_cffi.region")
+
+MAX_PROGRAMS = 32
+Signature = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """How regions are lowered; a callable that makes one, so that a pickled module can be made again.
+
+    dtype           dtype of activations and weights inside (None: each value's own)
+    allow_winograd  whether convolutions may use Winograd's algorithm
+    """
+
+    dtype: torch.dtype | None = None
+    allow_winograd: bool = True
+
+    def __call__(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str) -> ZenRegion:
+        return ZenRegion(graph, constants, name, self)
+
+
+class ZenRegion(nn.Module):
+    """A region of an optimized module.
+
+    graph      the region in the vocabulary of fx_passes.ops
+    constants  parameters by the names that graph's get_attr nodes have
+    """
+
+    def __init__(
+        self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str, options: RegionOptions
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.name = name
+        self.options = options
+        self.weights = WeightStore()
+        self._constants = constants
+        self._lock = threading.RLock()
+        self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
+        self._reasons: dict[Signature, str] = {}
+        self._plain_constants: dict[fx.Node, Any] | None = None
+        self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the region; tensors in, a tensor or a tuple of tensors out."""
+        for value in inputs:
+            if type(value) not in _TENSORS or not value.is_cpu or value.is_neg():
+                return self.run_plain(inputs)
+            if value.requires_grad and torch.is_grad_enabled():
+                return self.run_plain(inputs)
+        signature = (torch.get_num_threads(), *((t.shape, t.dtype, t.stride()) for t in inputs))
+        lowered = self._lowered.get(signature, _MISSING)
+        if lowered is _MISSING:
+            lowered = self._lower(signature, inputs)
+        if lowered is None or torch.is_autocast_enabled("cpu"):
+            return self.run_plain(inputs)
+        outputs = lowered.program(inputs)
+        return outputs[0] if self._single else tuple(outputs)
+
+    def _lower(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> LoweredRegion | None:
+        with self._lock:
+            if signature in self._lowered:
+                return self._lowered[signature]
+            lowered, reason = self._try_lower(inputs)
+            if lowered is None:
+                self._reasons[signature] = reason
+            while len(self._lowered) >= MAX_PROGRAMS:
+                old, _ = self._lowered.popitem(last=False)
+                self._reasons.pop(old, None)
+            self._lowered[signature] = lowered
+            return lowered
+
+    def _try_lower(self, inputs: Sequence[torch.Tensor]) -> tuple[LoweredRegion | None, str]:
+        """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours."""
+        if not zendnn_cffi.is_available():
+            return None, zendnn_cffi.unavailable_reason() or "the library is not available"
+        if any(t.numel() == 0 for t in inputs):
+            return None, "an input is empty"
+        try:
+            specs = [TensorSpec.of(t) for t in inputs]
+            with torch.inference_mode(False), torch.no_grad():
+                return lower_region(copy.deepcopy(self.graph), specs, self._constants, self.weights, self.options), ""
+        except Exception as error:
+            log.exception("%s: lowering failed, plain PyTorch runs instead", self.name)
+            warnings.warn(
+                f"zendnn_cffi: {self.name} could not be lowered and runs as plain PyTorch"
+                f" ({type(error).__name__}: {error})",
+                stacklevel=2,
+            )
+            return None, f"{type(error).__name__}: {error}"
+
+    def run_plain(self, inputs: Sequence[Any]) -> Any:
+        """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""
+        track = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in inputs)
+        if self._plain_constants is None:
+            with torch.inference_mode(False):
+                self._plain_constants = evaluate_constants(self.graph, self._constants)
+        values: dict[fx.Node, Any] = dict(self._plain_constants)
+        remaining = iter(inputs)
+        with torch.set_grad_enabled(track):
+            for node in self.graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = next(remaining)
+                elif node.op == "output":
+                    return fx.node.map_arg(node.args[0], values.__getitem__)
+                elif node not in values:
+                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = node.target(*args, **kwargs)
+        raise AssertionError("a graph without an output")
+
+    def invalidate(self) -> None:
+        """The parameters may have changed: forget programs, prepacked and folded weights."""
+        with self._lock:
+            self._lowered.clear()
+            self._reasons.clear()
+            self._plain_constants = None
+            self.weights.clear()
+
+    @property
+    def lowered(self) -> dict[Signature, LoweredRegion | None]:
+        """What was lowered, by signature; None where plain PyTorch runs."""
+        with self._lock:
+            return dict(self._lowered)
+
+    def reason(self, signature: Signature) -> str:
+        """Why plain PyTorch runs for a signature."""
+        return self._reasons.get(signature, "")
+
+    def extra_repr(self) -> str:
+        ops = sum(node.op == "call_function" for node in self.graph.nodes)
+        return f"{ops} operations, lowered for {len(self._lowered)} signatures"
+
+
+_TENSORS = (torch.Tensor, nn.Parameter)
+_MISSING: Any = object()

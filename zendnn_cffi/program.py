@@ -1,0 +1,245 @@
+"""A Program: a flat list of calls into ZenDNN and torch whose arguments are all built beforehand.
+
+    inputs (tensors) --point--> [call, call, call, ...] --> outputs (new tensors)
+
+Everything between the inputs and the outputs lives in one arena, at offsets that the caller planned. What a running
+call needs for itself (arena, memory handles, stream) is an execution context; contexts are pooled, so threads that call
+the same program at once never share one, and a program called by one thread builds one context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from zendnn_cffi.errors import ZenDNNError, check
+from zendnn_cffi.library import load
+from zendnn_cffi.memory import Memory, MemoryDesc
+from zendnn_cffi.primitive import Primitive, Stream
+
+ARENA_ALIGNMENT_BYTES = 64
+HUGE_PAGE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor lives: space "input", "output", "arena" or "constant", index within it, offset in bytes."""
+
+    space: str
+    index: int = 0
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """An output tensor, newly allocated by each run."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class PrimitiveCall:
+    """One execution of a ZenDNN primitive; args maps argument ids to where the memory lies and how it is laid out."""
+
+    name: str
+    primitive: Primitive
+    args: dict[int, tuple[Slot, MemoryDesc]]
+    kind: str = ""
+    flops: int = 0
+
+    @property
+    def implementation(self) -> str:
+        return self.primitive.pd.implementation
+
+    def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The C function and its arguments in this context."""
+        library = load()
+        memories = {arg: context.memory(slot, desc) for arg, (slot, desc) in self.args.items()}
+        exec_args = library.ffi.new("zendnn_exec_arg_t[]", len(memories))
+        for entry, (arg, memory) in zip(exec_args, memories.items(), strict=True):
+            entry.arg, entry.memory = arg, memory.handle
+        context.keep_alive += [exec_args, self.primitive]
+        arguments = (self.primitive.handle, context.stream.handle, len(memories), exec_args)
+        return library.lib.zendnn_primitive_execute, arguments
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """A tensor that a torch call reads or writes: a slot seen with a shape, strides (in elements) and a dtype."""
+
+    slot: Slot
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class TorchCall:
+    """One plain PyTorch computation between the primitives: dst.copy_(function(*srcs))."""
+
+    name: str
+    function: Callable[..., torch.Tensor]
+    srcs: tuple[TensorView, ...]
+    dst: TensorView
+    kind: str = "torch"
+    flops: int = 0
+    implementation: str = "torch"
+
+    def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A Python function with C's convention: 0 is success."""
+        return self._run, (context,)
+
+    def _run(self, context: Context) -> int:
+        with torch.no_grad():
+            context.tensor(self.dst).copy_(self.function(*(context.tensor(src) for src in self.srcs)))
+        return 0
+
+
+class Call(Protocol):
+    """What a program is made of."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def implementation(self) -> str: ...
+
+    @property
+    def flops(self) -> int: ...
+
+    def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]: ...
+
+
+@dataclass(eq=False)
+class Context:
+    """What one running call needs for itself: an arena, a stream, memory handles, and the tensors of this run."""
+
+    constants: Sequence[torch.Tensor]
+    arena_bytes: int
+    stream: Stream = field(default_factory=Stream)
+    inputs: Sequence[torch.Tensor] = ()
+    outputs: Sequence[torch.Tensor] = ()
+    keep_alive: list[Any] = field(default_factory=list)
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+    moving: list[tuple[str, int, int, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        alignment = HUGE_PAGE_BYTES if self.arena_bytes >= 2 * HUGE_PAGE_BYTES else ARENA_ALIGNMENT_BYTES
+        with torch.inference_mode(False):
+            raw = torch.empty(self.arena_bytes + alignment, dtype=torch.uint8)
+        start = -raw.data_ptr() % alignment
+        self.arena = raw[start : start + self.arena_bytes]
+        self._arena_pointer = raw.data_ptr() + start
+        self._memories: dict[tuple[Slot, MemoryDesc], Memory] = {}
+
+    def memory(self, slot: Slot, desc: MemoryDesc) -> Memory:
+        """The memory handle of a slot seen through desc; one per pair, shared by the calls that read it."""
+        memory = self._memories.get((slot, desc))
+        if memory is None:
+            fixed = None
+            if slot.space == "constant":
+                fixed = self.constants[slot.index].data_ptr() + slot.offset_bytes
+            elif slot.space == "arena":
+                fixed = self._arena_pointer + slot.offset_bytes
+            memory = self._memories[slot, desc] = Memory(desc, fixed)
+            if fixed is None:
+                self.moving.append((slot.space, slot.index, slot.offset_bytes, memory.handle))
+        return memory
+
+    def tensor(self, view: TensorView) -> torch.Tensor:
+        """The slot as a torch tensor."""
+        slot = view.slot
+        if slot.space == "arena":
+            start = slot.offset_bytes
+            span = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + 1
+            raw = self.arena[start : start + span * view.dtype.itemsize].view(view.dtype)
+            return raw.as_strided(view.shape, view.strides)
+        base = {"input": self.inputs, "output": self.outputs, "constant": self.constants}[slot.space][slot.index]
+        if slot.offset_bytes == 0 and base.shape == view.shape and base.stride() == view.strides:
+            return base
+        offset = base.storage_offset() + slot.offset_bytes // view.dtype.itemsize
+        return base.as_strided(view.shape, view.strides, offset)
+
+
+class Program:
+    """Run a planned list of calls.
+
+    calls        in execution order; each knows its arguments as slots
+    outputs      shapes, strides (elements) and dtypes of the tensors a run returns
+    constants    prepacked weights and other tensors that never change, kept alive here
+    arena_bytes  size of the arena that the slots' offsets fit in
+    Raises       ZenDNNError naming the call when the library refuses one.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        outputs: Sequence[OutputSpec],
+        constants: Sequence[torch.Tensor] = (),
+        arena_bytes: int = 0,
+    ) -> None:
+        self.calls = tuple(calls)
+        self.outputs = tuple(outputs)
+        self.constants = tuple(constants)
+        self.arena_bytes = arena_bytes
+        self._set_data_handle = load().lib.zendnn_memory_set_data_handle
+        self._cast = load().ffi.cast
+        self._void = load().ffi.typeof("void *")
+        self._idle: list[Context] = []
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the outputs for these inputs, whose shapes, strides and dtypes must be those the program is for."""
+        context = self._enter(inputs)
+        for function, arguments in context.calls:
+            if function(*arguments):
+                self._raise(context)
+        return self._leave(context)
+
+    def run_timed(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+        """Return the outputs, and the wall time of each call in ns."""
+        context = self._enter(inputs)
+        times_ns = []
+        for call, (function, arguments) in zip(self.calls, context.calls, strict=True):
+            start = time.perf_counter_ns()
+            status = function(*arguments)
+            times_ns.append(time.perf_counter_ns() - start)
+            check(status, f"{call.name}: executing {call.kind}")
+        return self._leave(context), times_ns
+
+    def _enter(self, inputs: Sequence[torch.Tensor]) -> Context:
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = self._new_context()
+        outputs = [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype) for spec in self.outputs]
+        context.inputs, context.outputs = inputs, outputs
+        pointers = {"input": [t.data_ptr() for t in inputs], "output": [t.data_ptr() for t in outputs]}
+        for space, index, offset, handle in context.moving:
+            self._set_data_handle(handle, self._cast(self._void, pointers[space][index] + offset))
+        return context
+
+    def _leave(self, context: Context) -> list[torch.Tensor]:
+        outputs = list(context.outputs)
+        context.inputs = context.outputs = ()
+        self._idle.append(context)
+        return outputs
+
+    def _new_context(self) -> Context:
+        context = Context(self.constants, self.arena_bytes)
+        context.calls = [call.bind(context) for call in self.calls]
+        return context
+
+    def _raise(self, context: Context) -> None:
+        """Find the call that fails by running the list again, one status at a time."""
+        for call, (function, arguments) in zip(self.calls, context.calls, strict=True):
+            check(function(*arguments) or 0, f"{call.name}: executing {call.kind} ({call.implementation})")
+        raise ZenDNNError("a primitive failed once and not again: please report this with ZENDNN_CFFI_LOG=DEBUG output")
