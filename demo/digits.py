@@ -15,7 +15,7 @@ TRAINING_SHARE = 0.75
 class DigitNet(nn.Module):
     """Two convolutions, a residual block, a classifier: every kind of layer that is folded or fused."""
 
-    def __init__(self, width: int = 48) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
         self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
@@ -56,9 +56,7 @@ def load(seed: int = 0) -> Digits:
     return Digits(images[first], labels[first], images[rest], labels[rest])
 
 
-def train(
-    digits: Digits, *, epochs: int = 8, seed: int = 0, step: Callable[[str], None] = lambda note: None
-) -> DigitNet:
+def train(digits: Digits, step: Callable[[str], None], *, epochs: int = 8, seed: int = 0) -> DigitNet:
     """Return a trained network in eval mode; `step` is called once per epoch with a note on it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

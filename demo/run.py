@@ -9,6 +9,7 @@ nothing, but they must be the same before and after, and it costs what a trained
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import sys
 import time
@@ -46,7 +47,7 @@ def show_digits(epochs: int) -> bool:
     screen.heading("A digit classifier, trained now")
     data = digits.load()
     with screen.Progress(f"training on {len(data.train_labels)} images", epochs) as progress:
-        model = digits.train(data, epochs=epochs, step=progress)
+        model = digits.train(data, progress, epochs=epochs)
     reference = digits.predict(model, data.test_images)
     screen.line(f"eager, {len(reference)} test images", f"accuracy {digits.accuracy(reference, data.test_labels):.2%}")
     agreed = {}
@@ -74,15 +75,15 @@ def compare_resnet(rounds: int) -> tuple[nn.Module, Tensor, dict[str, list[float
         optimized(photograph)
         screen.line("optimize and first call", f"{time.perf_counter() - began:.1f} s")
         expected, answer = model(photograph), optimized(photograph)
-        seconds = _interleaved({"eager": model, "optimized": optimized}, photograph, rounds)
+        nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        ways = {"eager": model, "eager, channels_last": nhwc, "optimized": optimized}
+        seconds = _interleaved(ways, photograph, rounds)
     error = ((answer - expected).abs().max() / expected.abs().max()).item()
     same_top5 = bool((answer.topk(5).indices == expected.topk(5).indices).all())
-    slowest = max(statistics.median(values) for values in seconds.values())
-    for name, values in seconds.items():
-        median = statistics.median(values)
-        screen.line(name, f"{screen.bar(median / slowest)}  {median * 1e3:6.1f} ms")
-    speedup = statistics.median(seconds["eager"]) / statistics.median(seconds["optimized"])
-    screen.line("speed-up over eager", f"{speedup:.2f} x")
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, median in medians.items():
+        filled = screen.bar(median / max(medians.values()))
+        screen.line(name, f"{filled} {median * 1e3:7.1f} ms   {median / medians['optimized']:.2f} x")
     screen.line("largest error / largest output", f"{error:.1e}, top five classes {'equal' if same_top5 else 'DIFFER'}")
     return optimized, photograph, seconds, error <= FP32_TOLERANCE
 
@@ -98,7 +99,7 @@ def _interleaved(models: dict[str, nn.Module], image: Tensor, rounds: int) -> di
                     began = time.perf_counter()
                     model(image)
                     seconds[name].append(time.perf_counter() - began)
-            progress("  ".join(f"{name} {statistics.median(values) * 1e3:.1f} ms" for name, values in seconds.items()))
+            progress("  ".join(f"{statistics.median(values) * 1e3:.1f}" for values in seconds.values()) + " ms")
     return seconds
 
 
@@ -111,10 +112,8 @@ def show_implementations(records: list[Any]) -> None:
         time_ns[record.kind, record.implementation] += record.time_ns
     screen.heading("What ran")
     for (kind, implementation), spent in time_ns.most_common():
-        calls = count[kind, implementation]
-        screen.line(
-            f"{calls:3} x {kind}", f"{screen.bar(spent / total_ns, 14)} {spent / 1e6:7.2f} ms  {implementation}"
-        )
+        label = f"{count[kind, implementation]:3} x {kind}"
+        screen.line(label, f"{screen.bar(spent / total_ns, 14)} {spent / 1e6:7.2f} ms  {implementation}")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 
 BAR_WIDTH = 28
 
@@ -40,18 +39,12 @@ class Progress:
         self.done, self.note = self.done + 1, note
         self._show()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        seconds = time.perf_counter() - self.began
-        self._show(f"  {self.note}  {seconds:.1f} s", end="\n", force=True)
+    def __exit__(self, *_: object) -> None:
+        self.note += f"  {time.perf_counter() - self.began:.1f} s"
+        self._show(last=True)
 
-    def _show(self, tail: str | None = None, end: str = "", force: bool = False) -> None:
-        if self.live or force:
-            start = "\r\033[K" if self.live else ""
-            share = self.done / self.total
-            print(
-                f"{start}  {self.label:<34} {bar(share)}{f'  {self.note}' if tail is None else tail}",
-                end=end,
-                flush=True,
-            )
+    def _show(self, last: bool = False) -> None:
+        if self.live or last:
+            start, end = "\r\033[K" if self.live else "", "\n" if last else ""
+            text = f"  {self.label:<34} {bar(self.done / self.total)}  {self.note}"
+            print(start + text, end=end, flush=True)
