@@ -69,7 +69,7 @@ def run_provider(options: argparse.Namespace, out: Path, work: Path) -> EngineCo
     if options.provider == "system":
         from .system import use_system
 
-        return use_system(out, options.library)
+        return use_system(options.library)
     if options.provider == "source":
         from .source import build_source
 

@@ -23,8 +23,10 @@ def build_prebuilt(out: Path, work: Path, wheel: Path | None) -> EngineConfig:
     ensure_lief(work)
     import lief
 
+    lief_version = str(getattr(lief, "__version__", "of unknown version"))
+
     library = unpack_library(wheel, work)
-    say(f"making {SONAME} stand alone (LIEF {lief.__version__})")
+    say(f"making {SONAME} stand alone (LIEF {lief_version})")
     make_standalone(library, out / SONAME)
     copy_licences(out, wheel_licences(wheel))
     return EngineConfig(
@@ -34,7 +36,7 @@ def build_prebuilt(out: Path, work: Path, wheel: Path | None) -> EngineConfig:
         blis=SONAME,
         source_sha256=ZENTORCH_LIBRARY_SHA256,
         options={"wheel": f"{ZENTORCH_WHEEL.name}=={ZENTORCH_WHEEL.version}", "wheel_sha256": ZENTORCH_WHEEL.sha256},
-        built_with={"lief": lief.__version__},
+        built_with={"lief": lief_version},
     )
 
 
