@@ -11,7 +11,7 @@ import logging
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import fx, nn
 
 import zendnn_cffi
 from fx_passes.lower.compile import LoweredRegion, lower_region
+from fx_passes.module import copy_graph
 from fx_passes.lower.specs import TensorSpec, evaluate_constants
 from fx_passes.plan.prepack import WeightStore
 
@@ -64,6 +65,7 @@ class ZenRegion(nn.Module):
         self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
         self._reasons: dict[Signature, str] = {}
         self._plain_constants: dict[fx.Node, Any] | None = None
+        self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
         self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
 
     def forward(self, *inputs: Any) -> Any:
@@ -79,7 +81,8 @@ class ZenRegion(nn.Module):
             lowered = self._lower(signature, inputs)
         if lowered is None or torch.is_autocast_enabled("cpu"):
             return self.run_plain(inputs)
-        outputs = lowered.program(inputs)
+        program = lowered.program
+        outputs = program(inputs) if self.on_run is None else self.on_run(self, program, inputs)
         return outputs[0] if self._single else tuple(outputs)
 
     def _lower(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> LoweredRegion | None:
@@ -104,7 +107,7 @@ class ZenRegion(nn.Module):
         try:
             specs = [TensorSpec.of(t) for t in inputs]
             with torch.inference_mode(False), torch.no_grad():
-                return lower_region(copy.deepcopy(self.graph), specs, self._constants, self.weights, self.options), ""
+                return lower_region(copy_graph(self.graph), specs, self._constants, self.weights, self.options), ""
         except Exception as error:
             log.exception("%s: lowering failed, plain PyTorch runs instead", self.name)
             warnings.warn(

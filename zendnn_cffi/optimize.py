@@ -1,0 +1,92 @@
+"""optimize(): the one call that most users need."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from zendnn_cffi.library import is_available, unavailable_reason
+from zendnn_cffi.log import get_logger
+
+if TYPE_CHECKING:
+    from fx_passes.trace import Traced
+
+log = get_logger(__name__)
+DTYPES = (None, torch.float32, torch.bfloat16)
+_warned = False
+
+
+def optimize(
+    model: nn.Module,
+    example_inputs: Sequence[Any] | torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    allow_winograd: bool = True,
+) -> fx.GraphModule:
+    """Return `model` rewritten for inference, with its convolutions, matrix products and what surrounds them in ZenDNN.
+
+    model           in evaluation mode; not changed. Weights are shared with it until prepacked.
+    example_inputs  a tensor, or the positional arguments of one call: for models that torch.fx cannot trace symbolically
+    dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. None (default)
+                    and torch.float32: each value in its own dtype.
+    allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error of the size of direct convolution's)
+    Returns         an fx.GraphModule with the model's signature and state_dict. It lowers its regions on the first call
+                    with each input signature. Outputs carry no gradient, unless an input asks for one: then that call
+                    runs in plain PyTorch.
+    Raises          TypeError, ValueError (training mode, another dtype). What is not supported is no error: it stays plain
+                    PyTorch, and explain() says why. Without a usable library all of it does, with one warning.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}")
+    if model.training:
+        raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
+    from fx_passes.pipeline import build
+    from fx_passes.region import RegionOptions
+    from fx_passes.trace import trace
+
+    inputs = _positional(example_inputs)
+    traced = trace(model, inputs)
+    if not is_available():
+        _warn_once()
+        return build_plain(traced)
+    options = RegionOptions(dtype if dtype == torch.bfloat16 else None, allow_winograd)
+    return build(traced, make_region=options)
+
+
+def build_plain(traced: Traced) -> fx.GraphModule:
+    """Return the traced model as it is: plain PyTorch."""
+    from fx_passes.module import OptimizedModule
+
+    gm = OptimizedModule(traced, build_plain, {})
+    gm.recompile()
+    return gm
+
+
+def _positional(example_inputs: Sequence[Any] | torch.Tensor | None) -> tuple[Any, ...] | None:
+    if example_inputs is None:
+        return None
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,)
+    if isinstance(example_inputs, Mapping) or not isinstance(example_inputs, Sequence) or isinstance(example_inputs, str):
+        raise TypeError(
+            "example_inputs must be a tensor or a sequence of the model's positional arguments,"
+            f" got {type(example_inputs).__name__}"
+        )
+    return tuple(example_inputs)
+
+
+def _warn_once() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"zendnn_cffi: optimize() returns a module that runs in plain PyTorch: {unavailable_reason()}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
