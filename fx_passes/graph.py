@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -37,6 +38,22 @@ def is_constant(node: Any) -> bool:
     if node.op == "get_attr":
         return bool(node.meta.get("constant"))
     return is_vocabulary(node) and bool(node.all_input_nodes) and all(map(is_constant, node.all_input_nodes))
+
+
+# Python's arithmetic on sizes.
+ARITHMETIC = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.getitem,
+     operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, math.ceil, math.floor, int, max, min}
+)  # fmt: skip
+
+
+def is_shape(node: Any) -> bool:
+    """Whether node is a number (or tuple of them) that follows from the shapes of tensors alone."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return False
+    if node.target in ops.SHAPE:
+        return True
+    return node.target in ARITHMETIC and bool(node.all_input_nodes) and all(map(is_shape, node.all_input_nodes))
 
 
 def _nodes_in(argument: Any) -> list[fx.Node]:
@@ -89,7 +106,7 @@ def remove_dead(graph: fx.Graph) -> bool:
     """
     changed = False
     for node in reversed(graph.nodes):
-        pure = node.op == "get_attr" or (node.op == "call_function" and (is_vocabulary(node) or node.target in _PURE))
+        pure = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *ARITHMETIC)
         if pure and not node.users:
             graph.erase_node(node)
             changed = True

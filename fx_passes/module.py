@@ -1,7 +1,7 @@
 """OptimizedModule: the GraphModule that optimize() returns.
 
-It carries the whole module tree of the skeleton (so state_dict has the original keys in the original order) and the traced
-graph before any pass. Copying and unpickling run the passes again on that, rather than carry compiled regions along.
+It carries the whole module tree of the skeleton (so state_dict has the original keys in the original order) and the
+traced graph before any pass. Copying and unpickling run the passes again on that: compiled regions are not carried along.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OptimizedModule(fx.GraphModule):
         object.__setattr__(self, "_non_persistent_buffers_set", root._non_persistent_buffers_set)
         self._modules.update(root._modules)
         for name, value in root.__dict__.items():
-            if name.endswith("hooks") or name.endswith("_with_kwargs") or name.endswith("_always_called"):
+            if name.endswith(("hooks", "_with_kwargs", "_always_called")):
                 object.__setattr__(self, name, copy.copy(value))  # called with this module in place of the model
             elif name not in self.__dict__ and name != "forward":
                 object.__setattr__(self, name, value)

@@ -223,6 +223,20 @@ def resample(
     return F.interpolate(src, size, scale_factor, mode)
 
 
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return softmax(query @ key.T * scale + mask) @ value over the last two dimensions: [..., L, E], [..., S, E]."""
+    return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
 def embedding_bag(
     indices: Tensor,
     weight: Tensor,
@@ -282,9 +296,37 @@ def narrow(src: Tensor, dim: int, start: int | None, stop: int | None) -> Tensor
     return torch.ops.aten.slice.Tensor(src, dim, start, stop)
 
 
-def size(src: Tensor, dim: int | None = None) -> Any:
-    """Return the shape of src, or one of its sizes: a number, known at lowering."""
-    return src.size() if dim is None else src.size(dim)
+def index(src: Tensor, item: Any) -> Tensor:
+    """Return src[item]: numbers, slices, None and ... only, so a view."""
+    return src[item]
+
+
+def unsqueeze(src: Tensor, dim: int) -> Tensor:
+    """Return src with a dimension of size 1 inserted."""
+    return src.unsqueeze(dim)
+
+
+def expand(src: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return src with dimensions of size 1 repeated to shape (-1: as it is)."""
+    return src.expand(tuple(shape))
+
+
+def contiguous(src: Tensor) -> Tensor:
+    """Return src in row-major order; where only values count, nothing."""
+    return src.contiguous()
+
+
+# Numbers about tensors. Whoever knows the shapes evaluates them, as it evaluates Python arithmetic over them.
+
+
+def size(src: Any, dim: int | None = None) -> Any:
+    """Return the shape of src, or one of its sizes."""
+    return src.shape if dim is None else src.shape[dim]
+
+
+def rank(src: Tensor) -> int:
+    """Return the number of dimensions of src."""
+    return src.dim()
 
 
 # Constant operations: over get_attr nodes, evaluated once at lowering (and again after load_state_dict). Computed in
@@ -335,7 +377,7 @@ def fold_bn_deconv_weight(weight: Tensor, var: Tensor, bn_weight: Tensor | None,
 
 
 def fold_pre_bn_weight(weight: Tensor, var: Tensor, bn_weight: Tensor | None, eps: float, groups: int = 1) -> Tensor:
-    """Weight [O, C / groups, ...] of a convolution or linear that computes the batch normalization before it as well."""
+    """Weight [O, C / groups, ...] of a convolution or linear that computes the batch normalization before it too."""
     scale = _scale(bn_weight, var, eps).reshape(groups, 1, -1)
     grouped = weight.double().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
     return (grouped * scale.unsqueeze(-1)).reshape(weight.shape).to(weight.dtype)
@@ -360,11 +402,14 @@ def fold_pre_bn_bias(
 
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
     {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
-     adaptive_pool, reduce, concat, resample, embedding_bag}
+     adaptive_pool, reduce, concat, resample, attention, embedding_bag}
 )  # fmt: skip
-MOVEMENT: frozenset[Callable[..., Any]] = frozenset({reshape, flatten, permute, transpose, chunk, split, narrow})
+MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
+    {reshape, flatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous}
+)
+SHAPE: frozenset[Callable[..., Any]] = frozenset({size, rank})
 CONSTANT: frozenset[Callable[..., Any]] = frozenset(
     {fold_bn_weight, fold_bn_bias, fold_bn_deconv_weight, fold_pre_bn_weight, fold_pre_bn_bias}
 )
 WITH_POST_OPS: frozenset[Callable[..., Any]] = frozenset({convolution, deconvolution, linear, matmul, batch_norm})
-VOCABULARY = COMPUTE | MOVEMENT | CONSTANT | {size}
+VOCABULARY = COMPUTE | MOVEMENT | SHAPE | CONSTANT

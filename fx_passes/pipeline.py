@@ -74,5 +74,5 @@ def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> Optimized
     for run_pass in PASSES:
         gm = run_pass(gm)
         log.debug("%s: %d nodes", run_pass.__name__, len(gm.graph.nodes))
-    gm = partition(gm, make_region, traced.root)
-    return gm
+    result: OptimizedModule = partition(gm, make_region, traced.root)
+    return result

@@ -2,8 +2,8 @@
 
     model  --skeleton-->  the same tree of new Module objects on the same storage  --symbolic trace-->  fx.Graph
 
-The user's model is never written to: not by tracing (a forward may store things on self), not by what is later done to the
-optimized module (`.to`, hooks, new submodules). Submodules whose forward symbolic tracing cannot follow stay leaves.
+The user's model is never written to: not by tracing (a forward may store things on self), not by what is later done to
+the optimized module (`.to`, hooks, new submodules). Submodules whose forward tracing cannot follow stay leaves.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def skeleton(model: nn.Module) -> nn.Module:
                 continue
             if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
                 raise TraceError(
-                    f"parameter {name!r} of {type(module).__name__} has no shape yet (a lazy module): call the model once"
-                    " on an input first, then optimize it"
+                    f"parameter {name!r} of {type(module).__name__} has no shape yet (a lazy module): call the model"
+                    " once on an input first, then optimize it"
                 )
             memo[id(parameter)] = _alias(parameter)
         for value in [*module._buffers.values(), *module.__dict__.values()]:

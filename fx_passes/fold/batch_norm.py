@@ -3,8 +3,8 @@
     Before: conv(x, w, b) -> batch_norm(.., mean, var, g, h)     Needs: normalize
     After:  conv(x, fold_bn_weight(w, ..), fold_bn_bias(b, ..))
 
-The new weights are constant subgraphs over the original parameters: nothing is added to the state_dict, and lowering (again
-after load_state_dict) evaluates them once, in float64.
+The new weights are constant subgraphs over the original parameters: nothing is added to the state_dict, and lowering
+(again after load_state_dict) evaluates them once, in float64.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.facts import rank
 from fx_passes.graph import finish, is_call, is_constant, only_user, replace
-from fx_passes.rank import rank
 
 
 def fold_batch_norm(gm: fx.GraphModule) -> fx.GraphModule:

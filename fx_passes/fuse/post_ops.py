@@ -3,8 +3,8 @@
     Before: conv -> binary(conv, y, "add") -> eltwise(.., "relu")      Needs:  normalize, fold
     After:  conv[post_ops=(binary add y, eltwise relu)]
 
-The fused node stands where the last of the absorbed ones stood, behind all its operands. Of two convolutions that are added,
-the one that comes later absorbs the addition: the other's result is there by then.
+The fused node stands where the last of the absorbed ones stood, behind all its operands. Of two convolutions that are
+added, the one that comes later absorbs the addition: the other's result is there by then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def scalar(producer: fx.Node, consumer: fx.Node) -> tuple[Any, ...] | None:
     """A number added to, multiplied with, ... the result: linear(alpha, beta)."""
     a, b, kind = consumer.args
     number = b if a is producer else a
-    if isinstance(number, fx.Node) or isinstance(number, bool):
+    if isinstance(number, fx.Node | bool):
         return None
     if kind == "add":
         return (("eltwise", "linear", 1.0, float(number)),)

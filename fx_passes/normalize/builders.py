@@ -1,25 +1,22 @@
 """From the arguments of an eager spelling to the vocabulary.
 
 A builder has the signature of the torch function it stands for (so positional, keyword and default arguments bind as in
-eager) and returns what the node becomes: `Call(op, args, kwargs)`, `Alias(node)` where the operation returns its input, or
-`None` where the vocabulary has no exact equal: the node then stays as it is.
+eager) and returns what the node becomes: `Call(op, args, kwargs)`, `Alias(node)` where the operation returns its input,
+or `None` where the vocabulary has no exact equal: the node then stays as it is.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import fx
 
 from fx_passes import ops
 
 
 class Call(NamedTuple):
-    """A call of a vocabulary op."""
+    """A call of a vocabulary op; an argument may itself be a Call, which becomes a node in front."""
 
     op: Callable[..., Any]
     args: tuple[Any, ...]
@@ -81,7 +78,14 @@ def _convolution(
     return Call(
         ops.convolution,
         (src, weight, bias),
-        dict(stride=stride, padding_l=padding_l, padding_r=padding_r, dilation=dilation, groups=groups, post_ops=()),
+        {
+            "stride": stride,
+            "padding_l": padding_l,
+            "padding_r": padding_r,
+            "dilation": dilation,
+            "groups": groups,
+            "post_ops": (),
+        },
     )
 
 
@@ -111,14 +115,14 @@ def conv_transpose(n: int) -> Callable[..., Built]:
     ) -> Built:
         if not static(stride, padding, output_padding, groups, dilation):
             return None
-        kwargs = dict(
-            stride=spread(stride, n),
-            padding=spread(padding, n),
-            output_padding=spread(output_padding, n),
-            dilation=spread(dilation, n),
-            groups=groups,
-            post_ops=(),
-        )
+        kwargs = {
+            "stride": spread(stride, n),
+            "padding": spread(padding, n),
+            "output_padding": spread(output_padding, n),
+            "dilation": spread(dilation, n),
+            "groups": groups,
+            "post_ops": (),
+        }
         return Call(ops.deconvolution, (input, weight, bias), kwargs)
 
     return build
@@ -150,6 +154,40 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Built:
 
 def matmul(input: Any, other: Any, *, out: Any = None) -> Built:
     return None if out is not None else Call(ops.matmul, (input, other), {"post_ops": ()})
+
+
+def einsum(equation: Any, *operands: Any) -> Built:
+    """The two forms that are a matrix product with the same leading dimensions throughout."""
+    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
+        return None
+    left, _, result = equation.replace(" ", "").partition("->")
+    a, _, b = left.partition(",")
+    if "." in equation or min(len(a), len(b), len(result)) < 2 or len({len(a), len(b), len(result)}) != 1:
+        return None
+    batch, m, k, n = a[:-2], a[-2], a[-1], result[-1]
+    if len(set(batch + m + k + n)) != len(batch) + 3 or result != batch + m + n:
+        return None
+    if b == batch + k + n:
+        return matmul(*operands)
+    if b == batch + n + k:
+        return Call(ops.matmul, (operands[0], Call(ops.transpose, (operands[1], -2, -1))), {"post_ops": ()})
+    return None
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: Any = 0.0,
+    is_causal: Any = False,
+    scale: Any = None,
+    enable_gqa: Any = False,
+) -> Built:
+    if dropout_p != 0 or not static(is_causal, scale, enable_gqa):
+        return None
+    kwargs = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    return Call(ops.attention, (query, key, value, attn_mask), kwargs)
 
 
 # --- normalization
@@ -233,7 +271,9 @@ def hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool 
 
 
 def clamp(input: Any, min: Any = None, max: Any = None) -> Built:
-    """Both limits, as numbers in order; eager's min > max gives max everywhere, clip's rule may differ."""
+    """Limits that are numbers in order (of min > max eager makes max everywhere; clip need not), or 0 and none."""
+    if max is None and is_number(min) and min == 0:
+        return Call(ops.eltwise, (input, "relu", 0.0, 0.0))
     if not is_number(min) or not is_number(max) or min > max:
         return None
     return Call(ops.eltwise, (input, "clip", min, max))
@@ -251,8 +291,8 @@ def softplus(input: Any, beta: Any = 1, threshold: Any = 20) -> Built:
 def power(input: Any, exponent: Any, *, out: Any = None) -> Built:
     if out is not None or not is_number(exponent):
         return None
-    return Call(ops.eltwise, (input, "square" if exponent == 2 else "pow", 0.0 if exponent == 2 else 1.0,
-                              0.0 if exponent == 2 else float(exponent)))  # fmt: skip
+    entry = ("square", 0.0, 0.0) if exponent == 2 else ("pow", 1.0, exponent)
+    return Call(ops.eltwise, (input, *entry))
 
 
 def negative(input: Any, *, out: Any = None) -> Built:
@@ -330,8 +370,15 @@ def _pool(kind: str, n: int, src: Any, kernel: Any, stride: Any, padding: Any, d
     stride = kernel if stride is None or stride == [] else spread(stride, n)
     if kind == "avg_include_padding" and not any(padding) and not ceil_mode:
         kind = "avg_exclude_padding"  # the same thing, and one spelling is enough
-    kwargs = dict(kernel=kernel, stride=stride, padding_l=padding, padding_r=padding, dilation=spread(dilation, n))
-    return Call(ops.pool, (src, kind), {**kwargs, "ceil_mode": ceil_mode})
+    kwargs = {
+        "kernel": kernel,
+        "stride": stride,
+        "padding_l": padding,
+        "padding_r": padding,
+        "dilation": spread(dilation, n),
+        "ceil_mode": ceil_mode,
+    }
+    return Call(ops.pool, (src, kind), kwargs)
 
 
 def adaptive_pool(kind: str, n: int) -> Callable[..., Built]:
@@ -410,8 +457,33 @@ def method_split(input: Any, split_size: Any, dim: Any = 0) -> Built:
     return split(input, split_size, dim)
 
 
+def index(input: Any, item: Any) -> Built:
+    """Indexing a tensor with what makes a view of it."""
+    items = item if isinstance(item, tuple) else (item,)
+    if not all(i is None or i is Ellipsis or type(i) is int or isinstance(i, slice) for i in items):
+        return None
+    return Call(ops.index, (input, item)) if static(item) else None
+
+
+def unsqueeze(input: Any, dim: Any) -> Built:
+    return Call(ops.unsqueeze, (input, dim)) if static(dim) else None
+
+
+def expand(input: Any, *size: Any) -> Built:
+    built = reshape(input, *size)
+    return Call(ops.expand, built.args) if isinstance(built, Call) else None
+
+
+def contiguous(input: Any) -> Built:
+    return Call(ops.contiguous, (input,))
+
+
 def size(input: Any, dim: Any = None) -> Built:
     return Call(ops.size, (input, dim)) if static(dim) else None
+
+
+def rank(input: Any) -> Built:
+    return Call(ops.rank, (input,))
 
 
 # --- what evaluation mode does not do

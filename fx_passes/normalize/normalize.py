@@ -6,7 +6,7 @@
             add_ = ops.binary(relu, y, "add")
 
 A node keeps its name; node.meta["source"] says what it was. What has no exact equal stays as it is.
-Leaves: get_attr nodes marked meta["constant"] where nothing in the graph writes to the tensor.
+Leaves: get_attr nodes, one per tensor name, marked meta["constant"] where nothing in the graph writes to the tensor.
 """
 
 from __future__ import annotations
@@ -17,24 +17,33 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from fx_passes import ops
+from fx_passes.facts import is_tensor
 from fx_passes.graph import finish, get_attribute, is_call, is_vocabulary
 from fx_passes.normalize import builders as b
 from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.normalize.effects import qualified_name
 from fx_passes.normalize.modules import MODULES, refusal
-from fx_passes.normalize.spellings import FUNCTIONS, INPLACE, METHODS, QUALIFIED
+from fx_passes.normalize.spellings import FUNCTIONS, METHODS, QUALIFIED
 
 log = logging.getLogger("zendnn_cffi.passes")
 
-# Python operators that also work on sizes and lists: a tensor among the operands decides.
-_OPERATORS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg, operator.matmul}
+# Python operators that also work on numbers and lists: a tensor among the operands decides.
+_OPERATORS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg, operator.matmul,
+              operator.getitem}  # fmt: skip
+_ATTRIBUTES = {"shape": b.size, "ndim": b.rank}
 
 
 def normalize(gm: fx.GraphModule) -> fx.GraphModule:
     """Rewrite gm's graph in the vocabulary; running it again changes nothing."""
-    Normalizer(gm).run()
+    changed = True
+    while changed:  # an operation that is out of place lets those that shared its memory follow
+        normalizer = Normalizer(gm)
+        normalizer.run()
+        changed = normalizer.make_out_of_place()
     return finish(gm)
 
 
@@ -44,100 +53,106 @@ class Normalizer:
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
         self.graph = gm.graph
-        self.parameters: dict[str, fx.Node] = {}
+        self.attributes: dict[str, fx.Node] = {}
         self.aliasing = Aliasing(gm)
+        self.written = {n.target for n in gm.graph.find_nodes(op="get_attr") if self.aliasing.is_written(n)}
 
     def run(self) -> None:
-        self.aliasing.make_out_of_place()
+        """Respell every node that has an exact equal and does not write."""
         for node in list(self.graph.nodes):
             if node.op == "get_attr":
-                self.get_attr(node)
-            elif not is_vocabulary(node):
+                self.merge(node)
+            elif not is_vocabulary(node) and node not in self.aliasing.writers:
                 self.visit(node)
 
-    def get_attr(self, node: fx.Node) -> None:
-        """One node per parameter, marked constant if it is."""
-        first = self.parameters.setdefault(node.target, node)
+    def make_out_of_place(self) -> bool:
+        """Respell in-place nodes where that cannot be told, first ones first. Return whether there was one."""
+        aliasing = Aliasing(self.gm)
+        return sum(aliasing.out_of_place(node) for node in aliasing.writers) > 0
+
+    def merge(self, node: fx.Node) -> None:
+        """One node per tensor name."""
+        first = self.attributes.setdefault(node.target, node)
         if first is node:
-            node.meta["constant"] = self.aliasing.is_constant(node.target)
+            self.mark(node)
         else:
             node.replace_all_uses_with(first)
             self.graph.erase_node(node)
 
+    def mark(self, node: fx.Node) -> None:
+        """Note what a get_attr node stands for."""
+        value = get_attribute(self.gm, node.target)
+        node.meta["constant"] = isinstance(value, torch.Tensor) and node.target not in self.written
+        if isinstance(value, torch.Tensor):
+            node.meta["rank"] = value.ndim
+
     def visit(self, node: fx.Node) -> None:
         """Rewrite one node, if a builder knows it."""
-        if node in self.aliasing.mutating:
-            return
         built = self.build(node)
-        if built is None:
-            return
         if isinstance(built, b.Alias):
             node.replace_all_uses_with(built.value)
             self.graph.erase_node(node)
-            return
-        if built.op in ops.MOVEMENT and self.aliasing.is_mutated(node):
-            return  # someone writes through this view
-        node.meta.setdefault("source", self.describe(node))
-        node.op, node.target = "call_function", built.op
-        node.args, node.kwargs = built.args, built.kwargs
+        elif isinstance(built, b.Call) and not (built.op in ops.MOVEMENT and self.aliasing.is_written(node)):
+            node.meta.setdefault("source", self.describe(node))
+            args = tuple(self.materialize(argument, node) for argument in built.args)
+            node.op, node.target, node.args, node.kwargs = "call_function", built.op, args, built.kwargs
+
+    def materialize(self, argument: Any, node: fx.Node) -> Any:
+        """An argument that is itself a Call becomes a node in front."""
+        if not isinstance(argument, b.Call):
+            return argument
+        args = tuple(self.materialize(a, node) for a in argument.args)
+        with self.graph.inserting_before(node):
+            made = self.graph.create_node("call_function", argument.op, args, argument.kwargs)
+        made.meta["source"] = self.describe(node)
+        return made
 
     def build(self, node: fx.Node) -> b.Built:
         """What the node becomes, or None."""
         if node.op == "call_module":
             return self.build_module(node)
+        builder: Callable[..., b.Built] | None = None
         if node.op == "call_method":
-            builder: Callable[..., b.Built] | None = METHODS.get(node.target)
+            builder = METHODS.get(node.target)
+        elif is_call(node, getattr):
+            builder = _ATTRIBUTES.get(node.args[1])
+            return builder(node.args[0]) if builder and len(node.args) == 2 else None
+        elif is_call(node, operator.getitem) and is_call(node.args[0], ops.size):
+            shape, item = node.args[0], node.args[1]
+            return b.size(shape.args[0], item) if shape.args[1] is None and isinstance(item, int) else None
         elif node.op == "call_function":
-            if is_call(node, getattr):
-                return self.build_shape(node)
-            if node.target in _OPERATORS and not any(map(self.is_tensor, node.all_input_nodes)):
+            if node.target in _OPERATORS and not any(map(is_tensor, node.all_input_nodes)):
                 return None
             builder = FUNCTIONS.get(node.target) or QUALIFIED.get(qualified_name(node.target))
-        else:
-            return None
         return bind(builder, node.args, node.kwargs) if builder else None
 
     def build_module(self, node: fx.Node) -> b.Built:
-        """A module of exactly a known type, called as usual."""
+        """A module of exactly a known type."""
         module = self.gm.get_submodule(node.target)
         row = MODULES.get(type(module))
-        if row is None or not node.args and not node.kwargs:
+        if row is None:
             return None
         reason = refusal(module)
         if reason is not None:
             node.meta["refused"] = reason
             log.debug("normalize: %s stays a %s: %s", node.target, type(module).__name__, reason)
             return None
-        args = node.args or tuple(node.kwargs.values())[:1]
-        return row(module, lambda name: self.parameter(node, module, name), args)
+        try:
+            bound = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
+        except TypeError:
+            return None
+        return row(module, lambda name: self.attribute(node, module, name), bound.args)
 
-    def parameter(self, node: fx.Node, module: nn.Module, name: str) -> fx.Node | None:
+    def attribute(self, node: fx.Node, module: nn.Module, name: str) -> fx.Node | None:
         """The get_attr node of one of the module's parameters or buffers, in front of its first reader."""
         if getattr(module, name) is None:
             return None
         target = f"{node.target}.{name}"
-        if target not in self.parameters:
+        if target not in self.attributes:
             with self.graph.inserting_before(node):
-                self.parameters[target] = self.graph.get_attr(target)
-            self.parameters[target].meta["constant"] = self.aliasing.is_constant(target)
-        return self.parameters[target]
-
-    def build_shape(self, node: fx.Node) -> b.Built:
-        """x.shape"""
-        source, name = node.args[:2]
-        return b.size(source) if name == "shape" and self.is_tensor(source) else None
-
-    def is_tensor(self, node: Any) -> bool:
-        """Whether node is a tensor for certain, whatever the inputs."""
-        if not isinstance(node, fx.Node):
-            return False
-        if node.op == "get_attr":
-            return True
-        if is_call(node, operator.getitem):
-            return is_call(node.args[0], ops.chunk, ops.split)
-        if is_call(node, ops.binary):
-            return any(map(self.is_tensor, node.args))
-        return is_vocabulary(node) and node.target not in (ops.size, ops.chunk, ops.split)
+                self.attributes[target] = self.graph.get_attr(target)
+            self.mark(self.attributes[target])
+        return self.attributes[target]
 
     def describe(self, node: fx.Node) -> str:
         """The original spelling, for people."""
@@ -153,8 +168,3 @@ def bind(builder: Callable[..., b.Built], args: tuple[Any, ...], kwargs: dict[st
     except TypeError:
         return None
     return builder(*bound.args, **bound.kwargs)
-
-
-def qualified_name(target: Any) -> str:
-    """module.name of a function."""
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"

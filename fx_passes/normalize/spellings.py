@@ -1,4 +1,4 @@
-"""The tables: which function, method, overload or module is which operation. Plain data; a new spelling is a new row."""
+"""The tables: which function, method or overload is which operation. Plain data; a new spelling is a new row."""
 
 from __future__ import annotations
 
@@ -71,13 +71,18 @@ NAMED: dict[str, Builder] = {
     "swapaxes": b.transpose,
     "swapdims": b.transpose,
     "chunk": b.chunk,
+    "unsqueeze": b.unsqueeze,
 }
 
 METHODS: dict[str, Builder] = {
     **{name: builder for name, builder in NAMED.items() if hasattr(torch.Tensor, name)},
     "view": b.reshape,
     "split": b.method_split,
+    "expand": b.expand,
+    "contiguous": b.contiguous,
     "size": b.size,
+    "dim": b.rank,
+    "ndimension": b.rank,
 }
 
 FUNCTIONS: dict[Any, Builder] = {
@@ -101,6 +106,9 @@ FUNCTIONS: dict[Any, Builder] = {
     F.alpha_dropout: b.dropout,
     F.feature_alpha_dropout: b.dropout,
     torch.convolution: b.aten_convolution,
+    torch.einsum: b.einsum,
+    F.scaled_dot_product_attention: b.attention,
+    operator.getitem: b.index,
     operator.add: b.binary("add"),
     operator.sub: b.binary("sub"),
     operator.mul: b.binary("mul"),

@@ -1,8 +1,8 @@
 """Cut the graph into maximal convex regions of vocabulary operations; everything else stays plain PyTorch.
 
-Each node gets a stage: how often the longest path to it changes from plain to vocabulary. Vocabulary nodes of one stage form
-a region. Every path between two of them stays among them (one that leaves comes back at a later stage), so a region can run
-as one step; and stages only grow along edges, so regions never wait for each other in a circle.
+Each node gets a stage: how often the longest path to it changes from plain to vocabulary. Vocabulary nodes of one stage
+form a region. Every path between two of them stays among them (one that leaves comes back at a later stage), so a region
+can run as one step; and stages only grow along edges, so regions never wait for each other in a circle.
 
     x -> conv -> relu -> plain -> conv -> out        stages 1 1 1(plain) 2; regions {conv, relu}, {conv}
           \\------------------------^
@@ -13,13 +13,12 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_vocabulary
+from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_shape, is_vocabulary
 from fx_passes.normalize.aliasing import Aliasing
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -65,12 +64,27 @@ def partition(
 
 
 def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
-    """Whether node may be in a region at all. Constants belong to whoever reads them."""
-    if node.op != "call_function" or is_constant(node):
+    """Whether node may be in a region at all. Constants and sizes belong to whoever reads them."""
+    if node.op != "call_function" or is_constant(node) or is_shape(node):
         return False
     if node.target is operator.getitem:
         return is_call(node.args[0], ops.chunk, ops.split) and supported(node.args[0])
-    return is_vocabulary(node) and supported(node)
+    if not is_vocabulary(node) or not supported(node):
+        return False
+    if node.target in (ops.reshape, ops.expand):
+        return all(isinstance(s, int) or is_shape(s) for s in node.args[1])
+    return True
+
+
+def operands(node: fx.Node) -> dict[fx.Node, None]:
+    """The tensors computed at run time that node needs, directly or for their sizes."""
+    found: dict[fx.Node, None] = {}
+    for source in node.all_input_nodes:
+        if is_shape(source):
+            found.update(operands(source))
+        elif not is_constant(source):
+            found[source] = None
+    return found
 
 
 def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool] = is_vocabulary) -> list[list[fx.Node]]:
@@ -80,7 +94,7 @@ def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool] = is_v
     before = ordering(gm)
     for node in gm.graph.nodes:
         members[node] = is_member(node, supported)
-        sources = [s for s in (*node.all_input_nodes, *before.get(node, ())) if not is_constant(s)]
+        sources = [*operands(node), *before.get(node, ())]
         stages[node] = max(
             (stages[s] + (members[node] and not members[s]) for s in sources), default=int(members[node])
         )
@@ -96,8 +110,8 @@ def trim(nodes: list[fx.Node]) -> list[fx.Node]:
     """Leave out what only moves data on the way in: outside it is a view, which costs nothing and stays one."""
     inside: dict[fx.Node, None] = dict.fromkeys(nodes)
     for node in nodes:
-        moves = node.target in ops.MOVEMENT or node.target in (operator.getitem, ops.size)
-        if moves and not any(source in inside for source in node.all_input_nodes):
+        moves = node.target in ops.MOVEMENT or node.target is operator.getitem
+        if moves and not any(source in inside for source in operands(node)):
             del inside[node]
     return list(inside)
 
@@ -106,13 +120,10 @@ def ordering(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
     """Nodes that must stay behind others though no value flows: readers and writers of the same memory."""
     aliasing = Aliasing(gm)
     before: dict[fx.Node, list[fx.Node]] = {}
-    order = {node: i for i, node in enumerate(gm.graph.nodes)}
-    for writer in aliasing.mutating:
-        for written in aliasing.mutating[writer]:
-            for reader in aliasing.readers(written):
-                first, then = (reader, writer) if order[reader] < order[writer] else (writer, reader)
-                if first is not then:
-                    before.setdefault(then, []).append(first)
+    for writer, written in aliasing.writers.items():
+        for reader in (reader for node in written for reader in aliasing.readers(node) if reader is not writer):
+            first, then = sorted((reader, writer), key=aliasing.order.__getitem__)
+            before.setdefault(then, []).append(first)
     return before
 
 
@@ -120,25 +131,17 @@ def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, r
     """Move nodes into a graph of their own, called where the last of them stood."""
     inside = set(nodes)
     inner = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    inputs: list[fx.Node] = []
+    inputs = list(dict.fromkeys(s for n in nodes for s in operands(n) if s not in inside))
+    copies = {source: inner.placeholder(source.name) for source in inputs}
 
     def copy_of(source: fx.Node) -> fx.Node:
+        """The node inside; constants and sizes come along when they are first read."""
         if source not in copies:
-            if is_constant(source):
-                copies[source] = inner.node_copy(source, copy_of)
-            else:
-                inputs.append(source)
-                copies[source] = inner.placeholder(source.name)
+            copies[source] = inner.node_copy(source, copy_of)
         return copies[source]
 
-    outside_inputs = dict.fromkeys(
-        s for n in nodes for s in n.all_input_nodes if s not in inside and not is_constant(s)
-    )
-    for source in outside_inputs:
-        copy_of(source)
     for node in nodes:
-        copies[node] = inner.node_copy(node, copy_of)
+        copy_of(node)
     outputs = [n for n in nodes if any(user not in inside for user in n.users)]
     inner.output(copies[outputs[0]] if len(outputs) == 1 else tuple(copies[n] for n in outputs))
     inner.lint()

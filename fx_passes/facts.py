@@ -1,0 +1,103 @@
+"""What a graph itself tells about its values, whatever the inputs: number of dimensions, dtype, being a tensor at all.
+
+Where nodes carry meta["val"] (a traced example), that is believed.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes import ops
+from fx_passes.graph import get_attribute, is_call, is_vocabulary
+
+_SAME_RANK = {ops.eltwise, ops.prelu, ops.softmax, ops.batch_norm, ops.layer_norm, ops.linear, ops.pool,
+              ops.adaptive_pool, ops.transpose, ops.narrow, ops.resample, ops.convolution, ops.deconvolution,
+              ops.attention, ops.contiguous}  # fmt: skip
+_FROM_WEIGHT = {ops.convolution, ops.deconvolution, ops.linear}
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether node is a tensor for certain."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.op == "get_attr" or isinstance(node.meta.get("val"), torch.Tensor):
+        return True
+    if is_call(node, operator.getitem):
+        return is_call(node.args[0], ops.chunk, ops.split)
+    if is_call(node, ops.binary):
+        return any(map(is_tensor, node.args))
+    return is_vocabulary(node) and node.target not in (ops.size, ops.rank, ops.chunk, ops.split)
+
+
+def rank(node: Any) -> int | None:
+    """Return how many dimensions node has, or None where that depends on the inputs."""
+    if not isinstance(node, fx.Node):
+        return 0 if isinstance(node, int | float) else None
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return value.ndim
+    if node.op == "get_attr":
+        return node.meta.get("rank")
+    if node.op != "call_function":
+        return None
+    if node.target in (ops.reshape, ops.permute, ops.expand):
+        return len(node.args[1])
+    if node.target is ops.flatten and node.args[1] >= 0 and node.args[2] == -1:
+        return node.args[1] + 1
+    if node.target is ops.unsqueeze:
+        below = rank(node.args[0])
+        return None if below is None else below + 1
+    if node.target is ops.binary:
+        sides = [rank(side) for side in node.args[:2]]
+        return None if None in sides else max(sides)
+    if node.target is ops.concat:
+        return next((r for r in map(rank, node.args[0]) if r is not None), None)
+    if is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split):
+        return rank(node.args[0].args[0])
+    return rank(node.args[0]) if node.target in _SAME_RANK else None
+
+
+def dtype(node: Any, root: nn.Module) -> torch.dtype | None:
+    """Return the dtype of node's result, or None where that depends on the inputs.
+
+    A convolution or linear takes input and weight of one dtype only, so its weight tells both.
+    """
+    if not isinstance(node, fx.Node):
+        return None
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    if node.op == "get_attr":
+        value = get_attribute(root, node.target)
+        return value.dtype if isinstance(value, torch.Tensor) else None
+    if node.op == "placeholder":
+        readers = [u for u in node.users if u.op == "call_function" and u.target in _FROM_WEIGHT and u.args[0] is node]
+        return dtype(readers[0].args[1], root) if readers else None
+    if node.op == "call_module":
+        module = root.get_submodule(node.target)
+        if isinstance(module, nn.Embedding):
+            return module.weight.dtype
+        inplace = getattr(module, "inplace", False) is True
+        return dtype(node.args[0], root) if inplace and node.args else None
+    if node.op == "call_method":
+        return dtype(node.args[0], root) if node.target.endswith("_") else None
+    if node.target in _FROM_WEIGHT:
+        return dtype(node.args[1], root)
+    if node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv):
+        return dtype(node.args[0], root)
+    if is_call(node, operator.getitem):
+        return dtype(node.args[0], root)
+    if node.target is ops.binary:
+        found = {dtype(side, root) for side in node.args[:2] if isinstance(side, fx.Node)}
+        only = found.pop() if len(found) == 1 else None
+        return only if only is not None and only.is_floating_point else None
+    if node.target is ops.concat:
+        found = {dtype(part, root) for part in node.args[0]}
+        return found.pop() if len(found) == 1 else None
+    if is_vocabulary(node) and node.target not in ops.SHAPE:
+        return dtype(node.args[0], root)
+    return None
