@@ -1,0 +1,54 @@
+"""A representative dozen of torchvision's models, right through optimize; all of them are in `make zoo`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import zendnn_cffi
+from demo import vision
+from tests.zoo.check import TOLERANCE, check
+
+# One of every kind of network, small ones first.
+DOZEN = {
+    "alexnet": "large strides, large linear layers",
+    "squeezenet1_1": "concatenation of two branches",
+    "mobilenet_v2": "depthwise convolutions, clip, linear bottlenecks",
+    "mobilenet_v3_small": "hardswish, squeeze-and-excite",
+    "shufflenet_v2_x0_5": "channel shuffle: chunk, view, transpose",
+    "resnet18": "residual sums",
+    "resnext50_32x4d": "grouped convolutions",
+    "googlenet": "inception blocks, max pooling with ceil_mode",
+    "densenet121": "batch norm before convolution, growing concatenation",
+    "efficientnet_b0": "swish, squeeze-and-excite, stochastic depth",
+    "regnet_y_400mf": "grouped convolutions with squeeze-and-excite",
+    "convnext_tiny": "layer norm over channels, gelu, layer scale",
+    "vit_b_32": "attention",
+    "swin_t": "shifted windows: roll, pad, relative position bias",
+}
+
+
+@pytest.mark.parametrize("name", DOZEN)
+def test_model_is_right(name: str) -> None:
+    verdict = check(name)
+    print(verdict)
+    assert verdict.error <= TOLERANCE
+    assert verdict.offloaded > 0
+
+
+def test_dozen_names_exist() -> None:
+    assert set(DOZEN) <= set(vision.classification_models())
+
+
+def test_inception_with_its_own_image_size_and_batch() -> None:
+    verdict = check("inception_v3", batch=2)
+    assert verdict.error <= TOLERANCE
+
+
+def test_resnet50_runs_all_53_convolutions_in_zendnn() -> None:
+    model, images = vision.build("resnet50"), vision.image_batch(1)
+    optimized = zendnn_cffi.optimize(model, (images,))
+    with torch.inference_mode():
+        records = zendnn_cffi.profile(optimized, images).records
+    assert sum(record.kind == "convolution" for record in records) == 53
+    assert all(record.implementation for record in records)
