@@ -35,9 +35,19 @@ def is_constant(node: Any) -> bool:
     """
     if not isinstance(node, fx.Node):
         return not isinstance(node, list | tuple | dict | slice) or not _nodes_in(node)
-    if node.op == "get_attr":
-        return bool(node.meta.get("constant"))
-    return is_vocabulary(node) and bool(node.all_input_nodes) and all(map(is_constant, node.all_input_nodes))
+    seen, pending = set(), [node]  # not recursive: a deep network is deeper than Python's stack
+    while pending:
+        if (node := pending.pop()) in seen:
+            continue
+        seen.add(node)
+        if node.op == "get_attr":
+            if not node.meta.get("constant"):
+                return False
+        elif is_vocabulary(node) and node.all_input_nodes:
+            pending += node.all_input_nodes
+        else:
+            return False
+    return True
 
 
 # Python's arithmetic on sizes.

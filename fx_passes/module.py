@@ -1,7 +1,7 @@
 """OptimizedModule: the GraphModule that optimize() returns.
 
 It carries the whole module tree of the skeleton (so state_dict has the original keys in the original order) and the
-traced graph before any pass. Copying and unpickling run the passes again on that: compiled regions are not carried along.
+traced graph before any pass. Copying and unpickling run the passes again on that: regions are not carried along.
 """
 
 from __future__ import annotations

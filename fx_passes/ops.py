@@ -316,6 +316,11 @@ def contiguous(src: Tensor) -> Tensor:
     return src.contiguous()
 
 
+def pad(src: Tensor, padding: Sequence[int], value: float = 0.0) -> Tensor:
+    """Return src with constant borders; padding as F.pad's, last dimension first."""
+    return F.pad(src, list(padding), "constant", value)
+
+
 # Numbers about tensors. Whoever knows the shapes evaluates them, as it evaluates Python arithmetic over them.
 
 
@@ -400,16 +405,28 @@ def fold_pre_bn_bias(
     return (total if bias is None else total + bias.double()).to(weight.dtype)
 
 
+def scale_channels(weight: Tensor, scale: Tensor) -> Tensor:
+    """Weight [O, ...] or bias [O], multiplied by one factor per output (or a single one)."""
+    return (weight.double() * _along(scale.double().reshape(-1), 0, weight.ndim)).to(weight.dtype)
+
+
+def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
+    """Bias [O] with one summand per output (or a single one); O and dtype are those of the weight `like`."""
+    total = summand.double().reshape(-1) + (0.0 if bias is None else bias.double())
+    return total.expand(like.shape[0]).to(like.dtype).contiguous()
+
+
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
     {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
      adaptive_pool, reduce, concat, resample, attention, embedding_bag}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
-    {reshape, flatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous}
+    {reshape, flatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous, pad}
 )
 SHAPE: frozenset[Callable[..., Any]] = frozenset({size, rank})
 CONSTANT: frozenset[Callable[..., Any]] = frozenset(
-    {fold_bn_weight, fold_bn_bias, fold_bn_deconv_weight, fold_pre_bn_weight, fold_pre_bn_bias}
-)
+    {fold_bn_weight, fold_bn_bias, fold_bn_deconv_weight, fold_pre_bn_weight, fold_pre_bn_bias, scale_channels,
+     add_channels}
+)  # fmt: skip
 WITH_POST_OPS: frozenset[Callable[..., Any]] = frozenset({convolution, deconvolution, linear, matmul, batch_norm})
 VOCABULARY = COMPUTE | MOVEMENT | SHAPE | CONSTANT

@@ -457,6 +457,13 @@ def method_split(input: Any, split_size: Any, dim: Any = 0) -> Built:
     return split(input, split_size, dim)
 
 
+def pad(input: Any, pad: Any, mode: Any = "constant", value: Any = None) -> Built:
+    value = 0.0 if value is None else value
+    if mode != "constant" or not static(pad, value) or not is_number(value):
+        return None
+    return Call(ops.pad, (input, tuple(pad), value))
+
+
 def index(input: Any, item: Any) -> Built:
     """Indexing a tensor with what makes a view of it."""
     items = item if isinstance(item, tuple) else (item,)

@@ -77,6 +77,10 @@ def _adaptive(kind: str, n: int) -> Row:
     return lambda m, p, args: b.adaptive_pool(kind, n)(args[0], m.output_size, getattr(m, "return_indices", False))
 
 
+def _pad(m: Any, p: Parameter, args: tuple[Any, ...]) -> b.Built:
+    return b.pad(args[0], m.padding, "constant", getattr(m, "value", 0.0))
+
+
 def _call(builder: Callable[..., b.Built], *attributes: str) -> Row:
     """The module is `builder` of its input and these attributes."""
     return lambda m, p, args: builder(*args, *(getattr(m, name) for name in attributes))
@@ -130,6 +134,12 @@ MODULES: dict[type[nn.Module], Row] = {
     nn.Softmax: _call(b.softmax(False), "dim"),
     nn.LogSoftmax: _call(b.softmax(True), "dim"),
     nn.Flatten: _call(b.flatten, "start_dim", "end_dim"),
+    nn.ZeroPad1d: _pad,
+    nn.ZeroPad2d: _pad,
+    nn.ZeroPad3d: _pad,
+    nn.ConstantPad1d: _pad,
+    nn.ConstantPad2d: _pad,
+    nn.ConstantPad3d: _pad,
     nn.Identity: lambda m, p, args: b.identity(args[0]),
     nn.Dropout: _evaluated,
     nn.Dropout1d: _evaluated,

@@ -22,9 +22,10 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.facts import is_tensor
-from fx_passes.graph import finish, get_attribute, is_call, is_vocabulary
+from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_vocabulary
 from fx_passes.normalize import builders as b
 from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.effects import qualified_name
 from fx_passes.normalize.modules import MODULES, refusal
 from fx_passes.normalize.spellings import FUNCTIONS, METHODS, QUALIFIED
@@ -33,7 +34,7 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 # Python operators that also work on numbers and lists: a tensor among the operands decides.
 _OPERATORS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg, operator.matmul,
-              operator.getitem}  # fmt: skip
+              }  # fmt: skip
 _ATTRIBUTES = {"shape": b.size, "ndim": b.rank}
 
 
@@ -121,14 +122,26 @@ class Normalizer:
             shape, item = node.args[0], node.args[1]
             return b.size(shape.args[0], item) if shape.args[1] is None and isinstance(item, int) else None
         elif node.op == "call_function":
+            if is_call(node, operator.getitem):
+                return self.build_index(node)
             if node.target in _OPERATORS and not any(map(is_tensor, node.all_input_nodes)):
                 return None
             builder = FUNCTIONS.get(node.target) or QUALIFIED.get(qualified_name(node.target))
         return bind(builder, node.args, node.kwargs) if builder else None
 
+    def build_index(self, node: fx.Node) -> b.Built:
+        """x[...]: a view, or a table of constants looked up once. Only arrays take a tuple with a slice in it."""
+        source, item = node.args
+        if is_constant(source) and is_constant(item):
+            return b.Call(ops.index, (source, item))
+        taken_apart = isinstance(item, tuple) and any(i is Ellipsis or isinstance(i, slice) for i in item)
+        return b.index(source, item) if taken_apart or is_tensor(source) else None
+
     def build_module(self, node: fx.Node) -> b.Built:
         """A module of exactly a known type."""
         module = self.gm.get_submodule(node.target)
+        if type(module) is nn.MultiheadAttention:
+            return build_attention(node, module, lambda name: self.attribute(node, module, name))
         row = MODULES.get(type(module))
         if row is None:
             return None
@@ -145,7 +158,7 @@ class Normalizer:
 
     def attribute(self, node: fx.Node, module: nn.Module, name: str) -> fx.Node | None:
         """The get_attr node of one of the module's parameters or buffers, in front of its first reader."""
-        if getattr(module, name) is None:
+        if get_attribute(module, name) is None:
             return None
         target = f"{node.target}.{name}"
         if target not in self.attributes:

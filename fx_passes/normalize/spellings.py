@@ -109,6 +109,7 @@ FUNCTIONS: dict[Any, Builder] = {
     torch.einsum: b.einsum,
     F.scaled_dot_product_attention: b.attention,
     operator.getitem: b.index,
+    F.pad: b.pad,
     operator.add: b.binary("add"),
     operator.sub: b.binary("sub"),
     operator.mul: b.binary("mul"),

@@ -1,8 +1,8 @@
 """Cut the graph into maximal convex regions of vocabulary operations; everything else stays plain PyTorch.
 
 Each node gets a stage: how often the longest path to it changes from plain to vocabulary. Vocabulary nodes of one stage
-form a region. Every path between two of them stays among them (one that leaves comes back at a later stage), so a region
-can run as one step; and stages only grow along edges, so regions never wait for each other in a circle.
+form a region. Every path between two of them stays among them (one that leaves comes back at a later stage), so a
+region can run as one step; and stages only grow along edges, so regions never wait for each other in a circle.
 
     x -> conv -> relu -> plain -> conv -> out        stages 1 1 1(plain) 2; regions {conv, relu}, {conv}
           \\------------------------^
@@ -71,6 +71,8 @@ def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
         return is_call(node.args[0], ops.chunk, ops.split) and supported(node.args[0])
     if not is_vocabulary(node) or not supported(node):
         return False
+    if node.target in (ops.chunk, ops.split):
+        return all(is_call(user, operator.getitem) for user in node.users)
     if node.target in (ops.reshape, ops.expand):
         return all(isinstance(s, int) or is_shape(s) for s in node.args[1])
     return True
@@ -127,6 +129,13 @@ def ordering(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
     return before
 
 
+def is_read_outside(user: fx.Node, inside: set[fx.Node]) -> bool:
+    """Whether the value user reads is needed outside: sizes that only the inside reads are copied there."""
+    if is_shape(user):
+        return any(is_read_outside(reader, inside) for reader in user.users)
+    return user not in inside
+
+
 def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module) -> None:
     """Move nodes into a graph of their own, called where the last of them stood."""
     inside = set(nodes)
@@ -142,7 +151,7 @@ def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, r
 
     for node in nodes:
         copy_of(node)
-    outputs = [n for n in nodes if any(user not in inside for user in n.users)]
+    outputs = [n for n in nodes if any(is_read_outside(user, inside) for user in n.users)]
     inner.output(copies[outputs[0]] if len(outputs) == 1 else tuple(copies[n] for n in outputs))
     inner.lint()
 
@@ -170,8 +179,15 @@ def replace_by_call(
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
         new.meta.update({k: v for k, v in old.meta.items() if k == "val"})
     for node in reversed(nodes):
-        graph.erase_node(node)
+        erase_with_sizes(node)
     sort(graph)
+
+
+def erase_with_sizes(node: fx.Node) -> None:
+    """Erase node and the sizes that only the inside has read."""
+    for user in list(node.users):
+        erase_with_sizes(user)
+    node.graph.erase_node(node)
 
 
 def sort(graph: fx.Graph) -> None:

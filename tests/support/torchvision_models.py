@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -21,10 +22,8 @@ def import_torchvision() -> Any:
     if _library is None:
         _library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
-            try:
+            with contextlib.suppress(RuntimeError):  # the compiled part is there
                 _library.define(name + _SCHEMA)
-            except RuntimeError:
-                pass  # the compiled part is there
     import torchvision
 
     return torchvision
@@ -48,7 +47,10 @@ def build(name: str, seed: int = 0, **kwargs: Any) -> nn.Module:
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:
-    """Draw statistics and scales as training leaves them, so that folding them wrongly shows."""
+    """Draw statistics and scales as training leaves them, so that folding them wrongly shows.
+
+    Layers that start as nothing (heads of vision transformers, layer scales) get weights too.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float, like: torch.Tensor) -> torch.Tensor:
@@ -56,6 +58,11 @@ def randomize(model: nn.Module, seed: int = 0) -> None:
 
     with torch.no_grad():
         for module in model.modules():
+            scale = getattr(module, "layer_scale", None)
+            if isinstance(scale, nn.Parameter):
+                scale.copy_(uniform(0.05, 0.2, scale))
+            if isinstance(module, nn.Linear) and not module.weight.any():
+                module.weight.copy_(uniform(-0.05, 0.05, module.weight))
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
                 assert module.running_var is not None
                 module.running_mean.copy_(uniform(-0.3, 0.3, module.running_mean))
