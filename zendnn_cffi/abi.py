@@ -43,7 +43,7 @@ NAMED_ENUMS: dict[str, tuple[str, dict[str, str]]] = {
     "cpu_isa_t": ("cpu_isa2str", {}),
     "cpu_isa_hints_t": ("cpu_isa_hints2str", {}),
 }
-GUARD_BYTES = 64  # behind every descriptor, to see a write past its declared end
+GUARD_BYTES = 16384  # behind every descriptor, to see (and survive) a write past its declared end
 
 
 class IncompatibleError(LibraryError):
@@ -150,26 +150,31 @@ def written_extent(library: Library, type_name: str, fill: Callable[[Any], int])
 
 
 def check_structs(library: Library) -> None:
-    """Compare the size of each descriptor the library can fill with the declared one."""
-    wrong: list[str] = []
+    """Compare the size of each descriptor the library can fill with the declared one.
+
+    The memory descriptor comes first and a difference stops at once: what follows is made of memory descriptors.
+    """
     for type_name, fill in fillers(library):
         extent, size = written_extent(library, type_name, fill), library.ffi.sizeof(library.ctype(type_name))
         if not size - 8 < extent <= size:  # up to seven bytes of padding at the end may stay unwritten
-            wrong.append(f"{library.prefix}{type_name} is {extent} bytes long, declared as {size}")
-    if wrong:
-        raise IncompatibleError(f"{library.path}: descriptors differ from the declared: {'; '.join(wrong)}.")
+            found = f"{library.prefix}{type_name} is {extent} bytes long, declared as {size}"
+            raise IncompatibleError(f"{library.path}: descriptors differ from the declared: {found}.")
 
 
-def make_desc(
-    library: Library, dims: tuple[int, ...], data_type: str = "f32", tag: str = "any", into: Any = None
-) -> Any:
-    """Return a memory descriptor, made with as few of our own layers as possible."""
-    desc = library.new("memory_desc_t *") if into is None else into
-    init = library.fn("memory_desc_init_by_tag")
+def fill_memory_desc(
+    library: Library, desc: Any, dims: tuple[int, ...] = (2, 2), data_type: str = "f32", tag: str = "ab"
+) -> int:
+    """Fill a memory descriptor by tag and return the status."""
     tag_value = library.const("format_tag_any" if tag == "any" else tag)
-    status = init(
-        desc, len(dims), dims + (0,) * (12 - len(dims)), library.const(data_type), tag_value, *library.desc_flags
-    )
+    padded = dims + (0,) * (12 - len(dims))
+    init = library.fn("memory_desc_init_by_tag")
+    return int(init(desc, len(dims), padded, library.const(data_type), tag_value, *library.desc_flags))
+
+
+def make_desc(library: Library, dims: tuple[int, ...], data_type: str = "f32", tag: str = "any") -> Any:
+    """Return a memory descriptor, made with as few of our own layers as possible."""
+    desc = library.new("memory_desc_t *")
+    status = fill_memory_desc(library, desc, dims, data_type, tag)
     if status:
         raise IncompatibleError(f"{library.path}: memory_desc_init_by_tag returned status {status}.")
     return desc
@@ -177,16 +182,11 @@ def make_desc(
 
 def fillers(library: Library) -> Iterator[tuple[str, Callable[[Any], int]]]:
     """Yield (descriptor type, function filling one through the library's own *_desc_init)."""
+    yield "memory_desc_t", lambda desc: fill_memory_desc(library, desc)
     fn, const, null = library.fn, library.const, library.ffi.NULL
     image, kernel, row = make_desc(library, (1, 2, 3, 3)), make_desc(library, (2, 2, 1, 1)), make_desc(library, (2, 2))
     plain = make_desc(library, (2, 2), tag="ab")
     inference, ones, zeros = const("forward_inference"), (1,) * 12, (0,) * 12
-
-    def memory(desc: Any) -> int:
-        make_desc(library, (2, 2), tag="ab", into=desc)
-        return 0
-
-    yield "memory_desc_t", memory
     yield (
         "convolution_desc_t",
         lambda desc: fn("convolution_forward_desc_init")(

@@ -3,7 +3,7 @@
     python zendnn_cffi/build_ffi.py --out DIR      writes DIR/_zendnn.py, DIR/_blis.py, DIR/_onednn.py
 
 Needs cffi only, and never imports the package it stands in: the build runs it by path. One set of declarations serves
-two libraries. The headers spell ZenDNN; `Binding.prefix` respells them, `#ifdef ZENDNN` marks the few lines that differ:
+two libraries. The headers spell ZenDNN; `Binding.prefix` respells them, `#ifdef ZENDNN` marks the lines that differ:
 
     cdef/*.h --select(#ifdef)--> text --respell(prefix)--> C declarations --cffi--> _zendnn.py | _onednn.py
 """

@@ -8,7 +8,7 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-# The library chooses its kernels at run time, from AVX2 upwards. On an emulated Haswell (no AVX-512) convolution, matmul,
+# The library chooses its kernels at run time, from AVX2 up. On an emulated Haswell (no AVX-512) convolution, matmul,
 # pooling, embedding_bag and both gemm families gave right results; an emulated Sandy Bridge (AVX only) died of SIGILL.
 REQUIRED_FLAGS = ("avx2", "fma", "bmi2", "f16c")
 

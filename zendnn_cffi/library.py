@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import abi, host, openmp
+from . import abi, elf, host, openmp
 from .errors import LibraryError, MissingFunctionError
 from .log import get_logger
 
@@ -213,10 +213,13 @@ class BlisLibrary:
 
 def open_library(ffi: Any, path: str) -> Any:
     """Return the opened library; LibraryError says why it does not load and what to do."""
+    fault = elf.fault(path)
+    if fault is not None:
+        raise LibraryError(f"{path} cannot be loaded: {fault}. {REMEDY}")
     try:
         return ffi.dlopen(path, ffi.RTLD_LAZY | ffi.RTLD_LOCAL)
     except OSError as error:
-        raise LibraryError(f"{path} cannot be loaded ({error}). {REMEDY}") from error
+        raise LibraryError(f"{path} cannot be loaded: {error}. {REMEDY}") from error
 
 
 def _open_blis(found: Found) -> BlisLibrary:
