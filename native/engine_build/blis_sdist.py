@@ -77,7 +77,7 @@ def compile_library(source: Path, build: Path, *, cmake: str, jobs: int) -> Path
     if not objects.exists() or objects.read_text() != text:
         objects.write_text(text)
     say(f"compiling BLIS {BLIS_SDIST_BLIS_VERSION}: {len(records)} object files, some minutes")
-    configure: list[str | Path] = [cmake, "-S", PROJECT, "-B", build, *generator_arguments()]
+    configure: list[str | Path] = [cmake, "-S", PROJECT, "-B", build, *generator_arguments(build)]
     configure += [f"-DBLIS_SOURCE={source}", f"-DBLIS_OBJECTS={objects}"]
     run(
         configure,

@@ -174,7 +174,7 @@ def configure_cmake(
 ) -> None:
     """Configure a CMake tree out of source with the given cache entries."""
     entries = [f"-D{name}={value}" for name, value in settings.items()]
-    run([cmake, "-S", tree, "-B", build, *generator_arguments(), *entries], log=log, env=env, failure=failure)
+    run([cmake, "-S", tree, "-B", build, *generator_arguments(build), *entries], log=log, env=env, failure=failure)
 
 
 def install(library: Path, out: Path) -> str:

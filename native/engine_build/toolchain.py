@@ -6,15 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 from .common import BuildError
 
 OLDEST_GCC = (12, 2)
 
 
-def generator_arguments() -> list[str]:
-    """Prefer Ninja where there is one; otherwise CMake's default. The environment's CMAKE_GENERATOR wins."""
-    if "CMAKE_GENERATOR" in os.environ or shutil.which("ninja") is None:
+def generator_arguments(build: Path) -> list[str]:
+    """Prefer Ninja where there is one. The environment's CMAKE_GENERATOR and a folder's earlier choice win."""
+    if "CMAKE_GENERATOR" in os.environ or (build / "CMakeCache.txt").exists() or shutil.which("ninja") is None:
         return []
     return ["-G", "Ninja"]
 

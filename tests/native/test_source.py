@@ -41,7 +41,8 @@ for word in "$@"; do case $word in --prefix=*) prefix=${word#--prefix=};; esac; 
 echo "$@" > told.txt
 here=$(dirname "$0")
 printf 'install:\\n\\tmkdir -p %s/lib %s/include/blis\\n' "$prefix" "$prefix" > Makefile
-printf '\\tcc -shared -fPIC -Wl,-soname,libblis-mt.so.5 -o %s/lib/libblis-mt.so.5 %s/blis.c\\n' "$prefix" "$here" >> Makefile
+soname=libblis-mt.so.5
+printf '\\tcc -shared -fPIC -Wl,-soname,%s -o %s/lib/%s %s/blis.c\\n' $soname "$prefix" $soname "$here" >> Makefile
 printf '\\tln -sf libblis-mt.so.5 %s/lib/libblis-mt.so\\n' "$prefix" >> Makefile
 printf '\\tcp %s/blis.h %s/include/blis/\\n' "$here" "$prefix" >> Makefile
 """
@@ -49,8 +50,9 @@ printf '\\tcp %s/blis.h %s/include/blis/\\n' "$here" "$prefix" >> Makefile
 ZENDNN_CMAKE = """
 cmake_minimum_required(VERSION 3.20)
 project(standin_zendnn C)
-find_library(BLIS NAMES libblis-mt.so libblis.so PATHS $ENV{ZENDNN_BLIS_PATH}/lib PATH_SUFFIXES LP64 NO_DEFAULT_PATH REQUIRED)
-find_path(BLIS_H NAMES blis.h PATHS $ENV{ZENDNN_BLIS_PATH}/include PATH_SUFFIXES LP64 NO_DEFAULT_PATH REQUIRED)
+set(place $ENV{ZENDNN_BLIS_PATH})
+find_library(BLIS NAMES libblis-mt.so libblis.so PATHS ${place}/lib PATH_SUFFIXES LP64 NO_DEFAULT_PATH REQUIRED)
+find_path(BLIS_H NAMES blis.h PATHS ${place}/include PATH_SUFFIXES LP64 NO_DEFAULT_PATH REQUIRED)
 file(WRITE ${CMAKE_BINARY_DIR}/told.txt "${BUILD_SHARED_LIBS} ${LPGEMM_V5_0} ${BLIS_API} ${FBGEMM_ENABLE} "
      "${_GLIBCXX_USE_CXX11_ABI} ${CMAKE_BUILD_TYPE} ${AMDBLIS_LOCAL_SOURCE}")
 add_library(amdZenDNN SHARED EXCLUDE_FROM_ALL zendnn.c)
@@ -214,12 +216,11 @@ def test_local_tree_wins_over_third_party(tmp_path: Path) -> None:
     assert clone(tmp_path / "third_party" / "blis", tmp_path, local) == local
 
 
-def test_missing_network_is_one_line_with_what_to_do(build: Call, tmp_path: Path, error_line: ErrorLine) -> None:
-    local = f"-DZENDNN_CFFI_USE_LOCAL_ZENDNN={zendnn_tree(tmp_path / 'ZenDNN')}"
+def test_missing_network_is_one_line_with_what_to_do(tmp_path: Path, error_line: ErrorLine) -> None:
     third_party = source_checkout(tmp_path / "checkout") / "third_party"
     command = [sys.executable, third_party.parent / "native" / "engine.py", "source", "--out", tmp_path / "out"]
     command += ["--work", tmp_path / "work", "--license", third_party.parent / "LICENSE", "--third-party", third_party]
-    command += ["--local-zendnn", local.split("=")[1]]
+    command += ["--local-zendnn", zendnn_tree(tmp_path / "ZenDNN")]
     done = subprocess.run(
         [str(word) for word in command],
         env={**os.environ, **rewrites("http://127.0.0.1:9/")},
