@@ -18,6 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+CALIBRATION_IMAGES = 4
+VARIANCE_FLOOR = 0.1  # of the layer's mean variance
+
 # Input sides that differ from 224: the resolution the published weights were trained for.
 IMAGE_SIDES = {"inception_v3": 299, "swin_v2_t": 256, "swin_v2_s": 256, "swin_v2_b": 256}
 
@@ -71,7 +74,7 @@ def build(name: str, seed: int = 0, *, calibrate: bool = True) -> nn.Module:
         model = models.get_model(name, weights=None, **options).eval()
         if calibrate:
             side = image_side(name)
-            randomise(model, torch.randn(2, 3, side, side), seed=seed)
+            randomise(model, image_batch(CALIBRATION_IMAGES, side, seed=seed + 1), seed=seed)
     return model
 
 
@@ -96,6 +99,8 @@ def randomise(model: nn.Module, sample: Tensor, *, seed: int = 0) -> nn.Module:
         _calibrate(model, norms, sample)
         for norm in norms:
             assert norm.running_mean is not None and norm.running_var is not None
+            # A channel that hardly varied over a few images would blow up every other image, layer by layer.
+            norm.running_var += VARIANCE_FLOOR * norm.running_var.mean()
             spread = norm.running_var.sqrt()
             norm.running_mean += 0.1 * spread * torch.randn(spread.shape, generator=generator)
             norm.running_var *= torch.empty_like(spread).uniform_(0.8, 1.25, generator=generator)
