@@ -28,7 +28,9 @@ def tolerance(dtype: torch.dtype, k: int = 1) -> float:
     return 8 * UNIT_ROUNDOFF[dtype] + accumulate
 
 
-def assert_close(actual: Any, expected: Any, *, dtype: torch.dtype | None = None, k: int = 1, scale: float | None = None) -> None:
+def assert_close(
+    actual: Any, expected: Any, *, dtype: torch.dtype | None = None, k: int = 1, scale: float | None = None
+) -> None:
     """Fail unless actual equals expected within the tolerance of dtype (default: actual's) for sums of k products.
 
     actual, expected  tensors or arrays of the same shape; expected may be of a wider type (float64 oracle)
@@ -40,7 +42,9 @@ def assert_close(actual: Any, expected: Any, *, dtype: torch.dtype | None = None
     dtype = dtype or a.dtype
     a64, e64 = a.double(), e.double()
     finite = torch.isfinite(e64)
-    assert torch.equal(torch.isfinite(a64), finite), "NaN or infinity where the expected result has none, or the other way round"
+    assert torch.equal(torch.isfinite(a64), finite), (
+        "NaN or infinity where the expected result has none, or the other way round"
+    )
     assert torch.equal(torch.nan_to_num(a64[~finite]), torch.nan_to_num(e64[~finite])), "different NaNs or infinities"
     if not finite.any():
         return
@@ -48,7 +52,9 @@ def assert_close(actual: Any, expected: Any, *, dtype: torch.dtype | None = None
     size = scale if scale is not None else e64[finite].abs().max().item()
     allowed = tolerance(dtype, k) * size
     worst = difference.max().item()
-    assert worst <= allowed, f"error {worst:.3g} ({worst / max(size, 1e-300):.2g} of the scale {size:.3g}), allowed {allowed:.3g} for {dtype}, k={k}"
+    assert worst <= allowed, (
+        f"error {worst:.3g} ({worst / max(size, 1e-300):.2g} of the scale {size:.3g}), allowed {allowed:.3g} for {dtype}, k={k}"
+    )
 
 
 def relative_error(actual: Any, expected: Any) -> float:

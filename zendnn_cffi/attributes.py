@@ -44,13 +44,42 @@ _RUNTIME_S32 = -(2**31)
 
 # Eltwise kinds, zendnn_alg_kind_t; kind(alpha, beta) as in the table of docs/low-level.md
 ELTWISE = {
-    "relu": 31, "pow": 32, "tanh": 47, "gelu_erf": 48, "elu": 63, "round": 64, "square": 79, "logsigmoid": 80, "abs": 95, "mish": 96,
-    "sqrt": 111, "hardswish": 112, "linear": 127, "bounded_relu": 143, "soft_relu": 159, "logistic": 175, "exp": 191, "gelu_tanh": 207,
-    "swish": 223, "log": 239, "clip": 255, "clip_v2": 12,
+    "relu": 31,
+    "pow": 32,
+    "tanh": 47,
+    "gelu_erf": 48,
+    "elu": 63,
+    "round": 64,
+    "square": 79,
+    "logsigmoid": 80,
+    "abs": 95,
+    "mish": 96,
+    "sqrt": 111,
+    "hardswish": 112,
+    "linear": 127,
+    "bounded_relu": 143,
+    "soft_relu": 159,
+    "logistic": 175,
+    "exp": 191,
+    "gelu_tanh": 207,
+    "swish": 223,
+    "log": 239,
+    "clip": 255,
+    "clip_v2": 12,
 }
 BINARY = {
-    "add": 131056, "mul": 131057, "max": 131058, "min": 131059, "div": 131060, "sub": 131061, "ge": 131062, "gt": 131063, "le": 131064,
-    "lt": 131065, "eq": 131066, "ne": 131067,
+    "add": 131056,
+    "mul": 131057,
+    "max": 131058,
+    "min": 131059,
+    "div": 131060,
+    "sub": 131061,
+    "ge": 131062,
+    "gt": 131063,
+    "le": 131064,
+    "lt": 131065,
+    "eq": 131066,
+    "ne": 131067,
 }
 COMPARISONS = frozenset({"ge", "gt", "le", "lt", "eq", "ne"})
 
@@ -87,9 +116,19 @@ class PostOps:
         return PostOps((*self.entries, entry))
 
     def eltwise(self, kind: str, alpha: float = 0.0, beta: float = 0.0, scale: float = 1.0) -> PostOps:
-        """Append x -> scale * kind(x; alpha, beta)."""
+        """Append x -> scale * kind(x; alpha, beta). "hardsigmoid", which the library lacks, becomes two entries: linear and clip."""
+        if kind == "hardsigmoid":
+            return self.eltwise("linear", 1 / 6, 0.5).eltwise("clip", 0.0, 1.0, scale)
         kind_value(ELTWISE, kind, "kind")
-        return self._with(("eltwise", kind, checks.as_float(alpha, "alpha"), checks.as_float(beta, "beta"), checks.as_float(scale, "scale")))
+        return self._with(
+            (
+                "eltwise",
+                kind,
+                checks.as_float(alpha, "alpha"),
+                checks.as_float(beta, "beta"),
+                checks.as_float(scale, "scale"),
+            )
+        )
 
     def sum(self, scale: float = 1.0, dtype: torch.dtype | None = None) -> PostOps:
         """Append x -> x + scale * (what dst held before). dtype reads dst as another type of the same width (s8 as u8)."""
@@ -108,15 +147,25 @@ class PostOps:
         """Append x -> x > 0 ? x : w * x, with f32 weights (``arg_post_op(i, ARG_WEIGHTS)``); mask bit d set: w varies along d."""
         return self._with(("prelu", checks.as_int(mask, "mask", minimum=0, maximum=2**checks.MAX_RANK - 1)))
 
-    def depthwise(self, weights_dtype: torch.dtype = torch.float32, bias_dtype: torch.dtype | None = torch.float32,
-                  dst_dtype: torch.dtype = torch.float32, *, kernel: int = 3, stride: int = 1, padding: int = 1) -> PostOps:
+    def depthwise(
+        self,
+        weights_dtype: torch.dtype = torch.float32,
+        bias_dtype: torch.dtype | None = torch.float32,
+        dst_dtype: torch.dtype = torch.float32,
+        *,
+        kernel: int = 3,
+        stride: int = 1,
+        padding: int = 1,
+    ) -> PostOps:
         """Append a depthwise convolution to a 1x1 convolution; arguments ``ARG_ATTR_POST_OP_DW | ARG_WEIGHTS`` and ``| ARG_BIAS``."""
         data_type(weights_dtype, "weights_dtype")
         data_type(dst_dtype, "dst_dtype")
         if bias_dtype is not None:
             data_type(bias_dtype, "bias_dtype")
-        sizes = tuple(checks.as_int(v, n, minimum=m, maximum=1024) for v, n, m in
-                      ((kernel, "kernel", 1), (stride, "stride", 1), (padding, "padding", 0)))
+        sizes = tuple(
+            checks.as_int(v, n, minimum=m, maximum=1024)
+            for v, n, m in ((kernel, "kernel", 1), (stride, "stride", 1), (padding, "padding", 0))
+        )
         return self._with(("depthwise", weights_dtype, bias_dtype, dst_dtype, *sizes))
 
     def __len__(self) -> int:
@@ -140,7 +189,9 @@ class PostOps:
         """Return a new ``zendnn_post_ops_t`` with these entries."""
         n = native()
         lib = n.lib
-        handle = new_handle(lib.zendnn_post_ops_create, lib.zendnn_post_ops_destroy, "zendnn_post_ops_t", "creating post-ops")
+        handle = new_handle(
+            lib.zendnn_post_ops_create, lib.zendnn_post_ops_destroy, "zendnn_post_ops_t", "creating post-ops"
+        )
         for index, entry in enumerate(self.entries):
             check(self._append(lib, n.null, handle, entry), f"appending post-op {index}, {entry[0]}{entry[1:]}")
         return handle
@@ -159,8 +210,20 @@ class PostOps:
             case ("prelu", mask):
                 return int(lib.zendnn_post_ops_append_prelu(handle, mask))
             case ("depthwise", weights, bias, dst, kernel, stride, padding):
-                return int(lib.zendnn_post_ops_append_dw(handle, data_type(weights), 0 if bias is None else data_type(bias), data_type(dst),
-                                                         kernel, stride, padding, 0, 0, null))
+                return int(
+                    lib.zendnn_post_ops_append_dw(
+                        handle,
+                        data_type(weights),
+                        0 if bias is None else data_type(bias),
+                        data_type(dst),
+                        kernel,
+                        stride,
+                        padding,
+                        0,
+                        0,
+                        null,
+                    )
+                )
         raise ValueError(f"unknown post-op {entry!r}: build chains with the methods of PostOps")
 
 
@@ -178,9 +241,17 @@ class Attr(NotCopyable):
 
     __slots__ = ("handle", "key", "output_scales_mask", "post_ops", "runtime_args", "scratchpad")
 
-    def __init__(self, post_ops: PostOps | None = None, scratchpad: str = "user", output_scales: Any = None, *, output_scales_mask: int = 0,
-                 zero_points: Mapping[int, int] | None = None, scales: Mapping[int, tuple[int, torch.dtype]] | None = None,
-                 woq_scales: tuple[int, tuple[int, int], torch.dtype] | None = None) -> None:
+    def __init__(
+        self,
+        post_ops: PostOps | None = None,
+        scratchpad: str = "user",
+        output_scales: Any = None,
+        *,
+        output_scales_mask: int = 0,
+        zero_points: Mapping[int, int] | None = None,
+        scales: Mapping[int, tuple[int, torch.dtype]] | None = None,
+        woq_scales: tuple[int, tuple[int, int], torch.dtype] | None = None,
+    ) -> None:
         if post_ops is not None and not isinstance(post_ops, PostOps):
             raise TypeError(f"post_ops must be a PostOps, got {type(post_ops).__name__}")
         if scratchpad not in ("user", "library"):
@@ -190,8 +261,12 @@ class Attr(NotCopyable):
         self.scratchpad = scratchpad
         self.runtime_args: set[int] = set()
         self.output_scales_mask = checks.as_int(output_scales_mask, "output_scales_mask", minimum=0, maximum=4095)
-        self.handle = new_handle(lib.zendnn_primitive_attr_create, lib.zendnn_primitive_attr_destroy, "zendnn_primitive_attr_t",
-                                 "creating attributes")
+        self.handle = new_handle(
+            lib.zendnn_primitive_attr_create,
+            lib.zendnn_primitive_attr_destroy,
+            "zendnn_primitive_attr_t",
+            "creating attributes",
+        )
         if scratchpad == "user":
             check(lib.zendnn_primitive_attr_set_scratchpad_mode(self.handle, 1), "asking for a user scratchpad")
         if self.post_ops.entries:
@@ -217,12 +292,20 @@ class Attr(NotCopyable):
             self.runtime_args.add(ARG_ATTR_OUTPUT_SCALES)
         else:
             sequence = scales.tolist() if hasattr(scales, "tolist") else scales
-            values = tuple(checks.as_float(v, "output_scales") for v in sequence) if isinstance(sequence, Sequence) \
+            values = (
+                tuple(checks.as_float(v, "output_scales") for v in sequence)
+                if isinstance(sequence, Sequence)
                 else (checks.as_float(sequence, "output_scales"),)
+            )
         if not values or len(values) > 1 and not self.output_scales_mask:
-            raise ValueError(f"{len(values)} output_scales need an output_scales_mask saying along which dims they vary (2: channels)")
+            raise ValueError(
+                f"{len(values)} output_scales need an output_scales_mask saying along which dims they vary (2: channels)"
+            )
         array = n.ffi.new("float[]", values)
-        check(n.lib.zendnn_primitive_attr_set_output_scales(self.handle, len(values), self.output_scales_mask, array), "setting output scales")
+        check(
+            n.lib.zendnn_primitive_attr_set_output_scales(self.handle, len(values), self.output_scales_mask, array),
+            "setting output scales",
+        )
         return RUNTIME if isinstance(scales, str) else values
 
     def _set_zero_points(self, arg: int, mask: int) -> None:
@@ -231,7 +314,10 @@ class Attr(NotCopyable):
         mask = checks.as_int(mask, "the zero point mask", minimum=0, maximum=4095)
         n = native()
         value = n.ffi.new("int32_t[1]", [_RUNTIME_S32])
-        check(n.lib.zendnn_primitive_attr_set_zero_points(self.handle, arg, 1, mask, value), f"setting zero points of argument {arg}")
+        check(
+            n.lib.zendnn_primitive_attr_set_zero_points(self.handle, arg, 1, mask, value),
+            f"setting zero points of argument {arg}",
+        )
         self.runtime_args.add(ARG_ATTR_ZERO_POINTS | arg)
 
     def _set_scales(self, arg: int, mask: int, dtype: torch.dtype) -> None:
@@ -241,8 +327,10 @@ class Attr(NotCopyable):
             raise TypeError(f"scales must be float32 or bfloat16, got {dtype!r}")
         mask = checks.as_int(mask, "the scales mask", minimum=0, maximum=4095)
         n = native()
-        check(n.lib.zendnn_primitive_attr_set_scales_mask(self.handle, arg, mask, 0, n.null, data_type(dtype)),
-              f"setting scales of argument {arg}")
+        check(
+            n.lib.zendnn_primitive_attr_set_scales_mask(self.handle, arg, mask, 0, n.null, data_type(dtype)),
+            f"setting scales of argument {arg}",
+        )
         self.runtime_args.add(ARG_ATTR_SCALES | arg)
 
     def _set_woq_scales(self, mask: int, groups: Sequence[int], dtype: torch.dtype) -> None:
@@ -250,8 +338,12 @@ class Attr(NotCopyable):
             raise TypeError(f"woq_scales must be float32 or bfloat16, got {dtype!r}")
         groups = checks.as_dims(groups, "woq_scales groups", rank=2, minimum=1)
         mask = checks.as_int(mask, "the woq_scales mask", minimum=0, maximum=4095)
-        check(native().lib.zendnn_primitive_attr_set_woq_weight_scale(self.handle, mask, 2, pad(groups), data_type(dtype)),
-              "setting 4-bit weight scales")
+        check(
+            native().lib.zendnn_primitive_attr_set_woq_weight_scale(
+                self.handle, mask, 2, pad(groups), data_type(dtype)
+            ),
+            "setting 4-bit weight scales",
+        )
         self.runtime_args.add(ARG_ATTR_WOQ_SCALES)
 
     def __eq__(self, other: object) -> bool:

@@ -26,8 +26,11 @@ def describe(value: Any) -> str:
 def as_int(value: Any, name: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
     """Return ``value`` as a Python int. Raises TypeError unless it is an integer, ValueError outside the bounds."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} must be an integer, got {value!r}" if not isinstance(value, torch.Tensor)
-                        else f"{name} must be an integer, got a tensor: use int(...)")
+        raise TypeError(
+            f"{name} must be an integer, got {value!r}"
+            if not isinstance(value, torch.Tensor)
+            else f"{name} must be an integer, got a tensor: use int(...)"
+        )
     number = int(value.__index__())
     if minimum is not None and number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
@@ -53,8 +56,10 @@ def as_dims(values: Any, name: str, *, rank: int | None = None, minimum: int = 0
         values = (values,) * rank
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a sequence of integers, got {values!r}")
-    dims = tuple(v if type(v) is int and minimum <= v <= _INT64_MAX else as_int(v, f"{name}[{i}]", minimum=minimum)
-                 for i, v in enumerate(values))
+    dims = tuple(
+        v if type(v) is int and minimum <= v <= _INT64_MAX else as_int(v, f"{name}[{i}]", minimum=minimum)
+        for i, v in enumerate(values)
+    )
     if rank is not None and len(dims) != rank:
         raise ValueError(f"{name} must have {rank} values, one per dimension, got {len(dims)}: {dims}")
     return dims
@@ -70,10 +75,15 @@ def check_tensor(tensor: Any, name: str) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} is a sparse or compressed tensor ({tensor.layout}): pass {name}.to_dense()")
     if tensor.device.type != "cpu":
-        raise ValueError(f"{name} is on device {tensor.device}, the library computes on the CPU: pass {name}.cpu()"
-                         if tensor.device.type != "meta" else f"{name} is a meta tensor: it has a shape but no data")
+        raise ValueError(
+            f"{name} is on device {tensor.device}, the library computes on the CPU: pass {name}.cpu()"
+            if tensor.device.type != "meta"
+            else f"{name} is a meta tensor: it has a shape but no data"
+        )
     if tensor.is_quantized:
-        raise ValueError(f"{name} is a quantized tensor ({tensor.dtype}): pass {name}.dequantize() or {name}.int_repr()")
+        raise ValueError(
+            f"{name} is a quantized tensor ({tensor.dtype}): pass {name}.dequantize() or {name}.int_repr()"
+        )
     if tensor.is_nested:
         raise ValueError(f"{name} is a nested tensor: pass its parts one by one")
     if tensor.is_neg() or tensor.is_conj():
@@ -90,7 +100,9 @@ def data_pointer(tensor: torch.Tensor, name: str) -> int:
     if address == 0 and tensor.numel():
         raise ValueError(f"{name} has a shape but no data behind it ({type(tensor).__name__}): pass a plain tensor")
     if address % tensor.element_size():
-        raise ValueError(f"{name} is not aligned to its element size ({tensor.element_size()} bytes): pass {name}.clone()")
+        raise ValueError(
+            f"{name} is not aligned to its element size ({tensor.element_size()} bytes): pass {name}.clone()"
+        )
     return address
 
 
@@ -125,8 +137,12 @@ def _bytes_view(tensor: torch.Tensor) -> np.ndarray:
 
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors are the very same elements in the same order (an exact in-place pair)."""
-    return (a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.shape == b.shape
-            and all(s == t or n <= 1 for n, s, t in zip(a.shape, a.stride(), b.stride())))
+    return (
+        a.data_ptr() == b.data_ptr()
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and all(s == t or n <= 1 for n, s, t in zip(a.shape, a.stride(), b.stride()))
+    )
 
 
 def has_internal_overlap(tensor: torch.Tensor) -> bool:

@@ -23,15 +23,41 @@ _F32, _S32 = 3, 4
 _INT8 = (torch.int8, torch.uint8)
 # zendnn_primitive_kind_t
 _KINDS = {
-    "reorder": 1, "shuffle": 2, "convolution": 5, "deconvolution": 6, "eltwise": 7, "softmax": 8, "pooling": 9, "lrn": 10,
-    "batch_normalization": 11, "layer_normalization": 12, "inner_product": 13, "binary": 16, "logsoftmax": 17, "matmul": 18,
-    "resampling": 19, "pooling_v2": 20, "reduction": 21, "prelu": 22, "softmax_v2": 23, "embedding_bag": 24,
+    "reorder": 1,
+    "shuffle": 2,
+    "convolution": 5,
+    "deconvolution": 6,
+    "eltwise": 7,
+    "softmax": 8,
+    "pooling": 9,
+    "lrn": 10,
+    "batch_normalization": 11,
+    "layer_normalization": 12,
+    "inner_product": 13,
+    "binary": 16,
+    "logsoftmax": 17,
+    "matmul": 18,
+    "resampling": 19,
+    "pooling_v2": 20,
+    "reduction": 21,
+    "prelu": 22,
+    "softmax_v2": 23,
+    "embedding_bag": 24,
 }
 ALGORITHMS = {"direct": 1, "winograd": 2, "auto": 3}
 POOLING = {"max": 511, "avg_include_padding": 767, "avg_exclude_padding": 1023}
 RESAMPLING = {"nearest": 196592, "linear": 196593}
-REDUCTION = {"max": 196594, "min": 196595, "sum": 196596, "mul": 196597, "mean": 196598, "norm_lp_max": 196599, "norm_lp_sum": 196600,
-             "norm_lp_power_p_max": 196601, "norm_lp_power_p_sum": 196602}
+REDUCTION = {
+    "max": 196594,
+    "min": 196595,
+    "sum": 196596,
+    "mul": 196597,
+    "mean": 196598,
+    "norm_lp_max": 196599,
+    "norm_lp_sum": 196600,
+    "norm_lp_power_p_max": 196601,
+    "norm_lp_power_p_sum": 196602,
+}
 EMBEDDING_BAG = {"sum": 16384, "mean": 16385, "max": 16386}
 LRN = {"across_channels": 2815, "within_channel": 3071}
 NORM_GLOBAL_STATS, NORM_RELU, NORM_SCALE, NORM_SHIFT = 1, 4, 8, 16
@@ -46,7 +72,9 @@ class OpDesc:
 
     __slots__ = ("descs", "kind", "params", "ptr")
 
-    def __init__(self, kind: str, ptr: Any, descs: dict[str, MemoryDesc | None], params: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, kind: str, ptr: Any, descs: dict[str, MemoryDesc | None], params: dict[str, Any] | None = None
+    ) -> None:
         self.kind = kind
         self.ptr = ptr
         self.descs = descs
@@ -63,9 +91,18 @@ class OpDesc:
         return f"OpDesc({self.kind}: {', '.join(parts)})"
 
 
-def convolution(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, *, strides: Sequence[int] | int = 1,
-                dilation: Sequence[int] | int = 1, padding_l: Sequence[int] | int = 0, padding_r: Sequence[int] | int | None = None,
-                algorithm: str = "direct") -> OpDesc:
+def convolution(
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst: MemoryDesc,
+    *,
+    strides: Sequence[int] | int = 1,
+    dilation: Sequence[int] | int = 1,
+    padding_l: Sequence[int] | int = 0,
+    padding_r: Sequence[int] | int | None = None,
+    algorithm: str = "direct",
+) -> OpDesc:
     """Convolution over 1, 2 or 3 spatial dimensions.
 
     src [N, C, *spatial], weights [O, C, *kernel] or grouped [G, O/G, C/G, *kernel], bias [O] or None, dst [N, O, *out];
@@ -89,18 +126,46 @@ def convolution(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, d
     n = native()
     ptr = n.ffi.new("zendnn_convolution_desc_t *")
     status = n.lib.zendnn_dilated_convolution_forward_desc_init(
-        ptr, _INFERENCE, alg, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr, pad(strides),
-        pad([d - 1 for d in dilation]), pad(padding_l), pad(padding_r))
-    op = OpDesc("convolution", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst},
-                {"strides": strides, "dilation": dilation, "padding_l": padding_l, "padding_r": padding_r, "algorithm": algorithm})
+        ptr,
+        _INFERENCE,
+        alg,
+        src.ptr,
+        weights.ptr,
+        n.null if bias is None else bias.ptr,
+        dst.ptr,
+        pad(strides),
+        pad([d - 1 for d in dilation]),
+        pad(padding_l),
+        pad(padding_r),
+    )
+    op = OpDesc(
+        "convolution",
+        ptr,
+        {"src": src, "weights": weights, "bias": bias, "dst": dst},
+        {
+            "strides": strides,
+            "dilation": dilation,
+            "padding_l": padding_l,
+            "padding_r": padding_r,
+            "algorithm": algorithm,
+        },
+    )
     if status:
         check(status, f"describing {op}")
     return op
 
 
-def deconvolution(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, *, strides: Sequence[int] | int = 1,
-                  dilation: Sequence[int] | int = 1, padding_l: Sequence[int] | int = 0,
-                  padding_r: Sequence[int] | int | None = None) -> OpDesc:
+def deconvolution(
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst: MemoryDesc,
+    *,
+    strides: Sequence[int] | int = 1,
+    dilation: Sequence[int] | int = 1,
+    padding_l: Sequence[int] | int = 0,
+    padding_r: Sequence[int] | int | None = None,
+) -> OpDesc:
     """Transposed convolution. weights are logically [O, C, *kernel] (torch's are [C, O, *kernel]: ``desc.permute``) or grouped
     [G, O/G, C/G, *kernel]; padding_r is torch's padding minus output_padding, and may be negative.
     """
@@ -109,7 +174,9 @@ def deconvolution(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None,
     if not 1 <= spatial <= 3:
         raise ValueError(f"src must be [N, C, *spatial] with 1 to 3 spatial dimensions, got {src}")
     _rank(dst, src.ndim, "dst")
-    strides, dilation, padding_l, padding_r = _window(spatial, strides, dilation, padding_l, padding_r, negative_right=True)
+    strides, dilation, padding_l, padding_r = _window(
+        spatial, strides, dilation, padding_l, padding_r, negative_right=True
+    )
     groups, outputs, inputs, kernel = _conv_weights(weights, spatial)
     _equal(src.dims[1], groups * inputs, f"src channels (dim 1 of {src}) against weights' input channels x groups")
     _equal(dst.dims[1], groups * outputs, f"dst channels (dim 1 of {dst}) against weights' output channels")
@@ -118,10 +185,17 @@ def deconvolution(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None,
         out = (src.dims[2 + i] - 1) * strides[i] + (kernel[i] - 1) * dilation[i] + 1 - padding_l[i] - padding_r[i]
         _equal(dst.dims[2 + i], out, f"dst spatial dim {i} against what src, kernel, strides and padding give")
     _bias(bias, (dst.dims[1],))
-    return _fill("deconvolution", {"src": src, "weights": weights, "bias": bias, "dst": dst}, prop_kind=_INFERENCE, alg_kind=10,
-                 strides=pad(strides), dilates=pad([d - 1 for d in dilation]), padding=[pad(padding_l), pad(padding_r)],
-                 accum_data_type=_accumulator(src), params={"strides": strides, "dilation": dilation, "padding_l": padding_l,
-                                                            "padding_r": padding_r})
+    return _fill(
+        "deconvolution",
+        {"src": src, "weights": weights, "bias": bias, "dst": dst},
+        prop_kind=_INFERENCE,
+        alg_kind=10,
+        strides=pad(strides),
+        dilates=pad([d - 1 for d in dilation]),
+        padding=[pad(padding_l), pad(padding_r)],
+        accum_data_type=_accumulator(src),
+        params={"strides": strides, "dilation": dilation, "padding_l": padding_l, "padding_r": padding_r},
+    )
 
 
 def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc) -> OpDesc:
@@ -137,8 +211,12 @@ def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None,
     n = native()
     ptr = n.ffi.new("zendnn_inner_product_desc_t *")
     op = OpDesc("inner_product", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst})
-    check(n.lib.zendnn_inner_product_forward_desc_init(ptr, _INFERENCE, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr),
-          f"describing {op}")
+    check(
+        n.lib.zendnn_inner_product_forward_desc_init(
+            ptr, _INFERENCE, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr
+        ),
+        f"describing {op}",
+    )
     return op
 
 
@@ -161,7 +239,10 @@ def matmul(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: M
     n = native()
     ptr = n.ffi.new("zendnn_matmul_desc_t *")
     op = OpDesc("matmul", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst})
-    check(n.lib.zendnn_matmul_desc_init(ptr, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr), f"describing {op}")
+    check(
+        n.lib.zendnn_matmul_desc_init(ptr, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr),
+        f"describing {op}",
+    )
     return op
 
 
@@ -171,8 +252,16 @@ def eltwise(kind: str, src: MemoryDesc, alpha: float = 0.0, beta: float = 0.0) -
     _not_any(src, "src")
     alg = kind_value(ELTWISE, kind, "kind")
     alpha, beta = checks.as_float(alpha, "alpha"), checks.as_float(beta, "beta")
-    return _fill("eltwise", {"src": src}, _fields={"data_desc": src}, prop_kind=_INFERENCE, alg_kind=alg, alpha=alpha, beta=beta,
-                 params={"kind": kind, "alpha": alpha, "beta": beta})
+    return _fill(
+        "eltwise",
+        {"src": src},
+        _fields={"data_desc": src},
+        prop_kind=_INFERENCE,
+        alg_kind=alg,
+        alpha=alpha,
+        beta=beta,
+        params={"kind": kind, "alpha": alpha, "beta": beta},
+    )
 
 
 def binary(kind: str, a: MemoryDesc, b: MemoryDesc, dst: MemoryDesc) -> OpDesc:
@@ -199,14 +288,35 @@ def softmax(src: MemoryDesc, axis: int, log: bool = False, dst: MemoryDesc | Non
     if dst is not None:
         _need(dst=dst)
         _equal(dst.dims, src.dims, "dst dims against src's")
-        return _fill("softmax_v2", {"src": src, "dst": dst}, prop_kind=_INFERENCE, alg_kind=196609 if log else 196608, softmax_axis=axis,
-                     params=params)
-    return _fill("logsoftmax" if log else "softmax", {"src": src}, _fields={"data_desc": src}, prop_kind=_INFERENCE, softmax_axis=axis,
-                 params=params)
+        return _fill(
+            "softmax_v2",
+            {"src": src, "dst": dst},
+            prop_kind=_INFERENCE,
+            alg_kind=196609 if log else 196608,
+            softmax_axis=axis,
+            params=params,
+        )
+    return _fill(
+        "logsoftmax" if log else "softmax",
+        {"src": src},
+        _fields={"data_desc": src},
+        prop_kind=_INFERENCE,
+        softmax_axis=axis,
+        params=params,
+    )
 
 
-def pooling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, kernel: Sequence[int] | int, strides: Sequence[int] | int = 1,
-            dilation: Sequence[int] | int = 1, padding_l: Sequence[int] | int = 0, padding_r: Sequence[int] | int | None = None) -> OpDesc:
+def pooling(
+    kind: str,
+    src: MemoryDesc,
+    dst: MemoryDesc,
+    *,
+    kernel: Sequence[int] | int,
+    strides: Sequence[int] | int = 1,
+    dilation: Sequence[int] | int = 1,
+    padding_l: Sequence[int] | int = 0,
+    padding_r: Sequence[int] | int | None = None,
+) -> OpDesc:
     """Pooling over 1 to 3 spatial dimensions; kind "max", "avg_include_padding" or "avg_exclude_padding"; dilation 1 is dense."""
     _need(src=src, dst=dst)
     _not_any(src, "src")
@@ -221,18 +331,37 @@ def pooling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, kernel: Sequence[int
     for i in range(spatial):
         reach = (kernel[i] - 1) * dilation[i] + 1
         if padding_l[i] >= reach or padding_r[i] >= reach:
-            raise ValueError(f"padding of spatial dim {i} is {padding_l[i]}, {padding_r[i]}: a window of {reach} would lie wholly in padding")
+            raise ValueError(
+                f"padding of spatial dim {i} is {padding_l[i]}, {padding_r[i]}: a window of {reach} would lie wholly in padding"
+            )
         out = _window_output(src.dims[2 + i], kernel[i], strides[i], dilation[i], padding_l[i], padding_r[i], i)
         _equal(dst.dims[2 + i], out, f"dst spatial dim {i} against what src, kernel, strides and padding give")
-    fields = {"prop_kind": _INFERENCE, "alg_kind": alg, "strides": pad(strides), "kernel": pad(kernel),
-              "padding": [pad(padding_l), pad(padding_r)], "accum_data_type": _accumulator(src)}
-    params = {"kind": kind, "kernel": kernel, "strides": strides, "dilation": dilation, "padding_l": padding_l, "padding_r": padding_r}
+    fields = {
+        "prop_kind": _INFERENCE,
+        "alg_kind": alg,
+        "strides": pad(strides),
+        "kernel": pad(kernel),
+        "padding": [pad(padding_l), pad(padding_r)],
+        "accum_data_type": _accumulator(src),
+    }
+    params = {
+        "kind": kind,
+        "kernel": kernel,
+        "strides": strides,
+        "dilation": dilation,
+        "padding_l": padding_l,
+        "padding_r": padding_r,
+    }
     if all(d == 1 for d in dilation):
         return _fill("pooling", {"src": src, "dst": dst}, params=params, **fields)
-    return _fill("pooling_v2", {"src": src, "dst": dst}, params=params, dilation=pad([d - 1 for d in dilation]), **fields)
+    return _fill(
+        "pooling_v2", {"src": src, "dst": dst}, params=params, dilation=pad([d - 1 for d in dilation]), **fields
+    )
 
 
-def batch_normalization(src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True, relu: bool = False) -> OpDesc:
+def batch_normalization(
+    src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True, relu: bool = False
+) -> OpDesc:
     """Batch normalization with given statistics: f32 [C] memories ARG_MEAN, ARG_VARIANCE and, where asked, ARG_SCALE, ARG_SHIFT."""
     _need(src=src)
     _not_any(src, "src")
@@ -244,8 +373,15 @@ def batch_normalization(src: MemoryDesc, eps: float, *, scale: bool = True, shif
     fields = {"data_desc": src, "stat_desc": per_channel}
     if scale or shift:
         fields["data_scaleshift_desc"] = per_channel
-    return _fill("batch_normalization", {"src": src}, _fields=fields, prop_kind=_INFERENCE, batch_norm_epsilon=eps, flags=flags,
-                 params={"eps": eps, "flags": flags})
+    return _fill(
+        "batch_normalization",
+        {"src": src},
+        _fields=fields,
+        prop_kind=_INFERENCE,
+        batch_norm_epsilon=eps,
+        flags=flags,
+        params={"eps": eps, "flags": flags},
+    )
 
 
 def layer_normalization(src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True) -> OpDesc:
@@ -259,8 +395,15 @@ def layer_normalization(src: MemoryDesc, eps: float, *, scale: bool = True, shif
     fields = {"data_desc": src, "stat_desc": MemoryDesc(src.dims[:-1], torch.float32)}
     if flags:
         fields["data_scaleshift_desc"] = MemoryDesc(src.dims[-1:], torch.float32)
-    return _fill("layer_normalization", {"src": src}, _fields=fields, prop_kind=_INFERENCE, layer_norm_epsilon=eps, flags=flags,
-                 params={"eps": eps, "flags": flags})
+    return _fill(
+        "layer_normalization",
+        {"src": src},
+        _fields=fields,
+        prop_kind=_INFERENCE,
+        layer_norm_epsilon=eps,
+        flags=flags,
+        params={"eps": eps, "flags": flags},
+    )
 
 
 def reduction(kind: str, src: MemoryDesc, dst: MemoryDesc, *, p: float = 0.0, eps: float = 0.0) -> OpDesc:
@@ -270,17 +413,21 @@ def reduction(kind: str, src: MemoryDesc, dst: MemoryDesc, *, p: float = 0.0, ep
     alg = kind_value(REDUCTION, kind, "kind")
     _broadcastable(dst, src, "dst")
     if src.offset0 or dst.offset0:
-        raise ValueError("src and dst must have offset0 0 (the library ignores it here): use desc.rebased() and move the pointer")
+        raise ValueError(
+            "src and dst must have offset0 0 (the library ignores it here): use desc.rebased() and move the pointer"
+        )
     if src.dims == dst.dims:
         raise ValueError(f"dst has src's dims {list(src.dims)}: at least one reduced dimension must be 1 in dst")
     p, eps = checks.as_float(p, "p"), checks.as_float(eps, "eps")
     if kind.startswith("norm") and not p >= 1:
         raise ValueError(f"p must be at least 1 for {kind}, got {p}")
-    return _fill("reduction", {"src": src, "dst": dst}, alg_kind=alg, p=p, eps=eps, params={"kind": kind, "p": p, "eps": eps})
+    return _fill(
+        "reduction", {"src": src, "dst": dst}, alg_kind=alg, p=p, eps=eps, params={"kind": kind, "p": p, "eps": eps}
+    )
 
 
 def resampling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, factors: Sequence[float] | None = None) -> OpDesc:
-    """Resize the spatial dimensions, "nearest" or "linear" (as interpolate with align_corners=False). factors default to dst/src."""
+    """Resize the spatial dimensions, "nearest" (torch's nearest-exact) or "linear" (align_corners=False). factors default to dst/src."""
     _need(src=src, dst=dst)
     _not_any(src, "src")
     spatial = src.ndim - 2
@@ -289,15 +436,29 @@ def resampling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, factors: Sequence
     _rank(dst, src.ndim, "dst")
     _equal(dst.dims[:2], src.dims[:2], "dst [N, C] against src's")
     alg = kind_value(RESAMPLING, kind, "kind")
-    values = tuple(d / s for s, d in zip(src.dims[2:], dst.dims[2:])) if factors is None else tuple(
-        checks.as_float(f, "factors") for f in factors)
+    values = (
+        tuple(d / s for s, d in zip(src.dims[2:], dst.dims[2:]))
+        if factors is None
+        else tuple(checks.as_float(f, "factors") for f in factors)
+    )
     if len(values) != spatial or not all(v > 0 for v in values):
         raise ValueError(f"factors must be {spatial} positive numbers, got {values}")
     for i, factor in enumerate(values):
-        if int(src.dims[2 + i] * factor + 1e-3) != dst.dims[2 + i] and round(src.dims[2 + i] * factor) != dst.dims[2 + i]:
-            raise ValueError(f"dst spatial dim {i} is {dst.dims[2 + i]}, src {src.dims[2 + i]} x factor {factor} gives another size")
-    return _fill("resampling", {"src": src, "dst": dst}, prop_kind=_INFERENCE, alg_kind=alg, factors=[*values, *[0.0] * (12 - spatial)],
-                 params={"kind": kind, "factors": values})
+        if (
+            int(src.dims[2 + i] * factor + 1e-3) != dst.dims[2 + i]
+            and round(src.dims[2 + i] * factor) != dst.dims[2 + i]
+        ):
+            raise ValueError(
+                f"dst spatial dim {i} is {dst.dims[2 + i]}, src {src.dims[2 + i]} x factor {factor} gives another size"
+            )
+    return _fill(
+        "resampling",
+        {"src": src, "dst": dst},
+        prop_kind=_INFERENCE,
+        alg_kind=alg,
+        factors=[*values, *[0.0] * (12 - spatial)],
+        params={"kind": kind, "factors": values},
+    )
 
 
 def prelu(src: MemoryDesc, weights: MemoryDesc) -> OpDesc:
@@ -305,11 +466,25 @@ def prelu(src: MemoryDesc, weights: MemoryDesc) -> OpDesc:
     _need(src=src, weights=weights)
     _not_any(src, "src")
     _broadcastable(weights, src, "weights")
-    return _fill("prelu", {"src": src, "weights": weights}, _fields={"data_desc": src, "weights_desc": weights}, prop_kind=_INFERENCE)
+    return _fill(
+        "prelu",
+        {"src": src, "weights": weights},
+        _fields={"data_desc": src, "weights_desc": weights},
+        prop_kind=_INFERENCE,
+    )
 
 
-def embedding_bag(kind: str, table: MemoryDesc, indices: MemoryDesc, offsets: MemoryDesc, weights: MemoryDesc | None, dst: MemoryDesc, *,
-                  padding_idx: int = -1, num_threads: int = 0) -> OpDesc:
+def embedding_bag(
+    kind: str,
+    table: MemoryDesc,
+    indices: MemoryDesc,
+    offsets: MemoryDesc,
+    weights: MemoryDesc | None,
+    dst: MemoryDesc,
+    *,
+    padding_idx: int = -1,
+    num_threads: int = 0,
+) -> OpDesc:
     """Sum, mean or maximum of table rows per bag. table [E, D], indices [L] int32, offsets [B] int32, weights [L] or None, dst [B, D].
 
     The library reads indices and offsets unchecked, and leaves empty bags undefined for mean and max: ``functional.embedding_bag``
@@ -334,10 +509,29 @@ def embedding_bag(kind: str, table: MemoryDesc, indices: MemoryDesc, offsets: Me
     num_threads = checks.as_int(num_threads, "num_threads", minimum=0, maximum=65535)
     n = native()
     ptr = n.ffi.new("zendnn_embedding_bag_desc_t *")
-    op = OpDesc("embedding_bag", ptr, {"src": table, "src_1": indices, "src_2": offsets, "src_3": weights, "dst": dst},
-                {"kind": kind, "padding_idx": padding_idx, "num_threads": num_threads})
-    check(n.lib.zendnn_embedding_bag_desc_init(ptr, _INFERENCE, alg, num_threads, table.ptr, indices.ptr, offsets.ptr,
-                                               n.null if weights is None else weights.ptr, dst.ptr, padding_idx, 1, 0), f"describing {op}")
+    op = OpDesc(
+        "embedding_bag",
+        ptr,
+        {"src": table, "src_1": indices, "src_2": offsets, "src_3": weights, "dst": dst},
+        {"kind": kind, "padding_idx": padding_idx, "num_threads": num_threads},
+    )
+    check(
+        n.lib.zendnn_embedding_bag_desc_init(
+            ptr,
+            _INFERENCE,
+            alg,
+            num_threads,
+            table.ptr,
+            indices.ptr,
+            offsets.ptr,
+            n.null if weights is None else weights.ptr,
+            dst.ptr,
+            padding_idx,
+            1,
+            0,
+        ),
+        f"describing {op}",
+    )
     return op
 
 
@@ -350,8 +544,18 @@ def lrn(kind: str, src: MemoryDesc, *, local_size: int, alpha: float, beta: floa
     alg = kind_value(LRN, kind, "kind")
     local_size = checks.as_int(local_size, "local_size", minimum=1, maximum=2**20)
     alpha, beta, k = checks.as_float(alpha, "alpha"), checks.as_float(beta, "beta"), checks.as_float(k, "k")
-    return _fill("lrn", {"src": src}, _fields={"data_desc": src}, prop_kind=_INFERENCE, alg_kind=alg, local_size=local_size, lrn_alpha=alpha,
-                 lrn_beta=beta, lrn_k=k, params={"kind": kind, "local_size": local_size, "alpha": alpha, "beta": beta, "k": k})
+    return _fill(
+        "lrn",
+        {"src": src},
+        _fields={"data_desc": src},
+        prop_kind=_INFERENCE,
+        alg_kind=alg,
+        local_size=local_size,
+        lrn_alpha=alpha,
+        lrn_beta=beta,
+        lrn_k=k,
+        params={"kind": kind, "local_size": local_size, "alpha": alpha, "beta": beta, "k": k},
+    )
 
 
 def shuffle(src: MemoryDesc, axis: int, groups: int) -> OpDesc:
@@ -362,15 +566,28 @@ def shuffle(src: MemoryDesc, axis: int, groups: int) -> OpDesc:
     groups = checks.as_int(groups, "groups", minimum=1)
     if src.dims[axis] % groups:
         raise ValueError(f"groups {groups} must divide dim {axis} of src, which is {src.dims[axis]}")
-    return _fill("shuffle", {"src": src}, _fields={"data_desc": src}, prop_kind=_INFERENCE, axis=axis, group_size=src.dims[axis] // groups,
-                 params={"axis": axis, "groups": groups})
+    return _fill(
+        "shuffle",
+        {"src": src},
+        _fields={"data_desc": src},
+        prop_kind=_INFERENCE,
+        axis=axis,
+        group_size=src.dims[axis] // groups,
+        params={"axis": axis, "groups": groups},
+    )
 
 
 # ---- filling and checking
 
 
-def _fill(kind: str, descs: dict[str, MemoryDesc | None], *, params: dict[str, Any] | None = None,
-          _fields: dict[str, MemoryDesc] | None = None, **values: Any) -> OpDesc:
+def _fill(
+    kind: str,
+    descs: dict[str, MemoryDesc | None],
+    *,
+    params: dict[str, Any] | None = None,
+    _fields: dict[str, MemoryDesc] | None = None,
+    **values: Any,
+) -> OpDesc:
     """Return an OpDesc of a zeroed struct with the given fields; descs go to fields named <role>_desc unless _fields says where."""
     ptr = native().ffi.new(f"zendnn_{kind}_desc_t *")
     ptr.primitive_kind = _KINDS[kind]
@@ -432,13 +649,23 @@ def _accumulator(src: MemoryDesc) -> int:
 _Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def _window(spatial: int, strides: Any, dilation: Any, padding_l: Any, padding_r: Any, negative_right: bool = False) -> _Window:
+def _window(
+    spatial: int, strides: Any, dilation: Any, padding_l: Any, padding_r: Any, negative_right: bool = False
+) -> _Window:
     strides = checks.as_dims(strides, "strides", rank=spatial, minimum=1)
     dilation = checks.as_dims(dilation, "dilation", rank=spatial, minimum=1)
     padding_l = checks.as_dims(padding_l, "padding_l", rank=spatial)
-    padding_r = padding_l if padding_r is None else checks.as_dims(padding_r, "padding_r", rank=spatial,
-                                                                   minimum=-(2**31) if negative_right else 0)
-    for name, values in (("strides", strides), ("dilation", dilation), ("padding_l", padding_l), ("padding_r", padding_r)):
+    padding_r = (
+        padding_l
+        if padding_r is None
+        else checks.as_dims(padding_r, "padding_r", rank=spatial, minimum=-(2**31) if negative_right else 0)
+    )
+    for name, values in (
+        ("strides", strides),
+        ("dilation", dilation),
+        ("padding_l", padding_l),
+        ("padding_r", padding_r),
+    ):
         if max(values) >= 2**31:
             raise ValueError(f"{name} {values} does not fit the library's 32-bit arithmetic")
     return strides, dilation, padding_l, padding_r
@@ -447,7 +674,9 @@ def _window(spatial: int, strides: Any, dilation: Any, padding_l: Any, padding_r
 def _window_output(size: int, kernel: int, stride: int, dilation: int, left: int, right: int, axis: int) -> int:
     reach = (kernel - 1) * dilation + 1
     if size + left + right < reach:
-        raise ValueError(f"the kernel reaches over {reach} elements in spatial dim {axis}, src with padding has {size + left + right}")
+        raise ValueError(
+            f"the kernel reaches over {reach} elements in spatial dim {axis}, src with padding has {size + left + right}"
+        )
     return (size + left + right - reach) // stride + 1
 
 

@@ -15,20 +15,40 @@ if TYPE_CHECKING:
 
 _CHANNELS_FIRST = {"ncw", "nchw", "ncdhw"}
 # With these parameters implementation `zendnn` computes post-ops rightly: kind -> needed (alpha, scale), None where not read
-_ZENDNN_ELTWISE: dict[str, float | None] = {"relu": 0.0, "gelu_erf": None, "gelu_tanh": None, "swish": 1.0, "logistic": None}
+_ZENDNN_ELTWISE: dict[str, float | None] = {
+    "relu": 0.0,
+    "gelu_erf": None,
+    "gelu_tanh": None,
+    "swish": 1.0,
+    "logistic": None,
+}
 _ZENDNN_BINARY = {"add", "mul"}
+# Row lengths for which embedding_bag's max starts from minus infinity everywhere
+MAX_WIDTHS = (16, 32, 64, 128, 256, 512)
 
 
-def known_problem(op: OpDesc, post_ops: PostOps, implementation: str, src: MemoryDesc | None, dst: MemoryDesc | None) -> str | None:
+def known_problem(
+    op: OpDesc, post_ops: PostOps, implementation: str, src: MemoryDesc | None, dst: MemoryDesc | None
+) -> str | None:
     """Return why this implementation must not be used for this operation, or None where nothing is known against it."""
-    if op.kind in ("convolution", "pooling", "pooling_v2") and dst is not None and not implementation.startswith("ref") \
-            and dst.is_plain and not dst.is_dense and dst.format not in _CHANNELS_FIRST:
+    if (
+        op.kind in ("convolution", "pooling", "pooling_v2")
+        and dst is not None
+        and not implementation.startswith("ref")
+        and dst.is_plain
+        and not dst.is_dense
+        and dst.format not in _CHANNELS_FIRST
+    ):
         return "writes densely into a strided channels-last destination, over its neighbours"
     if op.kind == "convolution":
         if implementation == "zendnn":
             return "aborts the process on layouts other than nhwc"
         if "gemm:jit" in implementation and src is not None and src.format not in _CHANNELS_FIRST:
             return "gives wrong numbers on channels-last sources"
+    if op.kind == "embedding_bag" and op.params["kind"] == "max":
+        table = op.descs["src"]
+        if op.params["padding_idx"] >= 0 or table is None or table.dims[1] not in MAX_WIDTHS:
+            return f"gives wrong maxima with a padding index, or rows not {', '.join(map(str, MAX_WIDTHS))} long"
     if implementation == "zendnn" and op.kind in ("matmul", "inner_product"):
         return next((p for entry in post_ops if (p := _zendnn_post_op_problem(entry)) is not None), None)
     return None

@@ -1,6 +1,6 @@
-"""Engine, stream, memory descriptors and memory objects.
+"""Memory descriptors and memory objects: how a tensor lies in memory, and where.
 
-Source: zendnn.h and zendnn_types.h of ZenDNN 5.1, groups zendnn_api_engine, zendnn_api_stream, zendnn_api_memory.
+Source: zendnn.h and zendnn_types.h of ZenDNN 5.1, group zendnn_api_memory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,22 @@ import torch
 
 from zendnn_cffi import checks
 from zendnn_cffi.errors import check
-from zendnn_cffi.handles import NotCopyable, native, new_handle
+from zendnn_cffi.handles import NotCopyable, native
+from zendnn_cffi.stream import Engine, Stream, default_stream
+
+__all__ = ["Engine", "Memory", "MemoryDesc", "Stream", "data_type", "default_stream", "plain_desc"]
 
 # C data types by torch dtype: zendnn_data_type_t
 DATA_TYPES: dict[torch.dtype, int] = {
-    torch.float16: 1, torch.bfloat16: 2, torch.float32: 3, torch.int32: 4, torch.int8: 5, torch.uint8: 6, torch.int16: 7,
-    torch.int4: 8, torch.uint4: 9,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.float32: 3,
+    torch.int32: 4,
+    torch.int8: 5,
+    torch.uint8: 6,
+    torch.int16: 7,
+    torch.int4: 8,
+    torch.uint4: 9,
 }
 TORCH_TYPES: dict[int, torch.dtype] = {code: dtype for dtype, code in DATA_TYPES.items()}
 _SHORT = {1: "f16", 2: "bf16", 3: "f32", 4: "s32", 5: "s8", 6: "u8", 7: "s16", 8: "s4", 9: "u4", 0: "undef"}
@@ -39,90 +49,10 @@ def data_type(dtype: Any, name: str = "dtype") -> int:
     code = DATA_TYPES.get(dtype) if isinstance(dtype, torch.dtype) else None
     if code is None:
         known = ", ".join(str(d).removeprefix("torch.") for d in DATA_TYPES)
-        raise TypeError(f"{name} must be one of the library's data types ({known}) as a torch.dtype, got {dtype!r}: convert first")
+        raise TypeError(
+            f"{name} must be one of the library's data types ({known}) as a torch.dtype, got {dtype!r}: convert first"
+        )
     return code
-
-
-class Engine(NotCopyable):
-    """The CPU engine. ``Engine.cpu()`` is the shared one; own engines are possible and independent."""
-
-    __slots__ = ("_handle",)
-    _shared: Engine | None = None
-    _lock = threading.Lock()
-
-    def __init__(self, kind: str = "cpu", index: int = 0) -> None:
-        """Raises ValueError unless kind is "cpu" and index 0: the library has no other engine."""
-        if kind != "cpu" or index != 0:
-            raise ValueError(f"the library has one engine, kind 'cpu' index 0, got kind {kind!r} index {index!r}")
-        lib = native().lib
-        self._handle = new_handle(lib.zendnn_engine_create, lib.zendnn_engine_destroy, "zendnn_engine_t", "creating the CPU engine", 1, 0)
-
-    @classmethod
-    def cpu(cls) -> Engine:
-        """Return the shared CPU engine, creating it on the first call (and again if it was closed)."""
-        engine = cls._shared
-        if engine is not None and engine._handle is not None:
-            return engine
-        with cls._lock:
-            if cls._shared is None or cls._shared._handle is None:
-                cls._shared = cls()
-            return cls._shared
-
-    @property
-    def handle(self) -> Any:
-        if self._handle is None:
-            raise ValueError("the engine is closed: create a new Engine, or use Engine.cpu()")
-        return self._handle
-
-    def close(self) -> None:
-        """Give up the handle; whatever was made with it keeps working. Closing twice is allowed."""
-        self._handle = None
-
-    def __repr__(self) -> str:
-        return f"Engine(cpu{', closed' if self._handle is None else ''})"
-
-
-class Stream(NotCopyable):
-    """An in-order stream: ``execute`` returns when the work is done."""
-
-    __slots__ = ("_handle", "_engine_handle", "engine")
-
-    def __init__(self, engine: Engine | None = None) -> None:
-        if engine is not None and not isinstance(engine, Engine):
-            raise TypeError(f"engine must be an Engine, got {type(engine).__name__}")
-        self.engine = engine or Engine.cpu()
-        self._engine_handle = self.engine.handle
-        lib = native().lib
-        self._handle = new_handle(lib.zendnn_stream_create, lib.zendnn_stream_destroy, "zendnn_stream_t", "creating a stream",
-                                  self._engine_handle, 1)
-
-    @property
-    def handle(self) -> Any:
-        if self._handle is None:
-            raise ValueError("the stream is closed: create a new Stream, or leave it out for the thread's default one")
-        return self._handle
-
-    def wait(self) -> None:
-        """Return when all work given to the stream is done (with an in-order CPU stream it is already)."""
-        check(native().lib.zendnn_stream_wait(self.handle), "waiting for a stream")
-
-    def close(self) -> None:
-        """Give up the handle. Closing twice is allowed."""
-        self._handle = None
-
-    def __repr__(self) -> str:
-        return f"Stream(cpu{', closed' if self._handle is None else ''})"
-
-
-_thread = threading.local()
-
-
-def default_stream() -> Stream:
-    """Return the calling thread's stream on the shared engine."""
-    stream: Stream | None = getattr(_thread, "stream", None)
-    if stream is None or stream._handle is None:
-        stream = _thread.stream = Stream()
-    return stream
 
 
 class MemoryDesc:
@@ -137,7 +67,9 @@ class MemoryDesc:
 
     __slots__ = ("__weakref__", "_hash", "_key", "_size", "dims", "dtype", "ptr")
 
-    def __init__(self, dims: Sequence[int], dtype: torch.dtype, tag: str | None = None, strides: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, dims: Sequence[int], dtype: torch.dtype, tag: str | None = None, strides: Sequence[int] | None = None
+    ) -> None:
         n = native()
         code = data_type(dtype)
         dims = _checked_dims(dims, _BITS[code])
@@ -148,12 +80,18 @@ class MemoryDesc:
         if tag is not None:
             status = n.lib.zendnn_memory_desc_init_by_tag(ptr, rank, pad(dims), code, tag_value(tag), False, False)
             if status:
-                check(status, f"describing {_SHORT[code]}{list(dims)} with tag {tag!r} (does the tag have {rank} dimensions?)")
+                check(
+                    status,
+                    f"describing {_SHORT[code]}{list(dims)} with tag {tag!r} (does the tag have {rank} dimensions?)",
+                )
         else:
             steps = dense_strides(dims) if strides is None else _checked_strides(strides, dims)
             status = n.lib.zendnn_memory_desc_init_by_strides(ptr, rank, pad(dims), code, pad(steps), False, False)
             if status:
-                check(status, f"describing {_SHORT[code]}{list(dims)} with strides {steps} (two elements may share an address)")
+                check(
+                    status,
+                    f"describing {_SHORT[code]}{list(dims)} with strides {steps} (two elements may share an address)",
+                )
         self._adopt(ptr, dims, dtype)
 
     def _adopt(self, ptr: Any, dims: tuple[int, ...], dtype: torch.dtype | None) -> None:
@@ -187,15 +125,11 @@ class MemoryDesc:
         if isinstance(tensor, np.ndarray):
             return cls(tensor.shape, _numpy_dtype(tensor), strides=_numpy_strides(tensor))
         checks.check_tensor(tensor, "tensor")
-        key = (tensor.dtype, tuple(tensor.shape), tensor.stride())
-        desc = _by_layout.get(key)
-        if desc is None:
-            shape, strides = (key[1], key[2]) if tensor.dim() else ((1,), (1,))
-            desc = cls(shape, tensor.dtype, strides=strides)
-            if len(_by_layout) >= 4096:
-                _by_layout.clear()
-            _by_layout[key] = desc
-        return desc
+        return (
+            plain_desc(tensor.dtype, tuple(tensor.shape), tensor.stride())
+            if tensor.dim()
+            else plain_desc(tensor.dtype, (1,), (1,))
+        )
 
     # ---- what it says
 
@@ -245,10 +179,10 @@ class MemoryDesc:
     @property
     def is_dense(self) -> bool:
         """Whether no element position lies unused between the first and the last (padding of blocks counts as used)."""
-        if self.ptr.format_kind != _BLOCKED:
+        if self.ptr.format_kind != _BLOCKED or self.ptr.extra.flags:
             return not self.is_any
-        return self.size_bytes * 8 - self.offset0 * _BITS[self.ptr.data_type] <= math.prod(self.padded_dims) * _BITS[self.ptr.data_type] + 7 \
-            + self.ptr.extra.flags * 2**40
+        used = (math.prod(self.padded_dims) * _BITS[self.ptr.data_type] + 7) // 8
+        return self.size_bytes - self.offset0 * _BITS[self.ptr.data_type] // 8 <= used
 
     @property
     def size_bytes(self) -> int:
@@ -270,7 +204,12 @@ class MemoryDesc:
         if kind != _BLOCKED:
             return {_ANY: "any", _WINO: "wino", _RNN_PACKED: "rnn_packed"}.get(kind, "undef")
         blocks, strides = self.inner_blocks, self.outer_strides or ()
-        if self.ndim in _BLOCKED_NAMES and len(blocks) == 1 and blocks[0][0] == 1 and list(strides) == sorted(strides, reverse=True):
+        if (
+            self.ndim in _BLOCKED_NAMES
+            and len(blocks) == 1
+            and blocks[0][0] == 1
+            and list(strides) == sorted(strides, reverse=True)
+        ):
             return _BLOCKED_NAMES[self.ndim].format(blocks[0][1])
         if not blocks:
             for name, order in _FRIENDLY.get((self.ndim, ()), {}).items():
@@ -296,8 +235,10 @@ class MemoryDesc:
                 raise ValueError(f"dims[{axis}] + offsets[{axis}] is {size + offset}, past this descriptor's {whole}")
         n = native()
         ptr = n.ffi.new("zendnn_memory_desc_t *")
-        check(n.lib.zendnn_memory_desc_init_submemory(ptr, self.ptr, pad(dims), pad(offsets)),
-              f"taking {list(dims)} at {list(offsets)} of {self} (offsets must be multiples of the block)")
+        check(
+            n.lib.zendnn_memory_desc_init_submemory(ptr, self.ptr, pad(dims), pad(offsets)),
+            f"taking {list(dims)} at {list(offsets)} of {self} (offsets must be multiples of the block)",
+        )
         return self._own(ptr)
 
     def rebased(self) -> tuple[MemoryDesc, int]:
@@ -312,10 +253,14 @@ class MemoryDesc:
         """Return this memory seen with other dims, same elements in the same order. Raises ZenDNNError where the layout forbids it."""
         dims = _checked_dims(dims, _BITS[self.ptr.data_type])
         if math.prod(dims) != math.prod(self.dims):
-            raise ValueError(f"dims {list(dims)} have {math.prod(dims)} elements, this descriptor has {math.prod(self.dims)}")
+            raise ValueError(
+                f"dims {list(dims)} have {math.prod(dims)} elements, this descriptor has {math.prod(self.dims)}"
+            )
         n = native()
         ptr = n.ffi.new("zendnn_memory_desc_t *")
-        check(n.lib.zendnn_memory_desc_reshape(ptr, self.ptr, len(dims), pad(dims)), f"reshaping {self} to {list(dims)}")
+        check(
+            n.lib.zendnn_memory_desc_reshape(ptr, self.ptr, len(dims), pad(dims)), f"reshaping {self} to {list(dims)}"
+        )
         return self._own(ptr)
 
     def permute(self, axes: Sequence[int]) -> MemoryDesc:
@@ -367,11 +312,25 @@ class MemoryDesc:
         return self
 
     def __reduce__(self) -> Any:
-        raise TypeError("MemoryDesc holds a C struct and is not pickled: keep its dims, dtype and tag or strides instead")
+        raise TypeError(
+            "MemoryDesc holds a C struct and is not pickled: keep its dims, dtype and tag or strides instead"
+        )
 
     def __repr__(self) -> str:
         offset = f", offset0={self.offset0}" if self.offset0 else ""
         return f"MemoryDesc({_SHORT.get(self.ptr.data_type, '?')}{list(self.dims)}, {self.format}{offset})"
+
+
+def plain_desc(dtype: torch.dtype, dims: tuple[int, ...], strides: tuple[int, ...]) -> MemoryDesc:
+    """Return the descriptor with these strides; remembered, so that repeated layouts are the same object."""
+    key = (dtype, dims, strides)
+    desc = _by_layout.get(key)
+    if desc is None:
+        desc = MemoryDesc(dims, dtype, strides=strides)
+        if len(_by_layout) >= 4096:
+            _by_layout.clear()
+        _by_layout[key] = desc
+    return desc
 
 
 _by_layout: dict[Any, MemoryDesc] = {}
@@ -389,7 +348,9 @@ class Memory(NotCopyable):
 
     __slots__ = ("__weakref__", "_address", "_engine_handle", "_handle", "_owner", "_pins", "desc")
 
-    def __init__(self, desc: MemoryDesc, data: torch.Tensor | np.ndarray | int | None = None, engine: Engine | None = None) -> None:
+    def __init__(
+        self, desc: MemoryDesc, data: torch.Tensor | np.ndarray | int | None = None, engine: Engine | None = None
+    ) -> None:
         if not isinstance(desc, MemoryDesc):
             raise TypeError(f"desc must be a MemoryDesc, got {type(desc).__name__}")
         if desc.is_any:
@@ -429,8 +390,13 @@ class Memory(NotCopyable):
         address, owner = _bind(self.desc, data)
         with _pin_lock:
             if self._pins:
-                raise ValueError(f"the memory of {self.desc} is in use by an execution in another thread: give each thread its own")
-            check(n.lib.zendnn_memory_set_data_handle(handle, n.ffi.cast("void *", address)), f"rebinding the memory of {self.desc}")
+                raise ValueError(
+                    f"the memory of {self.desc} is in use by an execution in another thread: give each thread its own"
+                )
+            check(
+                n.lib.zendnn_memory_set_data_handle(handle, n.ffi.cast("void *", address)),
+                f"rebinding the memory of {self.desc}",
+            )
             self._address, self._owner = address, owner
 
     def close(self) -> None:
@@ -477,12 +443,16 @@ def _bind(desc: MemoryDesc, data: Any) -> tuple[int, Any]:
         have = sum((n - 1) * s for n, s in zip(data.shape, data.strides)) + data.itemsize if data.size else 0
     elif isinstance(data, int) and not isinstance(data, bool):
         if not 0 < data < 2**64:
-            raise ValueError(f"the address must be a positive 64-bit number, got {data} (None leaves the memory unbound)")
+            raise ValueError(
+                f"the address must be a positive 64-bit number, got {data} (None leaves the memory unbound)"
+            )
         return data, None
     else:
         raise TypeError(f"data must be a torch.Tensor, np.ndarray, an address or None, got {type(data).__name__}")
     if dtype != desc.dtype and dtype not in (torch.uint8, torch.int8):
-        raise TypeError(f"tensor has dtype {dtype}, the descriptor says {desc.dtype}: convert it, or pass its bytes as uint8")
+        raise TypeError(
+            f"tensor has dtype {dtype}, the descriptor says {desc.dtype}: convert it, or pass its bytes as uint8"
+        )
     if have < desc.size_bytes:
         raise ValueError(f"tensor has {have} bytes behind its first element, {desc} needs {desc.size_bytes}")
     return address, data
@@ -490,10 +460,14 @@ def _bind(desc: MemoryDesc, data: Any) -> tuple[int, Any]:
 
 def _numpy_dtype(array: np.ndarray) -> torch.dtype:
     if not array.dtype.isnative:
-        raise TypeError(f"the array has byte order {array.dtype.str!r}: pass array.astype(array.dtype.newbyteorder('='))")
+        raise TypeError(
+            f"the array has byte order {array.dtype.str!r}: pass array.astype(array.dtype.newbyteorder('='))"
+        )
     dtype = _NUMPY_TYPES.get(array.dtype.name)
     if dtype is None:
-        raise TypeError(f"the array has dtype {array.dtype}: the library has {', '.join(_NUMPY_TYPES)}; convert with astype")
+        raise TypeError(
+            f"the array has dtype {array.dtype}: the library has {', '.join(_NUMPY_TYPES)}; convert with astype"
+        )
     return dtype
 
 
@@ -507,8 +481,14 @@ def _numpy_strides(array: np.ndarray) -> tuple[int, ...]:
     return tuple(s // array.itemsize for s in array.strides)
 
 
-_NUMPY_TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8,
-                "uint8": torch.uint8}
+_NUMPY_TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+}
 
 
 def pad(values: Sequence[int]) -> list[int]:
@@ -541,7 +521,9 @@ def tag_value(tag: str) -> int:
         _tags["any"] = _tags["format_tag_any"]
     value = _tags.get(tag)
     if value is None:
-        raise ValueError(f"{tag!r} is not a layout name of the library (examples: 'nchw', 'nhwc', 'nChw16c', 'ab', 'any')")
+        raise ValueError(
+            f"{tag!r} is not a layout name of the library (examples: 'nchw', 'nhwc', 'nChw16c', 'ab', 'any')"
+        )
     return value
 
 

@@ -13,11 +13,31 @@ import torch
 
 from zendnn_cffi import attributes
 from zendnn_cffi.attributes import (  # noqa: F401  (the argument ids are part of this module's interface)
-    ARG_ATTR_OUTPUT_SCALES, ARG_ATTR_POST_OP_DW, ARG_ATTR_SCALES, ARG_ATTR_WOQ_SCALES, ARG_ATTR_ZERO_POINTS, ARG_BIAS, ARG_DST, ARG_MEAN,
-    ARG_SCALE, ARG_SCALE_SHIFT, ARG_SCRATCHPAD, ARG_SHIFT, ARG_SRC, ARG_SRC_0, ARG_SRC_1, ARG_SRC_2, ARG_SRC_3, ARG_VARIANCE, ARG_WEIGHTS,
-    ARG_WORKSPACE, Attr, PostOps, arg_post_op,
+    ARG_ATTR_OUTPUT_SCALES,
+    ARG_ATTR_POST_OP_DW,
+    ARG_ATTR_SCALES,
+    ARG_ATTR_WOQ_SCALES,
+    ARG_ATTR_ZERO_POINTS,
+    ARG_BIAS,
+    ARG_DST,
+    ARG_MEAN,
+    ARG_SCALE,
+    ARG_SCALE_SHIFT,
+    ARG_SCRATCHPAD,
+    ARG_SHIFT,
+    ARG_SRC,
+    ARG_SRC_0,
+    ARG_SRC_1,
+    ARG_SRC_2,
+    ARG_SRC_3,
+    ARG_VARIANCE,
+    ARG_WEIGHTS,
+    ARG_WORKSPACE,
+    Attr,
+    PostOps,
+    arg_post_op,
 )
-from zendnn_cffi.descriptors import OpDesc
+from zendnn_cffi.descriptors import NORM_SCALE, NORM_SHIFT, OpDesc
 from zendnn_cffi.errors import UnsupportedError, check
 from zendnn_cffi.handles import NotCopyable, native
 from zendnn_cffi.known_problems import known_problem
@@ -26,12 +46,38 @@ from zendnn_cffi.memory import Engine, Memory, MemoryDesc, Stream, default_strea
 _QUERIES = {"src": 129, "weights": 131, "dst": 133, "workspace": 135, "scratchpad": 136, "exec_arg": 255}
 _IMPL_INFO, _MEMORY_CONSUMPTION = 8, 6
 _ITERATOR_ENDS = 4
-_PLAIN_ARGS = (ARG_SRC_0, ARG_SRC_1, ARG_SRC_2, ARG_SRC_3, ARG_DST, ARG_WEIGHTS, ARG_BIAS, ARG_MEAN, ARG_VARIANCE, ARG_SCALE, ARG_SHIFT,
-               ARG_WORKSPACE, ARG_SCRATCHPAD)
-_NAMES = {ARG_SRC_0: "src", ARG_SRC_1: "src_1", ARG_SRC_2: "src_2", ARG_SRC_3: "src_3", ARG_DST: "dst", ARG_WEIGHTS: "weights",
-          ARG_BIAS: "bias", ARG_MEAN: "mean", ARG_VARIANCE: "variance", ARG_SCALE: "scale", ARG_SHIFT: "shift",
-          ARG_WORKSPACE: "workspace", ARG_SCRATCHPAD: "scratchpad", ARG_ATTR_OUTPUT_SCALES: "output scales",
-          ARG_ATTR_WOQ_SCALES: "4-bit weight scales"}
+_PLAIN_ARGS = (
+    ARG_SRC_0,
+    ARG_SRC_1,
+    ARG_SRC_2,
+    ARG_SRC_3,
+    ARG_DST,
+    ARG_WEIGHTS,
+    ARG_BIAS,
+    ARG_MEAN,
+    ARG_VARIANCE,
+    ARG_SCALE,
+    ARG_SHIFT,
+    ARG_WORKSPACE,
+    ARG_SCRATCHPAD,
+)
+_NAMES = {
+    ARG_SRC_0: "src",
+    ARG_SRC_1: "src_1",
+    ARG_SRC_2: "src_2",
+    ARG_SRC_3: "src_3",
+    ARG_DST: "dst",
+    ARG_WEIGHTS: "weights",
+    ARG_BIAS: "bias",
+    ARG_MEAN: "mean",
+    ARG_VARIANCE: "variance",
+    ARG_SCALE: "scale",
+    ARG_SHIFT: "shift",
+    ARG_WORKSPACE: "workspace",
+    ARG_SCRATCHPAD: "scratchpad",
+    ARG_ATTR_OUTPUT_SCALES: "output scales",
+    ARG_ATTR_WOQ_SCALES: "4-bit weight scales",
+}
 
 
 def arg_name(arg: int) -> str:
@@ -41,7 +87,11 @@ def arg_name(arg: int) -> str:
     if arg >= attributes.ARG_ATTR_POST_OP_BASE:
         index, inner = divmod(arg, attributes.ARG_ATTR_POST_OP_BASE)
         return f"{_NAMES.get(inner, inner)} of post-op {index - 1}"
-    for base, name in ((ARG_ATTR_POST_OP_DW, "the depthwise post-op"), (ARG_ATTR_ZERO_POINTS, "zero points"), (ARG_ATTR_SCALES, "scales")):
+    for base, name in (
+        (ARG_ATTR_POST_OP_DW, "the depthwise post-op"),
+        (ARG_ATTR_ZERO_POINTS, "zero points"),
+        (ARG_ATTR_SCALES, "scales"),
+    ):
         if arg & base:
             return f"{_NAMES.get(arg - base, arg - base)} ({name})"
     return f"argument {arg}"
@@ -88,14 +138,23 @@ class PrimitiveDesc(NotCopyable):
         refused = []
         for other in self.implementations(everything=True):
             if other.known_problem is None:
-                self.handle, self._descs, self._implementation, self._expected = other.handle, {}, other._implementation, None
+                self.handle, self._descs, self._implementation, self._expected = (
+                    other.handle,
+                    {},
+                    other._implementation,
+                    None,
+                )
                 return
             refused.append(f"{other.implementation} {other.known_problem}")
-        raise UnsupportedError(f"choosing an implementation for {self.op} with {self.attr.post_ops}: none is known to be right "
-                               f"({'; '.join(refused)}). Use another layout, or fewer post-ops.")
+        raise UnsupportedError(
+            f"choosing an implementation for {self.op} with {self.attr.post_ops}: none is known to be right "
+            f"({'; '.join(refused)}). Use another layout, or fewer post-ops."
+        )
 
     @classmethod
-    def reorder(cls, src_desc: MemoryDesc, dst_desc: MemoryDesc, attr: Attr | None = None, engine: Engine | None = None) -> PrimitiveDesc:
+    def reorder(
+        cls, src_desc: MemoryDesc, dst_desc: MemoryDesc, attr: Attr | None = None, engine: Engine | None = None
+    ) -> PrimitiveDesc:
         """Return the descriptor of a copy between layouts and data types (arguments ARG_SRC, ARG_DST)."""
         for name, desc in (("src_desc", src_desc), ("dst_desc", dst_desc)):
             if not isinstance(desc, MemoryDesc):
@@ -103,7 +162,9 @@ class PrimitiveDesc(NotCopyable):
             if desc.is_any:
                 raise ValueError(f"{name} leaves the layout open ('any'): a reorder needs both layouts")
         if src_desc.dims != dst_desc.dims:
-            raise ValueError(f"src_desc has dims {list(src_desc.dims)}, dst_desc {list(dst_desc.dims)}: a reorder keeps them")
+            raise ValueError(
+                f"src_desc has dims {list(src_desc.dims)}, dst_desc {list(dst_desc.dims)}: a reorder keeps them"
+            )
         if attr is not None and not isinstance(attr, Attr):
             raise TypeError(f"attr must be an Attr, got {type(attr).__name__}")
         n = native()
@@ -111,8 +172,9 @@ class PrimitiveDesc(NotCopyable):
         op = OpDesc("reorder", None, {"src": src_desc, "dst": dst_desc})
         pd._start(op, attr or Attr(), engine or Engine.cpu())
         slot = n.ffi.new("zendnn_primitive_desc_t *")
-        status = n.lib.zendnn_reorder_primitive_desc_create(slot, src_desc.ptr, pd.engine.handle, dst_desc.ptr, pd.engine.handle,
-                                                            pd.attr.handle)
+        status = n.lib.zendnn_reorder_primitive_desc_create(
+            slot, src_desc.ptr, pd.engine.handle, dst_desc.ptr, pd.engine.handle, pd.attr.handle
+        )
         if status:
             check(status, f"choosing a reorder from {src_desc} to {dst_desc}")
         pd._adopt(slot[0])
@@ -125,8 +187,12 @@ class PrimitiveDesc(NotCopyable):
             return
         n = native()
         slot = n.ffi.new("zendnn_primitive_desc_iterator_t *")
-        check(n.lib.zendnn_primitive_desc_iterator_create(slot, self.op.ptr, self.attr.handle, self.engine.handle, n.null),
-              f"listing the implementations of {self.op}")
+        check(
+            n.lib.zendnn_primitive_desc_iterator_create(
+                slot, self.op.ptr, self.attr.handle, self.engine.handle, n.null
+            ),
+            f"listing the implementations of {self.op}",
+        )
         iterator = n.ffi.gc(slot[0], n.lib.zendnn_primitive_desc_iterator_destroy)
         first = None
         while True:
@@ -150,14 +216,21 @@ class PrimitiveDesc(NotCopyable):
         if self._implementation is None:
             n = native()
             result = n.ffi.new("char **")
-            check(n.lib.zendnn_primitive_desc_query(self.handle, _IMPL_INFO, 0, result), "asking for the implementation's name")
+            check(
+                n.lib.zendnn_primitive_desc_query(self.handle, _IMPL_INFO, 0, result),
+                "asking for the implementation's name",
+            )
             self._implementation = n.ffi.string(result[0]).decode() if result[0] != n.null else "?"
         return self._implementation
 
     @property
     def known_problem(self) -> str | None:
         """Why this implementation gives wrong answers here, or None."""
-        return known_problem(self.op, self.attr.post_ops, self.implementation, self.src_desc, self.dst_desc) if self.op else None
+        return (
+            known_problem(self.op, self.attr.post_ops, self.implementation, self.src_desc, self.dst_desc)
+            if self.op
+            else None
+        )
 
     def query_md(self, what: str, index: int = 0) -> MemoryDesc | None:
         """Return a layout: what is "src", "weights", "dst", "workspace", "scratchpad", or "exec_arg" with an argument id as index."""
@@ -167,7 +240,9 @@ class PrimitiveDesc(NotCopyable):
                 raise ValueError(f"what must be one of {', '.join(_QUERIES)}, got {what!r}")
             if not isinstance(index, int) or not 0 <= index < 2**31:
                 raise ValueError(f"index must be a small non-negative integer, got {index!r}")
-            self._descs[key] = MemoryDesc.wrap(native().lib.zendnn_primitive_desc_query_md(self.handle, _QUERIES[what], index))
+            self._descs[key] = MemoryDesc.wrap(
+                native().lib.zendnn_primitive_desc_query_md(self.handle, _QUERIES[what], index)
+            )
         return self._descs[key]
 
     @property
@@ -212,8 +287,8 @@ class PrimitiveDesc(NotCopyable):
                 desc = self.attr.post_ops.entries[arg // attributes.ARG_ATTR_POST_OP_BASE - 1][2]
             if desc is not None:
                 found[arg] = desc
-        if self.op is not None and self.op.kind == "layer_normalization":
-            for arg in (ARG_MEAN, ARG_VARIANCE):  # described, but neither read nor written at inference
+        if self.op is not None and self.op.kind in ("batch_normalization", "layer_normalization"):
+            for arg in _unused_norm_args(self.op):
                 found.pop(arg, None)
         if self.attr.scratchpad == "library":
             found.pop(ARG_SCRATCHPAD, None)
@@ -221,6 +296,17 @@ class PrimitiveDesc(NotCopyable):
 
     def __repr__(self) -> str:
         return f"PrimitiveDesc({self.op.kind if self.op else '?'}, {self.implementation})"
+
+
+def _unused_norm_args(op: OpDesc) -> list[int]:
+    """Return arguments that the library describes for a normalization but neither reads nor writes with its flags."""
+    flags = op.params["flags"]
+    unused = [ARG_SCALE_SHIFT]
+    if not flags & NORM_SCALE:
+        unused.append(ARG_SCALE)
+    if not flags & NORM_SHIFT:
+        unused.append(ARG_SHIFT)
+    return unused if op.kind == "batch_normalization" else [*unused, ARG_MEAN, ARG_VARIANCE]
 
 
 class Primitive(NotCopyable):
@@ -279,10 +365,14 @@ class Primitive(NotCopyable):
         handle = self.handle
         required = self._required if self._required is not None else self._prepare()
         if torch.get_num_threads() != self.num_threads:
-            raise ValueError(f"{self.pd} was created for {self.num_threads} threads and cannot run with {torch.get_num_threads()}: "
-                             f"create it again after torch.set_num_threads")
+            raise ValueError(
+                f"{self.pd} was created for {self.num_threads} threads and cannot run with {torch.get_num_threads()}: "
+                f"create it again after torch.set_num_threads"
+            )
         if self.pd.attr.scratchpad == "library" and threading.get_ident() != self._thread:
-            raise ValueError(f"{self.pd} keeps its scratchpad in the thread that created it: use Attr(scratchpad='user') to share it")
+            raise ValueError(
+                f"{self.pd} keeps its scratchpad in the thread that created it: use Attr(scratchpad='user') to share it"
+            )
         memories = []
         for arg, memory in args.items():
             if not isinstance(memory, Memory):
@@ -296,7 +386,9 @@ class Primitive(NotCopyable):
             if missing:
                 raise ValueError(f"{self.pd}: missing {', '.join(map(arg_name, missing))}")
             if self._scratch_bytes and ARG_SCRATCHPAD not in args:
-                scratch = Memory(self.pd.expected_args[ARG_SCRATCHPAD], torch.empty(self._scratch_bytes, dtype=torch.uint8))
+                scratch = Memory(
+                    self.pd.expected_args[ARG_SCRATCHPAD], torch.empty(self._scratch_bytes, dtype=torch.uint8)
+                )
                 keep.append(scratch)
                 pairs.append((ARG_SCRATCHPAD, scratch.handle))
             c_args = n.ffi.new("zendnn_exec_arg_t[]", pairs)
@@ -314,7 +406,9 @@ class Primitive(NotCopyable):
         if expected is None and arg == ARG_SCRATCHPAD:
             expected = self.pd.expected_args.get(arg)
         if expected is None and arg not in self._optional:
-            raise ValueError(f"{self.pd} takes no {arg_name(arg)}: it takes {', '.join(arg_name(a) for a in (*required, *self._optional))}")
+            raise ValueError(
+                f"{self.pd} takes no {arg_name(arg)}: it takes {', '.join(arg_name(a) for a in (*required, *self._optional))}"
+            )
         desc = memory.desc
         if expected is not None and desc is not expected and desc != expected:
             raise ValueError(f"{self.pd}: {arg_name(arg)} is {desc}, the primitive needs {expected}: reorder it")
@@ -322,7 +416,9 @@ class Primitive(NotCopyable):
         if memory._address == 0 and desc.size_bytes:
             raise ValueError(f"{self.pd}: the memory of {arg_name(arg)} is not bound to a buffer: call rebind")
         if not memory.is_current():
-            raise ValueError(f"{self.pd}: the tensor of {arg_name(arg)} was resized or moved after it was bound: call rebind")
+            raise ValueError(
+                f"{self.pd}: the tensor of {arg_name(arg)} was resized or moved after it was bound: call rebind"
+            )
         return handle
 
     def __repr__(self) -> str:

@@ -1,0 +1,195 @@
+"""What every function here does with its arguments: collect, check, allocate the result, run a kernel, hand the result back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from zendnn_cffi import checks
+from zendnn_cffi.attributes import ARG_DST, ARG_WEIGHTS, BINARY, ELTWISE, Attr, PostOps, arg_post_op, kind_value
+from zendnn_cffi.errors import UnsupportedError
+from zendnn_cffi.functional._arrays import as_input, as_output, empty_like_layout, layout
+from zendnn_cffi.functional._kernel import CACHE, Kernel
+from zendnn_cffi.memory import MemoryDesc, dense_strides, plain_desc
+
+_FLOATS = (torch.float32, torch.bfloat16)
+
+
+_NOTHING = torch.empty(0)
+
+
+class Call:
+    """The operands of one call by argument id, and whether the caller speaks numpy."""
+
+    def __init__(self) -> None:
+        self.operands: dict[int, torch.Tensor] = {}
+        self.post_ops = PostOps()
+        self.reads_dst = False
+        self._names: dict[int, str] = {}
+        self._saw_torch = False
+        self._out: Any = None
+        self._result: torch.Tensor = _NOTHING
+        self._post_tensors: list[tuple[int, torch.Tensor]] = []
+
+    # ---- collecting
+
+    def take(self, value: Any, name: str, dtypes: Sequence[torch.dtype] | None) -> torch.Tensor:
+        """Check an input and note whether it is a torch tensor; it is not an operand yet."""
+        tensor = as_input(value, name, dtypes)
+        self._saw_torch |= isinstance(value, torch.Tensor)
+        return tensor
+
+    def add(self, arg: int, tensor: torch.Tensor, name: str) -> None:
+        """Make a tensor the operand ``arg``."""
+        self.operands[arg] = tensor
+        self._names[arg] = name
+
+    def output(
+        self,
+        out: Any,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        channels_last: bool = False,
+        like: torch.Tensor | None = None,
+        in_place: Sequence[int] = (),
+        name: str = "out",
+    ) -> torch.Tensor:
+        """Check ``out``, or allocate it (dense as ``like`` is). It may be exactly an operand of ``in_place``, and overlap no other."""
+        if out is None:
+            if self.reads_dst:
+                raise ValueError("a sum post-op adds to what out holds: pass out")
+            result = (
+                empty_like_layout(shape, dtype, channels_last) if like is None else torch.empty_like(like, dtype=dtype)
+            )
+        else:
+            result = as_output(out, name, shape, dtype)
+            if result.numel():
+                for arg, operand in self.operands.items():
+                    if arg in in_place and checks.same_view(result, operand):
+                        continue
+                    if operand.numel() and checks.overlap(result, operand):
+                        raise ValueError(
+                            f"{name} shares memory with {self._names[arg]}: pass a buffer of its own, or leave {name} out"
+                        )
+            self._out = out
+        self.add(ARG_DST, result, name)
+        self._result = result
+        return result
+
+    def add_post_ops(self, post_ops: Any, shape: Sequence[int], dst_desc_strides: Sequence[int] | None = None) -> None:
+        """Read post-ops given as tuples; see ``functional`` for their spelling. ``shape`` is the result's."""
+        chain = PostOps()
+        if isinstance(post_ops, (str, bytes)) or not isinstance(post_ops, (list, tuple)):
+            raise TypeError(f"post_ops must be a sequence of tuples such as ('eltwise', 'relu'), got {post_ops!r}")
+        for position, entry in enumerate(post_ops):
+            name = f"post_ops[{position}]"
+            if not isinstance(entry, (tuple, list)) or not entry:
+                raise TypeError(f"{name} must be a tuple such as ('eltwise', 'relu'), got {entry!r}")
+            chain = self._add_post_op(chain, name, entry, tuple(shape), dst_desc_strides)
+        self.post_ops = chain
+
+    def _add_post_op(
+        self, chain: PostOps, name: str, entry: Sequence[Any], shape: tuple[int, ...], dst_strides: Sequence[int] | None
+    ) -> PostOps:
+        match entry:
+            case ("eltwise", str() as kind, *numbers) if len(numbers) <= 3:
+                kind_value({**ELTWISE, "hardsigmoid": 0}, kind, f"the kind of {name}")
+                return chain.eltwise(kind, *(checks.as_float(v, f"a number of {name}") for v in numbers))
+            case ("binary", str() as kind, other):
+                kind_value(BINARY, kind, f"the kind of {name}")
+                tensor = self._post_tensor(other, name, shape)
+                whole = tuple(tensor.shape) == shape
+                strides = tuple(dst_strides) if whole and dst_strides is not None else dense_strides(tensor.shape)
+                self._post_tensors.append((arg_post_op(len(chain)), tensor))
+                self._names[arg_post_op(len(chain))] = f"the tensor of {name}"
+                return chain.binary(kind, plain_desc(tensor.dtype, tuple(tensor.shape), strides))
+            case ("prelu", weight):
+                tensor = self.take(weight, f"the weight of {name}", (torch.float32,)).reshape(-1)
+                channels = shape[1] if len(shape) > 1 else 1
+                if tensor.numel() not in (1, channels):
+                    raise ValueError(
+                        f"the weight of {name} must have 1 or {channels} elements (dim 1 of the result), got {tensor.numel()}"
+                    )
+                self._post_tensors.append((arg_post_op(len(chain), ARG_WEIGHTS), tensor))
+                self._names[arg_post_op(len(chain), ARG_WEIGHTS)] = f"the weight of {name}"
+                return chain.prelu(0 if tensor.numel() == 1 else 2)
+            case ("sum", *scale) if len(scale) <= 1:
+                self.reads_dst = True
+                return chain.sum(checks.as_float(scale[0], f"the scale of {name}") if scale else 1.0)
+        raise ValueError(
+            f"{name} is {entry!r}: it must be ('eltwise', kind[, alpha, beta, scale]), ('binary', kind, other), "
+            f"('prelu', weight) or ('sum'[, scale])"
+        )
+
+    def _post_tensor(self, other: Any, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a binary post-op's operand with the result's rank, each dimension the result's or 1."""
+        if isinstance(other, (int, float)) and not isinstance(other, bool):
+            return torch.full((1,) * len(shape), float(other))
+        tensor = self.take(other, f"the tensor of {name}", _FLOATS)
+        if tensor.dim() > len(shape):
+            raise ValueError(f"the tensor of {name} has {tensor.dim()} dimensions, the result {len(shape)}")
+        tensor = tensor.reshape((1,) * (len(shape) - tensor.dim()) + tuple(tensor.shape))
+        if any(d not in (1, s) for d, s in zip(tensor.shape, shape)):
+            raise ValueError(
+                f"the tensor of {name} has shape {list(tensor.shape)}, which does not broadcast to the result's {list(shape)}"
+            )
+        return tensor
+
+    def adopt_post_tensors(self) -> None:
+        """Make the post-ops' tensors operands (before ``output``, which checks that none is overwritten)."""
+        for arg, tensor in self._post_tensors:
+            self.operands[arg] = tensor
+
+    # ---- running
+
+    def layouts(self) -> dict[int, MemoryDesc]:
+        """The descriptors of the operands as they lie in memory."""
+        return {arg: layout(tensor) for arg, tensor in self.operands.items()}
+
+    def run(self, signature: Hashable, build: Callable[[dict[int, MemoryDesc], Attr], Kernel]) -> Any:
+        """Run the kernel of this signature and these layouts (built on first use) and return the result."""
+        layouts = self.layouts()
+        kernel = CACHE.get(
+            (signature, self.post_ops, tuple(layouts.items())), lambda: build(layouts, Attr(self.post_ops))
+        )
+        kernel.run({arg: tensor.data_ptr() for arg, tensor in self.operands.items()})
+        return self.result()
+
+    def result(self) -> Any:
+        """Return what the caller gets: its own ``out``, or new memory, as an array where every input was one."""
+        result = self._result
+        if self._out is not None:
+            if isinstance(self._out, torch.Tensor) and not self._out.is_inference():
+                torch.autograd.graph.increment_version(self._out)
+            return self._out
+        return result if self._saw_torch else to_numpy(result)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's memory as an array. numpy has no bfloat16, which is never the result of numpy inputs."""
+    return tensor.numpy()
+
+
+def first_fast(candidates: Sequence[Callable[[], Kernel]]) -> Kernel:
+    """Return the first kernel that is not a reference implementation, else the last that exists.
+
+    Reference implementations take any layout, ten to a hundred times slower: a copy into another layout costs less.
+    """
+    kernel: Kernel | None = None
+    failure: UnsupportedError | None = None
+    for candidate in candidates:
+        try:
+            kernel = candidate()
+        except UnsupportedError as error:
+            failure = error
+            continue
+        if "ref" not in kernel.implementation.split(":")[0]:
+            return kernel
+    if kernel is None:
+        assert failure is not None
+        raise failure
+    return kernel

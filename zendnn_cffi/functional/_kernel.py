@@ -1,0 +1,197 @@
+"""One prepared computation: a primitive, and the reorders between the layouts it wants and those its operands have.
+
+    operand --[reorder]--> workspace --> primitive --> workspace --[reorder]--> result
+
+Operands that already lie as the primitive wants are passed as they are. Prepared kernels are kept, least recently used out first, so that
+a repeated call costs a few pointer assignments. Each running call takes a set of memory handles of its own: threads never share one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+
+from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
+from zendnn_cffi.errors import check
+from zendnn_cffi.handles import native
+from zendnn_cffi.memory import Memory, MemoryDesc, default_stream
+from zendnn_cffi.primitive import Primitive, PrimitiveDesc
+
+_ALIGNMENT = 64
+_KEPT_WORKSPACE_BYTES = 64 << 20
+_IDLE_CONTEXTS = 8
+
+
+class Kernel:
+    """pd with the user's layouts: ``run`` takes addresses of buffers in those layouts, by argument id.
+
+    reads_dst  whether the primitive also reads what dst holds (a sum post-op)
+    """
+
+    def __init__(self, pd: PrimitiveDesc, layouts: Mapping[int, MemoryDesc], *, reads_dst: bool = False) -> None:
+        self.pd = pd
+        self.layouts = dict(layouts)
+        self.workspace_bytes = 0
+        self._idle: list[_Context] = []
+        self._steps: list[tuple[Primitive, dict[int, tuple[Any, MemoryDesc]]]] = []
+        expected = pd.expected_args
+        main: dict[int, tuple[Any, MemoryDesc]] = {}
+        after: list[tuple[Primitive, dict[int, tuple[Any, MemoryDesc]]]] = []
+        for arg, user in self.layouts.items():
+            wanted = expected.get(arg, user)
+            if wanted == user:
+                main[arg] = (arg, user)
+                continue
+            offset = self._reserve(wanted.size_bytes)
+            main[arg] = (("workspace", offset), wanted)
+            if arg != ARG_DST or reads_dst:
+                self._steps.append(
+                    (_reorder(user, wanted), {ARG_SRC: (arg, user), ARG_DST: (("workspace", offset), wanted)})
+                )
+            if arg == ARG_DST:
+                after.append((_reorder(wanted, user), {ARG_SRC: (("workspace", offset), wanted), ARG_DST: (arg, user)}))
+        missing = set(expected) - set(main) - {ARG_SCRATCHPAD}
+        assert not missing, f"{pd}: no operand for {missing}"
+        scratch = expected.get(ARG_SCRATCHPAD)
+        if scratch is not None and scratch.size_bytes:
+            main[ARG_SCRATCHPAD] = (("workspace", self._reserve(scratch.size_bytes)), scratch)
+        self._steps.append((Primitive(pd), main))
+        self._steps += after
+        for primitive, args in self._steps:
+            own = primitive.pd.expected_args.get(ARG_SCRATCHPAD)
+            if ARG_SCRATCHPAD not in args and own is not None and own.size_bytes:
+                args[ARG_SCRATCHPAD] = (("workspace", self._reserve(own.size_bytes)), own)
+
+    @property
+    def implementation(self) -> str:
+        return self.pd.implementation
+
+    @property
+    def reorders(self) -> int:
+        """How many copies between layouts a run makes."""
+        return len(self._steps) - 1
+
+    def _reserve(self, size: int) -> int:
+        offset = self.workspace_bytes
+        self.workspace_bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+    def run(self, addresses: Mapping[int, int]) -> None:
+        """Execute with buffers at these addresses, one per layout; the caller keeps them alive until this returns."""
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = _Context(self._steps)
+        workspace = _take_workspace(self.workspace_bytes) if self.workspace_bytes else None
+        try:
+            context.run(addresses, workspace)
+        finally:
+            if workspace is not None:
+                _give_back_workspace(workspace)
+        if len(self._idle) < _IDLE_CONTEXTS:
+            self._idle.append(context)
+
+
+class _Context:
+    """Memory handles and argument arrays for one running call."""
+
+    def __init__(self, steps: list[tuple[Primitive, dict[int, tuple[Any, MemoryDesc]]]]) -> None:
+        n = native()
+        self._bound: list[tuple[Any, int | None, int]] = []  # handle, operand's argument id (None: workspace), offset
+        self._calls = []
+        self._keep: list[Any] = []
+        for primitive, args in steps:
+            pairs = []
+            for arg, (where, desc) in args.items():
+                memory = Memory(desc)
+                self._bound.append(
+                    (memory.handle, None, where[1]) if isinstance(where, tuple) else (memory.handle, where, 0)
+                )
+                pairs.append((arg, memory.handle))
+            self._calls.append((primitive.handle, len(pairs), n.ffi.new("zendnn_exec_arg_t[]", pairs), primitive))
+
+    def run(self, addresses: Mapping[int, int], workspace: torch.Tensor | None) -> None:
+        n = native()
+        lib, ffi = n.lib, n.ffi
+        set_handle, execute, cast = lib.zendnn_memory_set_data_handle, lib.zendnn_primitive_execute, ffi.cast
+        base = workspace.data_ptr() if workspace is not None else 0
+        for handle, operand, offset in self._bound:
+            address = base + offset if operand is None else addresses[operand]
+            check(set_handle(handle, cast("void *", address)), "binding an operand")
+        stream = default_stream().handle
+        for primitive, count, args, owner in self._calls:
+            status = execute(primitive, stream, count, args)
+            if status:
+                check(status, f"executing {owner.pd}")
+        lib.zendnn_stream_wait(stream)
+
+
+def _reorder(src: MemoryDesc, dst: MemoryDesc) -> Primitive:
+    return Primitive(PrimitiveDesc.reorder(src, dst))
+
+
+_thread = threading.local()
+
+
+def _take_workspace(size: int) -> torch.Tensor:
+    """Return this thread's workspace, or a larger one; nobody else has it until it is given back."""
+    held: torch.Tensor | None = getattr(_thread, "workspace", None)
+    _thread.workspace = None
+    if held is not None and held.numel() >= size:
+        return held
+    with torch.inference_mode(False):
+        return torch.empty(size, dtype=torch.uint8)
+
+
+def _give_back_workspace(workspace: torch.Tensor) -> None:
+    if workspace.numel() <= _KEPT_WORKSPACE_BYTES:
+        _thread.workspace = workspace
+
+
+# ---- the cache of prepared kernels
+
+
+class KernelCache:
+    """Bounded least-recently-used map from a call's signature to its Kernel."""
+
+    def __init__(self, capacity: int = 512) -> None:
+        self._entries: OrderedDict[Hashable, Kernel] = OrderedDict()
+        self._lock = threading.Lock()
+        self.capacity = capacity
+        self.hits = self.misses = 0
+
+    def get(self, key: Hashable, build: Callable[[], Kernel]) -> Kernel:
+        key = (key, torch.get_num_threads())
+        with self._lock:
+            kernel = self._entries.get(key)
+            if kernel is not None:
+                self._entries.move_to_end(key)
+                self.hits += 1
+                return kernel
+            self.misses += 1
+        kernel = build()
+        with self._lock:
+            self._entries[key] = kernel
+            while len(self._entries) > self.capacity:
+                self._entries.popitem(last=False)
+        return kernel
+
+    def set_capacity(self, capacity: int) -> None:
+        with self._lock:
+            self.capacity = capacity
+            while len(self._entries) > capacity:
+                self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+CACHE = KernelCache()
