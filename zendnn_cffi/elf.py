@@ -1,4 +1,4 @@
-"""Look at a shared library's file before the loader does: a truncated one kills the process instead of returning an error."""
+"""Look at a shared library's file before the loader does: a truncated one kills the process, no error is returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The declarations against the binary, and the check that runs on loading against declarations made wrong on purpose."""
+"""The declarations against the binary; and the check made on loading, against declarations made wrong on purpose."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What no *_desc_init shows: structs filled by hand, argument ids, queries. The library is asked through primitives.
 
-A descriptor handed to the library comes back through primitive_desc_query: field for field, if the layout is as declared.
+A descriptor handed to the library comes back through primitive_desc_query: field for field, if it is as declared.
 """
 
 from __future__ import annotations

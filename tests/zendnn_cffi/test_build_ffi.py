@@ -147,7 +147,11 @@ def copied_package(tmp_path: Path) -> Path:
     return target
 
 
-WHICH = "from zendnn_cffi import library; m = library.declarations('_zendnn'); print(m.__name__, m.ffi.sizeof('zendnn_dims_t'))"
+WHICH = """
+from zendnn_cffi import library
+module = library.declarations('_zendnn')
+print(module.__name__, module.ffi.sizeof('zendnn_dims_t'))
+"""
 
 
 def test_generated_module_is_preferred(copied_package: Path, run_python) -> None:

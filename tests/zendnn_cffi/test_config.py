@@ -20,7 +20,7 @@ def shown() -> dict[str, str]:
     out = io.StringIO()
     zendnn_cffi.show_config(file=out)
     pairs = (line.split(maxsplit=1) for line in out.getvalue().splitlines())
-    return {name: text for name, text in pairs}
+    return {pair[0]: pair[1] for pair in pairs}
 
 
 def test_everything_is_named(library: Any) -> None:
