@@ -6,7 +6,6 @@ is kept, least recently used first out. What cannot be lowered runs the same gra
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import warnings
@@ -20,8 +19,8 @@ from torch import fx, nn
 
 import zendnn_cffi
 from fx_passes.lower.compile import LoweredRegion, lower_region
-from fx_passes.module import copy_graph
 from fx_passes.lower.specs import TensorSpec, evaluate_constants
+from fx_passes.module import copy_graph
 from fx_passes.plan.prepack import WeightStore
 
 log = logging.getLogger("zendnn_cffi.region")
@@ -36,10 +35,12 @@ class RegionOptions:
 
     dtype           dtype of activations and weights inside (None: each value's own)
     allow_winograd  whether convolutions may use Winograd's algorithm
+    tune            "auto", "off" or "full": how implementations are chosen (fx_passes.search.tuner)
     """
 
     dtype: torch.dtype | None = None
     allow_winograd: bool = True
+    tune: str = "auto"
 
     def __call__(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str) -> ZenRegion:
         return ZenRegion(graph, constants, name, self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import operator
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -63,9 +64,7 @@ class Explanation:
 
     def __str__(self) -> str:
         rows = [("node", "became", "implementation", "layout", "absorbed", "why not")]
-        rows += [
-            (n.name, n.became, n.implementation, n.layout, " ".join(n.post_ops), n.reason) for n in self.nodes
-        ]
+        rows += [(n.name, n.became, n.implementation, n.layout, " ".join(n.post_ops), n.reason) for n in self.nodes]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, *self._summary()])
@@ -103,6 +102,8 @@ def explain(gm: fx.GraphModule) -> Explanation:
     for node in gm.graph.nodes:
         if node.op == "call_module" and node.target in regions:
             nodes += _region(regions[node.target])
+        elif node.target is operator.getitem and node.args[0].op == "call_module":
+            continue  # one of a region's results
         elif node.op in ("call_module", "call_function", "call_method"):
             nodes.append(_outside(node))
     notes = [] if is_available() else [f"No engine: {unavailable_reason()}"]

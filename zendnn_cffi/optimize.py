@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fx_passes.trace import Traced
 
 log = get_logger(__name__)
+TUNE_MODES = ("auto", "off", "full")
 DTYPES = (None, torch.float32, torch.bfloat16)
 _warned = False
 
@@ -26,6 +27,7 @@ def optimize(
     *,
     dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
+    tune: str = "auto",
 ) -> fx.GraphModule:
     """Return `model` rewritten for inference, with its convolutions, matrix products and what surrounds them in ZenDNN.
 
@@ -34,6 +36,10 @@ def optimize(
     dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. None (default)
                     and torch.float32: each value in its own dtype.
     allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error of the size of direct convolution's)
+    tune            how implementations are chosen. "auto": those that may win are measured on the first call with a new input
+                    signature, and the results remembered on disk (ZENDNN_CFFI_CACHE names the folder, empty for none).
+                    "full": all are measured. "off": by estimate. In each mode an implementation runs only after its
+                    numbers matched plain PyTorch's.
     Returns         an fx.GraphModule with the model's signature and state_dict. It lowers its regions on the first call
                     with each input signature. Outputs carry no gradient, unless an input asks for one: then that call
                     runs in plain PyTorch.
@@ -44,6 +50,8 @@ def optimize(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}")
+    if tune not in TUNE_MODES:
+        raise ValueError(f"tune must be one of {', '.join(map(repr, TUNE_MODES))}, got {tune!r}")
     if model.training:
         raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
     from fx_passes.pipeline import build
@@ -55,7 +63,7 @@ def optimize(
     if not is_available():
         _warn_once()
         return build_plain(traced)
-    options = RegionOptions(dtype if dtype == torch.bfloat16 else None, allow_winograd)
+    options = RegionOptions(dtype if dtype == torch.bfloat16 else None, allow_winograd, tune)
     return build(traced, make_region=options)
 
 
@@ -73,7 +81,11 @@ def _positional(example_inputs: Sequence[Any] | torch.Tensor | None) -> tuple[An
         return None
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,)
-    if isinstance(example_inputs, Mapping) or not isinstance(example_inputs, Sequence) or isinstance(example_inputs, str):
+    if (
+        isinstance(example_inputs, Mapping)
+        or not isinstance(example_inputs, Sequence)
+        or isinstance(example_inputs, str)
+    ):
         raise TypeError(
             "example_inputs must be a tensor or a sequence of the model's positional arguments,"
             f" got {type(example_inputs).__name__}"

@@ -52,8 +52,12 @@ class Profile:
         for r in self.records:
             share = r.time_ns / self.total_ns if self.total_ns else 0.0
             rate = f"{r.gflops:8.1f}" if r.flops else " " * 8
-            lines.append(f"{r.name:{width}}  {r.kind:20} {r.time_ns / 1e6:8.3f} {share:6.1%} {rate}  {r.implementation}")
-        lines.append(f"total {self.total_ns / 1e6:.3f} ms, of which {self.primitives_ns / 1e6:.3f} ms inside these calls")
+            lines.append(
+                f"{r.name:{width}}  {r.kind:20} {r.time_ns / 1e6:8.3f} {share:6.1%} {rate}  {r.implementation}"
+            )
+        lines.append(
+            f"total {self.total_ns / 1e6:.3f} ms, of which {self.primitives_ns / 1e6:.3f} ms inside these calls"
+        )
         return "\n".join(lines)
 
     __repr__ = __str__

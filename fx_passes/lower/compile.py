@@ -13,12 +13,13 @@ from torch import fx
 
 from fx_passes.layout.assign import assign_layouts
 from fx_passes.lower.candidates import Candidate, Operation
-from fx_passes.lower.context import eager_layout
-from fx_passes.lower.cost import estimate_all, reorder_ns
+from fx_passes.lower.context import eager_layout, torch_operation
 from fx_passes.lower.rules import lower_graph
-from fx_passes.lower.specs import TensorSpec
+from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
+from fx_passes.search.tuner import Tuner
+from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.program import Program
 
 if TYPE_CHECKING:
@@ -70,16 +71,40 @@ def lower_region(
     operations, values = lower_graph(
         graph, inputs, parameters, compute_dtype=options.dtype, allow_winograd=options.allow_winograd
     )
-    estimate_all(operations, torch.get_num_threads())
+    tuner = Tuner(options.tune)
+    tuner.price(operations, values)
     placeholders = graph.find_nodes(op="placeholder")
     arriving = {node: eager_layout(values.specs[node]) for node in placeholders}
     results = next(iter(graph.find_nodes(op="output"))).args[0]
     leaving = [(node, values.specs[node]) for node in (results if isinstance(results, tuple | list) else (results,))]
     wanted = {node: eager_layout(spec) for node, spec in leaving}
-    choice = assign_layouts(operations, arriving, wanted, reorder_ns)
+    choice = _choose(operations, arriving, wanted, tuner, values)
+    tuner.database.save()
     program = build_program(operations, choice, arriving, leaving, weights)
-    log.debug("lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), time.perf_counter() - start)
+    log.debug(
+        "lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), time.perf_counter() - start
+    )
     return LoweredRegion(program, tuple(map(_report, operations, choice)))
+
+
+def _choose(
+    operations: list[Operation],
+    arriving: dict[fx.Node, MemoryDesc],
+    wanted: dict[fx.Node, MemoryDesc],
+    tuner: Tuner,
+    values: RegionValues,
+) -> list[Candidate]:
+    """The cheapest assignment of candidates whose numbers are known to be right."""
+    while True:
+        for number, operation in enumerate(operations):
+            if not operation.candidates:
+                operations[number] = torch_operation(operation.node, values, "no implementation gave right numbers")
+        choice = assign_layouts(operations, arriving, wanted, tuner.reorder_ns)
+        wrong = [(o, c) for o, c in zip(operations, choice, strict=True) if not tuner.approve(o, c, values)]
+        if not wrong:
+            return choice
+        for operation, candidate in wrong:
+            operation.candidates.remove(candidate)
 
 
 def _report(operation: Operation, candidate: Candidate) -> NodeReport:

@@ -78,12 +78,12 @@ class LoweringContext:
 
     def post_ops(self, entries: Sequence[tuple[Any, ...]], base: TensorSpec) -> list[PostOp]:
         """Translate vocabulary post-ops; SplitPostOps at the first that cannot be absorbed."""
-        translated = []
+        translated: list[PostOp] = []
         for index, entry in enumerate(entries):
             post_op = translate(entry, base, self.values)
             if post_op is None:
                 raise SplitPostOps(index)
-            translated.append(post_op)
+            translated += post_op
         return translated
 
 
@@ -114,17 +114,13 @@ def usable_implementations(create: Callable[[], PrimitiveDesc]) -> list[Primitiv
     return [pd for pd in found if not pd.implementation.startswith(_LAST_RESORT)] or found[:1]
 
 
-def torch_operation(node: fx.Node, context: LoweringContext, reason: str) -> Operation:
+def torch_operation(node: fx.Node, values: RegionValues, reason: str) -> Operation:
     """The node as one plain PyTorch call on operands in their eager strides and dtypes."""
-    values = context.values
     spec = values.specs[node]
-    operands = tuple(n for n in node.all_input_nodes if n in values.specs)
-    args, kwargs = values.concrete((node.args, node.kwargs))
+    operands = values.operands(node)
 
     def function(*tensors: torch.Tensor) -> torch.Tensor:
-        given = dict(zip(operands, tensors, strict=True))
-        real_args, real_kwargs = fx.map_arg((args, kwargs), given.__getitem__)
-        result: torch.Tensor = node.target(*real_args, **real_kwargs)  # type: ignore[operator]
+        result: torch.Tensor = values.compute(node, dict(zip(operands, tensors, strict=True)))
         return result
 
     candidate = Candidate(

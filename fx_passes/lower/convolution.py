@@ -81,7 +81,7 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
             operation.candidates += _candidates(conv, post_ops, operands, src, dst, algorithm, sum_node)
     fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
     if not fast and post_ops:
-        raise SplitPostOps(len(post_ops) - 1)
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
     if not operation.candidates:
         raise NotLowered("no convolution implementation takes these shapes")
     operation.candidates = fast or operation.candidates[:1]

@@ -5,8 +5,6 @@ The rates are those of one Zen 4 core with AVX-512; only their ratios matter to 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate
@@ -36,14 +34,6 @@ _SHARES = (
     ("x64:gemm", 0.35),
     ("ref", 0.004),
 )
-
-
-def estimate_all(operations: list[Operation], threads: int) -> None:
-    """Set cost_ns of every candidate."""
-    for operation in operations:
-        operation.candidates = [
-            replace(candidate, cost_ns=estimate_ns(operation, candidate, threads)) for candidate in operation.candidates
-        ]
 
 
 def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> float:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
 from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result, Weights
 from fx_passes.lower.context import LoweringContext, NotLowered, usable_implementations
 from fx_passes.lower.layouts import activation_layouts, row_major
-from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear
+from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, ELTWISE, Attr
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import PrimitiveDesc
 
@@ -22,29 +24,33 @@ def lower_eltwise(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.eltwise, in every layout, in place where the input is read by nobody later."""
     arguments = context.values.arguments(node)
     src = context.tensor(arguments["src"], "src")
-    numbers = arguments["alpha"], arguments["beta"]
-    if arguments["kind"] not in ELTWISE or not all(isinstance(x, int | float) for x in numbers):
+    spelled = translate_eltwise(arguments["kind"], arguments["alpha"], arguments["beta"])
+    if spelled is None:
         raise NotLowered(f"no primitive computes {arguments['kind']} with these parameters")
-    post_op = EltwisePostOp(arguments["kind"], *(float(x) for x in numbers))
-    return _eltwise(node, context, arguments["src"], src, post_op)
+    return _eltwise(node, context, arguments["src"], src, spelled)
 
 
 def _eltwise(
-    node: fx.Node, context: LoweringContext, src_node: fx.Node, src: TensorSpec, post_op: EltwisePostOp
+    node: fx.Node, context: LoweringContext, src_node: fx.Node, src: TensorSpec, spelled: Sequence[EltwisePostOp]
 ) -> Operation:
+    """One eltwise primitive; further functions of a chain are its post-ops."""
     dtype = context.dtype(src)
     operation = Operation(node, node.name, "eltwise", (src_node,), context.values.specs[node])
     for desc in activation_layouts(src.shape or (1,), dtype):
 
         def create(desc: MemoryDesc = desc) -> PrimitiveDesc:
-            return PrimitiveDesc(descriptors.eltwise(post_op.kind, desc, post_op.alpha, post_op.beta), Attr())
+            first, *others = spelled
+            post_ops = PostOps()
+            for other in others:
+                post_ops = post_ops.eltwise(other.kind, other.alpha, other.beta)
+            return PrimitiveDesc(descriptors.eltwise(first.kind, desc, first.alpha, first.beta), Attr(post_ops))
 
         for pd in usable_implementations(create)[:1]:
             args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
             template = PrimitiveTemplate(pd, args, "eltwise")
             operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,), may_overwrite=0))
     if not operation.candidates:
-        raise NotLowered(f"no implementation of eltwise {post_op.kind} takes {src}")
+        raise NotLowered(f"no implementation of eltwise {spelled[0].kind} takes {src}")
     return operation
 
 
@@ -70,7 +76,7 @@ def _with_number(node: fx.Node, context: LoweringContext, src: fx.Node, post_op:
     src_spec = context.tensor(src, "the tensor operand")
     if post_op is None or src_spec.dtype != context.values.specs[node].dtype:
         raise NotLowered("no primitive computes this of a tensor and a number")
-    return _eltwise(node, context, src, src_spec, post_op)
+    return _eltwise(node, context, src, src_spec, (post_op,))
 
 
 def _shape(value: object, context: LoweringContext) -> tuple[int, ...]:

@@ -43,9 +43,8 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered(f"src {src} with weight {list(weight.shape)} of {weight.dtype}")
     dtype, base = context.dtype(src), context.values.base(node)
     post_ops = context.post_ops(arguments["post_ops"], base)
-    for index, post_op in enumerate(post_ops):
-        if not fits_view(post_op, base.ndim):
-            raise SplitPostOps(index)
+    if not all(fits_view(post_op, base.ndim) for post_op in post_ops):
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
     operands = run_time_operands((arguments["src"],), post_ops)
     n, k = weight.shape
     m = src.numel // k
@@ -82,7 +81,7 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         operation.candidates.append(Candidate(pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites))
     fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
     if not fast and post_ops:
-        raise SplitPostOps(len(post_ops) - 1)
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
     if not operation.candidates:
         raise NotLowered("no inner_product implementation takes these shapes")
     operation.candidates = fast or operation.candidates[:1]
@@ -115,7 +114,7 @@ def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
         operation.candidates.append(Candidate(pd.implementation, (*descs, *chain.srcs), dst, (template,)))
     fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
     if not fast and post_ops:
-        raise SplitPostOps(len(post_ops) - 1)
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
     if not fast:
         raise NotLowered("no optimized matmul implementation takes these shapes")
     operation.candidates = fast

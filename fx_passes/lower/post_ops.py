@@ -54,19 +54,26 @@ def as_linear(kind: str, number: float) -> EltwisePostOp | None:
     return None if pair is None else EltwisePostOp("linear", *pair)
 
 
-def translate(entry: tuple[Any, ...], base: TensorSpec, values: RegionValues) -> PostOp | None:
+def translate_eltwise(kind: str, alpha: object, beta: object) -> tuple[EltwisePostOp, ...] | None:
+    """Return the library's spelling of a vocabulary eltwise: one or two of its own; None where it has none."""
+    if kind == "hardsigmoid":
+        return EltwisePostOp("linear", 1 / 6, 0.5), EltwisePostOp("clip", 0.0, 1.0)
+    if kind not in ELTWISE or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
+        return None
+    return (EltwisePostOp(kind, float(alpha), float(beta)),)
+
+
+def translate(entry: tuple[Any, ...], base: TensorSpec, values: RegionValues) -> tuple[PostOp, ...] | None:
     """Return one vocabulary post-op on a result like `base`; None where no primitive can absorb it there."""
     if entry[0] == "eltwise":
-        kind, alpha, beta = entry[1], *(values.concrete(x) for x in entry[2:])
-        if kind not in ELTWISE or not all(isinstance(x, int | float) for x in (alpha, beta)):
-            return None
-        return EltwisePostOp(kind, float(alpha), float(beta))
+        return translate_eltwise(entry[1], *(values.concrete(x) for x in entry[2:]))
     if entry[0] != "binary":
         return None
     kind, other = entry[1], entry[2]
     number = values.concrete(other)
     if isinstance(number, int | float) and not isinstance(number, bool):
-        return as_linear(kind, number)
+        linear = as_linear(kind, number)
+        return None if linear is None else (linear,)
     constant = number if isinstance(number, torch.Tensor) else None
     spec = TensorSpec.of(constant) if constant is not None else values.specs.get(other)
     if spec is None or not isinstance(other, fx.Node) or kind not in FUSABLE_BINARY or spec.dtype != base.dtype:
@@ -76,7 +83,7 @@ def translate(entry: tuple[Any, ...], base: TensorSpec, values: RegionValues) ->
     shape = (1,) * (base.ndim - spec.ndim) + spec.shape
     if any(n not in (1, m) for n, m in zip(shape, base.shape, strict=True)):
         return None
-    return BinaryPostOp(kind, other, constant, shape, full=shape == base.shape)
+    return (BinaryPostOp(kind, other, constant, shape, full=shape == base.shape),)
 
 
 @dataclass

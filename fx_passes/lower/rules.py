@@ -116,7 +116,7 @@ def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
             raise NotLowered("the result is empty")
         return rule(node, context)
     except NotLowered as reason:
-        return torch_operation(node, context, str(reason))
+        return torch_operation(node, context.values, str(reason))
 
 
 def split_post_ops(node: fx.Node, keep: int, values: RegionValues) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from fx_passes import ops
 
@@ -102,11 +103,40 @@ class RegionValues:
 
         return fx.map_arg(argument, replace)
 
+    def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """The run-time tensors that node reads, looking through tuples of tensors (chunk, split) to what they came from."""
+        found: dict[fx.Node, None] = {}
+        for source in node.all_input_nodes:
+            if source in self.specs:
+                found[source] = None
+            elif source in self.numbers and _has_tensor(self.numbers[source]):
+                found.update(dict.fromkeys(self.operands(source)))
+        return tuple(found)
+
+    def compute(self, node: fx.Node, given: Mapping[fx.Node, torch.Tensor]) -> Any:
+        """Run node's plain-torch body on real tensors for its operands."""
+
+        def value(source: fx.Node) -> Any:
+            if source in given:
+                return given[source]
+            if source in self.constants:
+                return self.constants[source]
+            number = self.numbers.get(source)
+            return self.compute(source, given) if _has_tensor(number) else number
+
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
     def arguments(self, node: fx.Node) -> dict[str, Any]:
         """The node's arguments by parameter name, defaults filled in, numbers and constants as what they stand for."""
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
         return {name: self.concrete(value) for name, value in bound.arguments.items()}
+
+
+def _has_tensor(value: Any) -> bool:
+    """Whether a value is, or holds, a (fake) tensor."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
 
 
 def evaluate_constants(graph: fx.Graph, parameters: Mapping[str, torch.Tensor]) -> dict[fx.Node, Any]:

@@ -1,0 +1,1 @@
+"""Measure candidates, compare them with plain PyTorch, and remember the results."""

@@ -1,0 +1,125 @@
+"""What was measured, kept between processes: one SQLite file per CPU model, library version and thread count.
+
+SQLite's locks make concurrent writers safe; a file it cannot read is set aside and begun anew; where nothing can be written
+(a read-only home, say) results live as long as the process. ZENDNN_CFFI_CACHE names another folder; empty means no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sqlite3
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("zendnn_cffi.search")
+
+CACHE_VARIABLE = "ZENDNN_CFFI_CACHE"
+FORMAT = 1  # part of the file's name: raise it when the meaning of keys or values changes
+_BUSY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One candidate on this machine: its time, and whether its numbers were right."""
+
+    time_ns: float
+    error: float
+    right: bool
+
+
+def cache_folder() -> Path | None:
+    """Where results are kept, None where the user wants no file."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named is not None:
+        return Path(named).expanduser() if named else None
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "zendnn_cffi"
+
+
+class Database:
+    """Results by key. Never raises: what cannot be stored is remembered by this process alone."""
+
+    def __init__(self, machine: str, folder: Path | None) -> None:
+        self._results: dict[str, Result] = {}
+        self._lock = threading.Lock()
+        self._new: dict[str, Result] = {}
+        digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
+        self.path = None if folder is None else folder / f"measured-{FORMAT}-{digest}.sqlite"
+        self._machine = machine
+        self._load()
+
+    def get(self, key: str) -> Result | None:
+        """What is known of a candidate."""
+        with self._lock:
+            return self._results.get(key)
+
+    def put(self, key: str, result: Result) -> None:
+        """Remember; `save` writes it."""
+        with self._lock:
+            self._results[key] = self._new[key] = result
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._results)
+
+    def save(self) -> None:
+        """Write what is new."""
+        with self._lock:
+            new, self._new = self._new, {}
+        if not new or self.path is None:
+            return
+        rows = [(key, r.time_ns, r.error, int(r.right)) for key, r in new.items()]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._connect() as connection:
+                connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", rows)
+        except (sqlite3.Error, OSError) as error:
+            log.info("results are not kept: %s: %s", self.path, error)
+
+    def clear(self) -> None:
+        """Forget everything, the file included."""
+        with self._lock:
+            self._results.clear()
+            self._new.clear()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def _load(self) -> None:
+        if self.path is None or not self.path.is_file():
+            return
+        try:
+            with self._connect() as connection:
+                for key, time_ns, error, right in connection.execute("SELECT * FROM results"):
+                    self._results[str(key)] = Result(float(time_ns), float(error), bool(right))
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            self._results.clear()
+            self._set_aside(error)
+        except OSError as error:
+            log.info("results are not read: %s", error)
+
+    def _set_aside(self, error: Exception) -> None:
+        """Move a damaged file out of the way."""
+        assert self.path is not None
+        log.warning("%s cannot be read (%s): measuring again", self.path, error)
+        try:
+            os.replace(self.path, self.path.with_suffix(".damaged"))
+        except OSError:
+            self.path = None
+
+    def _connect(self) -> sqlite3.Connection:
+        assert self.path is not None
+        connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
+        try:
+            with connection:
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, time_ns REAL, error REAL, right INTEGER)"
+                )
+                connection.execute("CREATE TABLE IF NOT EXISTS machine (description TEXT PRIMARY KEY)")
+                connection.execute("INSERT OR IGNORE INTO machine VALUES (?)", (self._machine,))
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection

@@ -1,0 +1,160 @@
+"""Run one candidate on made-up operands: are its numbers right, and how long does it take?"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fx_passes.layout.reorder import reorder_into
+from fx_passes.lower.candidates import Candidate, Operand, Operation, PrimitiveTemplate, Result, Scratchpad, Weights
+from fx_passes.lower.layouts import row_major
+from fx_passes.lower.specs import RegionValues
+from fx_passes.plan.prepack import prepack
+from fx_passes.search import database
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.memory import Memory, MemoryDesc
+from zendnn_cffi.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.program import PrimitiveCall, Program, Slot
+
+# Largest error relative to the largest output. f32: Winograd's transforms and long sums in another order; bf16: inputs,
+# weights and result rounded to 8 bits each.
+TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 3e-2}
+
+_ENOUGH_NS = 20e6
+_MIN_RUNS, _MAX_RUNS = 3, 15
+_HOPELESS = 2.0  # a first run this many times slower than the best candidate's time is not repeated
+
+
+class Bench:
+    """Operands and the expected result of one operation, shared by its candidates."""
+
+    def __init__(self, operation: Operation, values: RegionValues) -> None:
+        self.operation = operation
+        generator = torch.Generator().manual_seed(0)
+        self.operands = [_noise(values, node, generator) for node in operation.operands]
+        given = dict(zip(operation.operands, self.operands, strict=True))
+        with torch.no_grad():
+            self.expected: torch.Tensor = values.compute(operation.node, given)
+
+    def check_and_time(self, candidate: Candidate, best_ns: float = math.inf) -> database.Result:
+        """Run the candidate; time_ns is inf where its numbers are wrong or it refuses to run."""
+        program, result = self._prepare(candidate)
+        first_ns = run_ns(program)
+        error = self._error(result, candidate.dst)
+        dtype = candidate.dst.dtype
+        if not error <= TOLERANCE.get(dtype or torch.float32, 0.0):
+            return database.Result(math.inf, error, False)
+        if first_ns > _HOPELESS * best_ns and first_ns > 1e6:
+            return database.Result(float(first_ns), error, True)
+        return database.Result(fastest_ns(program, first_ns), error, True)
+
+    def _prepare(self, candidate: Candidate) -> tuple[Program, torch.Tensor]:
+        """A program of the candidate's calls on buffers of its own, and the buffer that holds the result."""
+        buffers = [aligned_buffer(desc) for desc in candidate.srcs]
+        for buffer, desc, tensor in zip(buffers, candidate.srcs, self.operands, strict=True):
+            reorder_into(tensor, buffer, desc)
+        result = len(buffers)
+        if candidate.overwrites is not None:
+            result = candidate.overwrites
+        else:
+            buffers.append(aligned_buffer(candidate.dst))
+        calls = []
+        for template in candidate.calls:
+            assert isinstance(template, PrimitiveTemplate)
+            args: dict[int, tuple[Slot, MemoryDesc]] = {}
+            for arg, argument in template.args.items():
+                match argument:
+                    case Operand(index, desc):
+                        args[arg] = Slot("constant", index), desc or candidate.srcs[index]
+                        continue
+                    case Result(desc):
+                        args[arg] = Slot("constant", result), desc or candidate.dst
+                        continue
+                    case Scratchpad(desc):
+                        buffers.append(aligned_buffer(desc))
+                    case Weights(_, plain, desc):
+                        buffers.append(prepack(plain, desc))
+                args[arg] = Slot("constant", len(buffers) - 1), desc
+            calls.append(PrimitiveCall(self.operation.name, Primitive(template.pd), args, template.kind))
+        return Program(calls, (), buffers), buffers[result]
+
+    def _error(self, result: torch.Tensor, desc: MemoryDesc) -> float:
+        """Largest difference from the expected result, relative to its largest value; nan where infinities differ."""
+        plain = torch.empty(self.expected.shape or (1,), dtype=self.expected.dtype)
+        primitive_source = Memory(desc, result.data_ptr())
+        reorder_into(primitive_source, plain, row_major(tuple(plain.shape), plain.dtype))
+        actual, expected = plain.reshape(self.expected.shape).double(), self.expected.double()
+        finite = expected.isfinite()
+        if not torch.equal(actual.isfinite(), finite):
+            return math.nan
+        actual, expected = actual[finite], expected[finite]
+        if not expected.numel():
+            return 0.0
+        scale = expected.abs().max().clamp_min(1e-30)
+        return float((actual - expected).abs().max() / scale)
+
+
+def _noise(values: RegionValues, node: fx.Node, generator: torch.Generator) -> torch.Tensor:
+    """Normal noise in the shape, dtype and strides of a node: a short period repeated, which is quick to make."""
+    spec = values.specs[node]
+    period = torch.randn(min(spec.numel, 65521), generator=generator)
+    repeats = -(-spec.numel // period.numel())
+    flat = period.repeat(repeats)[: spec.numel].to(spec.dtype)
+    return flat.reshape(spec.shape)
+
+
+def aligned_buffer(desc: MemoryDesc) -> torch.Tensor:
+    """Zeroed memory for a descriptor, on a cache line's boundary."""
+    raw = torch.zeros(desc.size_bytes + 64, dtype=torch.uint8)
+    start = -raw.data_ptr() % 64
+    return raw[start : start + max(desc.size_bytes, 1)]
+
+
+def run_ns(program: Program) -> int:
+    """Run once; the time inside its calls."""
+    return sum(program.run_timed(())[1])
+
+
+def fastest_ns(program: Program, first_ns: float = math.inf) -> float:
+    """The fastest of a few runs: what disturbs a run only ever makes it slower."""
+    best, spent, runs = first_ns, 0.0, 0
+    while runs < _MAX_RUNS and (spent < _ENOUGH_NS or (runs < _MIN_RUNS and first_ns < _ENOUGH_NS)):
+        elapsed = run_ns(program)
+        best, spent, runs = min(best, elapsed), spent + elapsed, runs + 1
+    return best
+
+
+def fingerprint(candidate: Candidate) -> str:
+    """A key that is equal for equal work: every primitive's descriptor, attributes and implementation."""
+    digest = hashlib.sha256()
+    for template in candidate.calls:
+        assert isinstance(template, PrimitiveTemplate)
+        pd = template.pd
+        digest.update(repr((template.kind, pd.implementation, sorted(pd.op.params.items()) if pd.op else ())).encode())
+        for name, desc in sorted(pd.op.descs.items()) if pd.op else ():
+            digest.update(name.encode() + (desc.key if desc is not None else b"-"))
+        for entry in pd.attr.post_ops:
+            digest.update(b"".join(part.key if isinstance(part, MemoryDesc) else repr(part).encode() for part in entry))
+    return digest.hexdigest()
+
+
+def primitives(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those candidates that primitives alone compute: views cost nothing, torch calls have no rival."""
+    return [c for c in candidates if c.calls and all(isinstance(t, PrimitiveTemplate) for t in c.calls)]
+
+
+def time_reorder(have: MemoryDesc, want: MemoryDesc) -> float:
+    """The time of a reorder between two layouts, ns."""
+    args = {ARG_SRC: (Slot("constant", 0), have), ARG_DST: (Slot("constant", 1), want)}
+    call = PrimitiveCall("reorder", Primitive(PrimitiveDesc.reorder(have, want)), args, "reorder")
+    program = Program([call], (), [aligned_buffer(have), aligned_buffer(want)])
+    return fastest_ns(program, run_ns(program))
+
+
+def reorder_fingerprint(have: MemoryDesc, want: MemoryDesc) -> str:
+    """A key for a reorder."""
+    return hashlib.sha256(b"reorder" + have.key + want.key).hexdigest()

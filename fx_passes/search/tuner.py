@@ -1,0 +1,128 @@
+"""Give every candidate its time: measured once and remembered, or estimated; and drop those whose numbers are wrong."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from fx_passes.lower.candidates import Candidate, Operation
+from fx_passes.lower.cost import estimate_ns, reorder_ns
+from fx_passes.lower.specs import RegionValues
+from fx_passes.search.database import Database, Result, cache_folder
+from fx_passes.search.measure import Bench, fingerprint, primitives, reorder_fingerprint, time_reorder
+from zendnn_cffi.errors import ZenDNNError
+from zendnn_cffi.memory import MemoryDesc
+
+log = logging.getLogger("zendnn_cffi.search")
+
+TUNE_MODES = ("auto", "off", "full")
+_PROSPECTS = 1.6  # "auto" measures candidates estimated within this factor of the best; "full" measures them all
+Progress = Callable[[int, int], None]
+
+
+@lru_cache(maxsize=64)
+def database_for(threads: int) -> Database:
+    """The results of this machine with this many threads."""
+    from zendnn_cffi.host import cpu_name
+    from zendnn_cffi.library import load
+
+    machine = f"{cpu_name()}; ZenDNN {load().version}; {threads} threads"
+    return Database(machine, cache_folder())
+
+
+class Tuner:
+    """Prices candidates under one mode.
+
+    mode      "auto": measure what may win, once; "full": measure everything; "off": estimates, and a check of what is chosen
+    progress  called with (done, total) while measuring
+    """
+
+    def __init__(self, mode: str = "auto", progress: Progress | None = None) -> None:
+        if mode not in TUNE_MODES:
+            raise ValueError(f"tune must be one of {', '.join(TUNE_MODES)}, got {mode!r}")
+        self.mode = mode
+        self.progress = progress
+        self.threads = torch.get_num_threads()
+        self.database = database_for(self.threads)
+        self.measured = 0
+
+    def price(self, operations: Sequence[Operation], values: RegionValues) -> None:
+        """Set cost_ns of every candidate; drop candidates whose numbers are wrong."""
+        start = time.perf_counter()
+        for number, operation in enumerate(operations):
+            if self.progress is not None:
+                self.progress(number, len(operations))
+            estimates = [replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates]
+            operation.candidates = self._measured(operation, values, estimates) if self.mode != "off" else estimates
+        if self.measured:
+            log.info("measured %d candidates in %.1f s", self.measured, time.perf_counter() - start)
+
+    def _measured(self, operation: Operation, values: RegionValues, candidates: list[Candidate]) -> list[Candidate]:
+        rivals = primitives(candidates)
+        if not rivals:
+            return candidates
+        bench: Bench | None = None
+        best_ns, kept = math.inf, [c for c in candidates if c not in rivals]
+        for candidate in sorted(self._prospects(rivals), key=lambda c: c.cost_ns):
+            key = fingerprint(candidate)
+            result = self.database.get(key)
+            if result is None:
+                bench = bench or Bench(operation, values)
+                result = self._run(bench, candidate, best_ns, key)
+            if result.right:
+                best_ns = min(best_ns, result.time_ns)
+                kept.append(replace(candidate, cost_ns=result.time_ns))
+        return kept
+
+    def _prospects(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates worth measuring: per choice of layouts, those estimated near the best of that choice."""
+        if self.mode == "full":
+            return candidates
+        best: dict[tuple[MemoryDesc, ...], float] = {}
+        for c in candidates:
+            key = (*c.srcs, c.dst)
+            best[key] = min(best.get(key, math.inf), c.cost_ns)
+        return [c for c in candidates if c.cost_ns <= _PROSPECTS * best[(*c.srcs, c.dst)]]
+
+    def _run(self, bench: Bench, candidate: Candidate, best_ns: float, key: str) -> Result:
+        try:
+            result = bench.check_and_time(candidate, best_ns)
+        except ZenDNNError as error:
+            log.debug("%s: %s: %s", bench.operation.name, candidate.implementation, error)
+            result = Result(math.inf, math.nan, False)
+        if not result.right:
+            log.info(
+                "%s: %s gives wrong numbers here (error %.1e) and is not used",
+                bench.operation.name, candidate.implementation, result.error,
+            )  # fmt: skip
+        self.measured += 1
+        self.database.put(key, result)
+        return result
+
+    def approve(self, operation: Operation, candidate: Candidate, values: RegionValues) -> bool:
+        """Whether the candidate's numbers are right: known, or found out now."""
+        if not primitives([candidate]):
+            return True
+        key = fingerprint(candidate)
+        result = self.database.get(key)
+        if result is None:
+            result = self._run(Bench(operation, values), candidate, 0.0, key)
+        return result.right
+
+    def reorder_ns(self, have: MemoryDesc, want: MemoryDesc) -> float:
+        """The time of a reorder between two layouts."""
+        if self.mode == "off":
+            return reorder_ns(have, want)
+        key = reorder_fingerprint(have, want)
+        result = self.database.get(key)
+        if result is None:
+            result = Result(time_reorder(have, want), 0.0, True)
+            self.measured += 1
+            self.database.put(key, result)
+        return result.time_ns
