@@ -37,7 +37,6 @@ lint: $(VENV)/.tools  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy benchmarks demo tests/zoo conftest.py
 
 format: $(VENV)/.tools  ## put the code into ruff's form
 	$(BIN)/ruff check --fix .

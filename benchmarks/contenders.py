@@ -65,7 +65,7 @@ def _torch_case(case: Case, *, channels_last: bool, cast: bool) -> tuple[Any, tu
         model = model.to(torch.bfloat16)
         inputs = tuple(tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in inputs)
     if channels_last and all(tensor.ndim == 4 for tensor in inputs):
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)
         inputs = tuple(tensor.contiguous(memory_format=torch.channels_last) for tensor in inputs)
     return model, inputs
 

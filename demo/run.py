@@ -75,7 +75,7 @@ def compare_resnet(rounds: int) -> tuple[nn.Module, Tensor, dict[str, list[float
         optimized(photograph)
         screen.line("optimize and first call", f"{time.perf_counter() - began:.1f} s")
         expected, answer = model(photograph), optimized(photograph)
-        nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
         ways = {"eager": model, "eager, channels_last": nhwc, "optimized": optimized}
         seconds = _interleaved(ways, photograph, rounds)
     error = ((answer - expected).abs().max() / expected.abs().max()).item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +77,7 @@ def failed(name: str, failure: str) -> Verdict:
     return Verdict(name, nan, 0, 0, nan, nan, nan, failure)
 
 
-def _milliseconds(run: torch.nn.Module, images: torch.Tensor) -> float:
+def _milliseconds(run: Callable[[torch.Tensor], object], images: torch.Tensor) -> float:
     began = time.perf_counter()
     run(images)
     return (time.perf_counter() - began) * 1e3
