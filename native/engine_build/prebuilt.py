@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import zipfile
 from pathlib import Path
 
@@ -11,9 +12,28 @@ from .fetch import ensure_lief, fetch
 from .pins import ZENTORCH_LIBRARY, ZENTORCH_LIBRARY_SHA256, ZENTORCH_WHEEL, ZENTORCH_ZENDNN_VERSION
 from .standalone import SONAME, make_standalone
 
+# States that the library was changed (Apache-2.0, section 4b) and carries the notices of what AMD linked into it.
+NOTICE = Path(__file__).resolve().parent.parent / "notices" / "prebuilt.txt"
+OLDEST_GLIBC = (2, 28)
+
+
+def unsupported_reason() -> str | None:
+    """Return why the wheel's library cannot run on this Linux, None if it can: it is built for glibc 2.28 or newer."""
+    name, version = platform.libc_ver()
+    if name != "glibc":
+        return "AMD's binary of ZenDNN needs glibc, which this system's Python does not use"
+    found = tuple(int(part) for part in version.split(".")[:2])
+    return None if found >= OLDEST_GLIBC else f"AMD's binary of ZenDNN needs glibc 2.28 or newer, this is {version}"
+
 
 def build_prebuilt(out: Path, work: Path, wheel: Path | None) -> EngineConfig:
-    """Put libamdZenDNN.so and AMD's licences into `out`; `wheel` is a file already downloaded, or None."""
+    """Put libamdZenDNN.so and AMD's licences into `out`; `wheel` is a file already downloaded, or None.
+
+    Where the library cannot run, the result is an engine-less configuration with the reason.
+    """
+    reason = unsupported_reason()
+    if reason is not None:
+        return EngineConfig(provider="none", reason=reason)
     if wheel is None:
         wheel = fetch(ZENTORCH_WHEEL, work / "download")
     elif not wheel.is_file():
@@ -28,7 +48,7 @@ def build_prebuilt(out: Path, work: Path, wheel: Path | None) -> EngineConfig:
     library = unpack_library(wheel, work)
     say(f"making {SONAME} stand alone (LIEF {lief_version})")
     make_standalone(library, out / SONAME)
-    copy_licences(out, wheel_licences(wheel))
+    copy_licences(out, {**wheel_licences(wheel), "NOTICE": NOTICE})
     return EngineConfig(
         provider="prebuilt",
         zendnn_version=ZENTORCH_ZENDNN_VERSION,

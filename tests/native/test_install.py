@@ -58,7 +58,8 @@ def test_wheel_holds_engine_bindings_and_both_packages(wheel: Path) -> None:
     expected = {
         "zendnn_cffi/__init__.py", "fx_passes/__init__.py", "zendnn_cffi/build_ffi.py", "zendnn_cffi/cdef/types.h",
         "zendnn_cffi/_engine/libamdZenDNN.so", "zendnn_cffi/_engine/config.json",
-        "zendnn_cffi/_engine/licenses/zentorch-LICENCE", "zendnn_cffi/_engine/licenses/zendnn_cffi-LICENSE",
+        "zendnn_cffi/_engine/licenses/zentorch-LICENCE", "zendnn_cffi/_engine/licenses/NOTICE",
+        "zendnn_cffi/_engine/licenses/zendnn_cffi-LICENSE",
         "zendnn_cffi/_generated/__init__.py", "zendnn_cffi/_generated/_zendnn.py", "zendnn_cffi/_generated/_blis.py",
     }  # fmt: skip
     assert expected <= names

@@ -15,7 +15,7 @@ import pytest
 from engine_build import pins
 from engine_build.common import BuildError, sha256_of
 from engine_build.elf_dynamic import read_dynamic
-from engine_build.prebuilt import unpack_library, wheel_licences
+from engine_build.prebuilt import build_prebuilt, unpack_library, unsupported_reason, wheel_licences
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +95,28 @@ def test_licences_are_carried(engine: Path) -> None:
     texts = {path.name: path.read_text() for path in (engine / "licenses").iterdir()}
     assert texts["zendnn_cffi-LICENSE"] == (ROOT / "LICENSE").read_text()
     assert "Advanced Micro Devices" in texts["zentorch-LICENCE"]
+    assert "CHANGED by the build of zendnn_cffi" in texts["NOTICE"], "Apache-2.0 asks to say so"
+    assert "BSD-3-Clause" in texts["NOTICE"]
+
+
+@pytest.mark.parametrize(
+    ("libc", "reason"),
+    [
+        (("glibc", "2.36"), None),
+        (("glibc", "2.28"), None),
+        (("glibc", "2.17"), "needs glibc 2.28 or newer, this is 2.17"),
+        (("", ""), "needs glibc, which this system's Python does not use"),
+    ],
+)
+def test_old_glibc_and_musl_get_no_engine_but_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, libc: tuple[str, str], reason: str | None
+) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: libc)
+    if reason is None:
+        assert unsupported_reason() is None
+    else:
+        config = build_prebuilt(tmp_path, tmp_path, None)
+        assert config.provider == "none" and reason in str(config.reason)
 
 
 def test_library_names_itself_and_needs_no_torch(engine: Path) -> None:
