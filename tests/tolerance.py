@@ -1,7 +1,8 @@
 """How far a result may lie from the oracle: one helper for all tests, from the dtype and the length of the sums.
 
-A float result is compared relative to the scale of the expected tensor (its largest magnitude), because that is what rounding inside a
-sum of K products is relative to: small elements of a large-valued result are differences of large numbers.
+A float result is compared relative to the scale of the expected tensor (its largest magnitude), because that is what
+rounding inside a sum of K products is relative to: small elements of a large-valued result are differences of large
+numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ UNIT_ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat1
 def tolerance(dtype: torch.dtype, k: int = 1) -> float:
     """Return the allowed error, relative to the largest expected magnitude, of a sum of k products in dtype.
 
-    Rounding errors of a sum grow like sqrt(k) when they are independent; accumulation is in f32 for every type, so bf16 and f16 pay
-    their own rounding once per stored value (inputs, weights, result: 8 covers a chain of post-ops), and f32's for the sum.
+    Rounding errors of a sum grow like sqrt(k) when they are independent; accumulation is in f32 for every type, so bf16
+    and f16 pay their own rounding once per stored value (inputs, weights, result: 8 covers a chain of post-ops), and
+    f32's for the sum.
     """
     if dtype not in UNIT_ROUNDOFF:
         return 0.0
@@ -34,7 +36,8 @@ def assert_close(
     """Fail unless actual equals expected within the tolerance of dtype (default: actual's) for sums of k products.
 
     actual, expected  tensors or arrays of the same shape; expected may be of a wider type (float64 oracle)
-    scale             what the error is relative to, where the largest expected magnitude is not it (cancellation, all zeros)
+    scale             what the error is relative to, where the largest expected magnitude is not it (cancellation, all
+                      zeros)
     Integer results must be equal. NaN and infinities must be in the same places.
     """
     a, e = _tensor(actual), _tensor(expected)
@@ -53,7 +56,8 @@ def assert_close(
     allowed = tolerance(dtype, k) * size
     worst = difference.max().item()
     assert worst <= allowed, (
-        f"error {worst:.3g} ({worst / max(size, 1e-300):.2g} of the scale {size:.3g}), allowed {allowed:.3g} for {dtype}, k={k}"
+        f"error {worst:.3g} ({worst / max(size, 1e-300):.2g} of the scale {size:.3g}), allowed {allowed:.3g} for "
+        f"{dtype}, k={k}"
     )
 
 

@@ -1,7 +1,7 @@
 """Post-operations and attributes of primitives, and the ids under which execution arguments are passed.
 
-Source: zendnn.h and zendnn_types.h of ZenDNN 5.1, groups zendnn_api_attributes and zendnn_api_primitives_common (argument ids differ
-from oneDNN's: these are the values the library accepts).
+Source: zendnn.h and zendnn_types.h of ZenDNN 5.1, groups zendnn_api_attributes and zendnn_api_primitives_common
+(argument ids differ from oneDNN's: these are the values the library accepts).
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ COMPARISONS = frozenset({"ge", "gt", "le", "lt", "eq", "ne"})
 
 
 def arg_post_op(index: int, arg: int = ARG_SRC_1) -> int:
-    """Return the argument id of post-op ``index``: its second source (binary) or, with ARG_WEIGHTS, its weights (prelu)."""
+    """Return the argument id of post-op ``index``: its second source (binary) or, with ARG_WEIGHTS, its weights
+    (prelu).
+    """
     return ARG_ATTR_POST_OP_BASE * (index + 1) | arg
 
 
@@ -100,8 +102,8 @@ def kind_value(table: Mapping[str, int], kind: str, name: str) -> int:
 class PostOps:
     """Operations applied to a primitive's result, in order: immutable, each method returns a longer chain.
 
-    Entries are tuples: ("eltwise", kind, alpha, beta, scale), ("sum", scale, dtype), ("binary", kind, MemoryDesc), ("prelu", mask),
-    ("depthwise", weights_dtype, bias_dtype, dst_dtype, kernel, stride, padding). At most 32.
+    Entries are tuples: ("eltwise", kind, alpha, beta, scale), ("sum", scale, dtype), ("binary", kind, MemoryDesc),
+    ("prelu", mask), ("depthwise", weights_dtype, bias_dtype, dst_dtype, kernel, stride, padding). At most 32.
     """
 
     __slots__ = ("_hash", "entries")
@@ -116,7 +118,9 @@ class PostOps:
         return PostOps((*self.entries, entry))
 
     def eltwise(self, kind: str, alpha: float = 0.0, beta: float = 0.0, scale: float = 1.0) -> PostOps:
-        """Append x -> scale * kind(x; alpha, beta). "hardsigmoid", which the library lacks, becomes two entries: linear and clip."""
+        """Append x -> scale * kind(x; alpha, beta). "hardsigmoid", which the library lacks, becomes two entries: linear
+        and clip.
+        """
         if kind == "hardsigmoid":
             return self.eltwise("linear", 1 / 6, 0.5).eltwise("clip", 0.0, 1.0, scale)
         kind_value(ELTWISE, kind, "kind")
@@ -131,20 +135,26 @@ class PostOps:
         )
 
     def sum(self, scale: float = 1.0, dtype: torch.dtype | None = None) -> PostOps:
-        """Append x -> x + scale * (what dst held before). dtype reads dst as another type of the same width (s8 as u8)."""
+        """Append x -> x + scale * (what dst held before). dtype reads dst as another type of the same width (s8 as
+        u8).
+        """
         if dtype is not None:
             data_type(dtype)
         return self._with(("sum", checks.as_float(scale, "scale"), dtype))
 
     def binary(self, kind: str, desc: MemoryDesc) -> PostOps:
-        """Append x -> kind(x, other); other (argument ``arg_post_op(i)``) has dst's rank, each dim equal to dst's or 1."""
+        """Append x -> kind(x, other); other (argument ``arg_post_op(i)``) has dst's rank, each dim equal to dst's or
+        1.
+        """
         kind_value(BINARY, kind, "kind")
         if not isinstance(desc, MemoryDesc):
             raise TypeError(f"desc must be a MemoryDesc, got {type(desc).__name__}")
         return self._with(("binary", kind, desc))
 
     def prelu(self, mask: int) -> PostOps:
-        """Append x -> x > 0 ? x : w * x, with f32 weights (``arg_post_op(i, ARG_WEIGHTS)``); mask bit d set: w varies along d."""
+        """Append x -> x > 0 ? x : w * x, with f32 weights (``arg_post_op(i, ARG_WEIGHTS)``); mask bit d set: w varies
+        along d.
+        """
         return self._with(("prelu", checks.as_int(mask, "mask", minimum=0, maximum=2**checks.MAX_RANK - 1)))
 
     def depthwise(
@@ -157,7 +167,9 @@ class PostOps:
         stride: int = 1,
         padding: int = 1,
     ) -> PostOps:
-        """Append a depthwise convolution to a 1x1 convolution; arguments ``ARG_ATTR_POST_OP_DW | ARG_WEIGHTS`` and ``| ARG_BIAS``."""
+        """Append a depthwise convolution to a 1x1 convolution; arguments ``ARG_ATTR_POST_OP_DW | ARG_WEIGHTS`` and ``|
+        ARG_BIAS``.
+        """
         data_type(weights_dtype, "weights_dtype")
         data_type(dst_dtype, "dst_dtype")
         if bias_dtype is not None:
@@ -231,12 +243,16 @@ class Attr(NotCopyable):
     """Attributes of a primitive; immutable, owns a ``zendnn_primitive_attr_t``.
 
     post_ops       PostOps
-    scratchpad     "user" (default): the primitive's working memory is an argument, which ``Primitive.execute`` supplies when it is left
-                   out; "library": the library keeps it per thread, and the primitive then runs only in the thread that created it
-    output_scales  one float, a sequence of floats (per channel, with output_scales_mask), or "runtime" (argument ARG_ATTR_OUTPUT_SCALES)
-    zero_points    {ARG_SRC or ARG_DST: mask}, values given at execution (argument ``ARG_ATTR_ZERO_POINTS | arg``, int32)
+    scratchpad     "user" (default): the primitive's working memory is an argument, which ``Primitive.execute`` supplies
+                   when it is left out; "library": the library keeps it per thread, and the primitive then runs only in
+                   the thread that created it
+    output_scales  one float, a sequence of floats (per channel, with output_scales_mask), or "runtime" (argument
+                   ARG_ATTR_OUTPUT_SCALES)
+    zero_points    {ARG_SRC or ARG_DST: mask}, values given at execution (argument ``ARG_ATTR_ZERO_POINTS | arg``,
+                   int32)
     scales         {argument id: (mask, dtype)} for int8 matmul, values given at execution (``ARG_ATTR_SCALES | arg``)
-    woq_scales     (mask, (group_k, group_n), dtype) for matmul with 4-bit weights, values at execution (ARG_ATTR_WOQ_SCALES)
+    woq_scales     (mask, (group_k, group_n), dtype) for matmul with 4-bit weights, values at execution
+                   (ARG_ATTR_WOQ_SCALES)
     """
 
     __slots__ = ("handle", "key", "output_scales_mask", "post_ops", "runtime_args", "scratchpad")
@@ -299,7 +315,8 @@ class Attr(NotCopyable):
             )
         if not values or len(values) > 1 and not self.output_scales_mask:
             raise ValueError(
-                f"{len(values)} output_scales need an output_scales_mask saying along which dims they vary (2: channels)"
+                f"{len(values)} output_scales need an output_scales_mask saying along which dims they vary (2: "
+                "channels)"
             )
         array = n.ffi.new("float[]", values)
         check(

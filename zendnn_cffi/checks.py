@@ -1,7 +1,8 @@
 """Argument checks made in Python before any C call: what is wrong, with which argument, and what to do.
 
-The library trusts its callers (sizes are never known to it, layouts are not compared), so everything that could make it read or write
-outside a buffer is refused here. Wrong kinds of object raise TypeError, wrong values ValueError or IndexError.
+The library trusts its callers (sizes are never known to it, layouts are not compared), so everything that could make it
+read or write outside a buffer is refused here. Wrong kinds of object raise TypeError, wrong values ValueError or
+IndexError.
 """
 
 from __future__ import annotations
@@ -66,9 +67,11 @@ def as_dims(values: Any, name: str, *, rank: int | None = None, minimum: int = 0
 
 
 def check_tensor(tensor: Any, name: str) -> torch.Tensor:
-    """Return ``tensor`` if its bytes can be handed to C: a dense, strided CPU tensor with real storage, not lazily negated or conjugated.
+    """Return ``tensor`` if its bytes can be handed to C: a dense, strided CPU tensor with real storage, not lazily
+    negated or conjugated.
 
-    Raises TypeError for anything that is not a tensor or array type we can read, ValueError for one whose data cannot be used.
+    Raises TypeError for anything that is not a tensor or array type we can read, ValueError for one whose data cannot
+    be used.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(tensor).__name__}")
@@ -108,14 +111,14 @@ def data_pointer(tensor: torch.Tensor, name: str) -> int:
 
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Return how many bytes of storage lie behind the tensor's first element."""
-    return tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+    return int(tensor.untyped_storage().nbytes()) - int(tensor.storage_offset()) * tensor.element_size()
 
 
 def extent_bytes(tensor: torch.Tensor) -> int:
     """Return how many bytes, from its first element, a view with these strides spans."""
     if tensor.numel() == 0:
         return 0
-    return (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1) * tensor.element_size()
+    return (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=False)) + 1) * tensor.element_size()
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -124,7 +127,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     if start_a + extent_bytes(a) <= start_b or start_b + extent_bytes(b) <= start_a:
         return False
     try:
-        return np.shares_memory(_bytes_view(a), _bytes_view(b), max_work=10_000)
+        return np.shares_memory(_bytes_view(a), _bytes_view(b), max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
@@ -141,13 +144,13 @@ def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
         a.data_ptr() == b.data_ptr()
         and a.dtype == b.dtype
         and a.shape == b.shape
-        and all(s == t or n <= 1 for n, s, t in zip(a.shape, a.stride(), b.stride()))
+        and all(s == t or n <= 1 for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=False))
     )
 
 
 def has_internal_overlap(tensor: torch.Tensor) -> bool:
     """Return whether two indices of the tensor may name the same element (expanded or as_strided views)."""
-    pairs = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride()) if n > 1)
+    pairs = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=False) if n > 1)
     reach = 0
     for stride, size in pairs:
         if stride <= reach:

@@ -1,13 +1,13 @@
 """Operation descriptors: one function per primitive, each returning a filled ``OpDesc``.
 
-Every function takes MemoryDesc objects ("any" lets the primitive choose a layout), checks all shapes in Python and then fills the public
-C struct. Raises TypeError and ValueError for arguments that do not fit, UnsupportedError and ZenDNNError for what the library refuses.
-Source: zendnn.h and zendnn_types.h of ZenDNN 5.1, one group per primitive.
+Every function takes MemoryDesc objects ("any" lets the primitive choose a layout), checks all shapes in Python and then
+fills the public C struct. Raises TypeError and ValueError for arguments that do not fit, UnsupportedError and
+ZenDNNError for what the library refuses. Source: zendnn.h and zendnn_types.h of ZenDNN 5.1, one group per primitive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -166,7 +166,8 @@ def deconvolution(
     padding_l: Sequence[int] | int = 0,
     padding_r: Sequence[int] | int | None = None,
 ) -> OpDesc:
-    """Transposed convolution. weights are logically [O, C, *kernel] (torch's are [C, O, *kernel]: ``desc.permute``) or grouped
+    """Transposed convolution. weights are logically [O, C, *kernel] (torch's are [C, O, *kernel]: ``desc.permute``) or
+    grouped
     [G, O/G, C/G, *kernel]; padding_r is torch's padding minus output_padding, and may be negative.
     """
     _need(src=src, weights=weights, dst=dst)
@@ -221,7 +222,9 @@ def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None,
 
 
 def matmul(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc) -> OpDesc:
-    """src [*B, M, K], weights [*B, K, N], dst [*B, M, N]; batch dims broadcast; bias has dst's rank, dims equal to dst's or 1."""
+    """src [*B, M, K], weights [*B, K, N], dst [*B, M, N]; batch dims broadcast; bias has dst's rank, dims equal to
+    dst's or 1.
+    """
     _need(src=src, weights=weights, dst=dst)
     if not 2 <= src.ndim <= checks.MAX_RANK:
         raise ValueError(f"src must have at least 2 dimensions, got {src}")
@@ -265,7 +268,9 @@ def eltwise(kind: str, src: MemoryDesc, alpha: float = 0.0, beta: float = 0.0) -
 
 
 def binary(kind: str, a: MemoryDesc, b: MemoryDesc, dst: MemoryDesc) -> OpDesc:
-    """dst = kind(a, b); dims of b are a's or 1 (broadcast), dst has a's dims. Names: ``attributes.BINARY``; comparisons give 0 and 1."""
+    """dst = kind(a, b); dims of b are a's or 1 (broadcast), dst has a's dims. Names: ``attributes.BINARY``; comparisons
+    give 0 and 1.
+    """
     _need(a=a, b=b, dst=dst)
     _not_any(a, "a")
     _not_any(b, "b")
@@ -280,7 +285,9 @@ def binary(kind: str, a: MemoryDesc, b: MemoryDesc, dst: MemoryDesc) -> OpDesc:
 
 
 def softmax(src: MemoryDesc, axis: int, log: bool = False, dst: MemoryDesc | None = None) -> OpDesc:
-    """Softmax, or its logarithm, along ``axis`` (negative counts from the end); dst as src unless given (then another dtype is allowed)."""
+    """Softmax, or its logarithm, along ``axis`` (negative counts from the end); dst as src unless given (then another
+    dtype is allowed).
+    """
     _need(src=src)
     _not_any(src, "src")
     axis = _axis(axis, src)
@@ -317,7 +324,9 @@ def pooling(
     padding_l: Sequence[int] | int = 0,
     padding_r: Sequence[int] | int | None = None,
 ) -> OpDesc:
-    """Pooling over 1 to 3 spatial dimensions; kind "max", "avg_include_padding" or "avg_exclude_padding"; dilation 1 is dense."""
+    """Pooling over 1 to 3 spatial dimensions; kind "max", "avg_include_padding" or "avg_exclude_padding"; dilation 1 is
+    dense.
+    """
     _need(src=src, dst=dst)
     _not_any(src, "src")
     spatial = src.ndim - 2
@@ -332,11 +341,12 @@ def pooling(
         reach = (kernel[i] - 1) * dilation[i] + 1
         if padding_l[i] >= reach or padding_r[i] >= reach:
             raise ValueError(
-                f"padding of spatial dim {i} is {padding_l[i]}, {padding_r[i]}: a window of {reach} would lie wholly in padding"
+                f"padding of spatial dim {i} is {padding_l[i]}, {padding_r[i]}: a window of {reach} would lie wholly "
+                "in padding"
             )
         out = _window_output(src.dims[2 + i], kernel[i], strides[i], dilation[i], padding_l[i], padding_r[i], i)
         _equal(dst.dims[2 + i], out, f"dst spatial dim {i} against what src, kernel, strides and padding give")
-    fields = {
+    fields: dict[str, Any] = {
         "prop_kind": _INFERENCE,
         "alg_kind": alg,
         "strides": pad(strides),
@@ -362,7 +372,9 @@ def pooling(
 def batch_normalization(
     src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True, relu: bool = False
 ) -> OpDesc:
-    """Batch normalization with given statistics: f32 [C] memories ARG_MEAN, ARG_VARIANCE and, where asked, ARG_SCALE, ARG_SHIFT."""
+    """Batch normalization with given statistics: f32 [C] memories ARG_MEAN, ARG_VARIANCE and, where asked, ARG_SCALE,
+    ARG_SHIFT.
+    """
     _need(src=src)
     _not_any(src, "src")
     if src.ndim < 2:
@@ -407,7 +419,9 @@ def layer_normalization(src: MemoryDesc, eps: float, *, scale: bool = True, shif
 
 
 def reduction(kind: str, src: MemoryDesc, dst: MemoryDesc, *, p: float = 0.0, eps: float = 0.0) -> OpDesc:
-    """Reduce the dimensions that are 1 in dst. Offsets are refused: move them into the pointer with ``desc.rebased()``."""
+    """Reduce the dimensions that are 1 in dst. Offsets are refused: move them into the pointer with
+    ``desc.rebased()``.
+    """
     _need(src=src, dst=dst)
     _not_any(src, "src")
     alg = kind_value(REDUCTION, kind, "kind")
@@ -427,7 +441,9 @@ def reduction(kind: str, src: MemoryDesc, dst: MemoryDesc, *, p: float = 0.0, ep
 
 
 def resampling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, factors: Sequence[float] | None = None) -> OpDesc:
-    """Resize the spatial dimensions, "nearest" (torch's nearest-exact) or "linear" (align_corners=False). factors default to dst/src."""
+    """Resize the spatial dimensions, "nearest" (torch's nearest-exact) or "linear" (align_corners=False). factors
+    default to dst/src.
+    """
     _need(src=src, dst=dst)
     _not_any(src, "src")
     spatial = src.ndim - 2
@@ -437,7 +453,7 @@ def resampling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, factors: Sequence
     _equal(dst.dims[:2], src.dims[:2], "dst [N, C] against src's")
     alg = kind_value(RESAMPLING, kind, "kind")
     values = (
-        tuple(d / s for s, d in zip(src.dims[2:], dst.dims[2:]))
+        tuple(d / s for s, d in zip(src.dims[2:], dst.dims[2:], strict=False))
         if factors is None
         else tuple(checks.as_float(f, "factors") for f in factors)
     )
@@ -462,7 +478,9 @@ def resampling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, factors: Sequence
 
 
 def prelu(src: MemoryDesc, weights: MemoryDesc) -> OpDesc:
-    """x > 0 ? x : w * x; weights have src's rank, dims equal to src's or 1 ("any" lets the library choose their layout)."""
+    """x > 0 ? x : w * x; weights have src's rank, dims equal to src's or 1 ("any" lets the library choose their
+    layout).
+    """
     _need(src=src, weights=weights)
     _not_any(src, "src")
     _broadcastable(weights, src, "weights")
@@ -485,10 +503,11 @@ def embedding_bag(
     padding_idx: int = -1,
     num_threads: int = 0,
 ) -> OpDesc:
-    """Sum, mean or maximum of table rows per bag. table [E, D], indices [L] int32, offsets [B] int32, weights [L] or None, dst [B, D].
+    """Sum, mean or maximum of table rows per bag. table [E, D], indices [L] int32, offsets [B] int32, weights [L] or
+    None, dst [B, D].
 
-    The library reads indices and offsets unchecked, and leaves empty bags undefined for mean and max: ``functional.embedding_bag``
-    checks both.
+    The library reads indices and offsets unchecked, and leaves empty bags undefined for mean and max:
+    ``functional.embedding_bag`` checks both.
     """
     _need(table=table, indices=indices, offsets=offsets, dst=dst)
     alg = kind_value(EMBEDDING_BAG, kind, "kind")
@@ -585,10 +604,12 @@ def _fill(
     descs: dict[str, MemoryDesc | None],
     *,
     params: dict[str, Any] | None = None,
-    _fields: dict[str, MemoryDesc] | None = None,
+    _fields: Mapping[str, MemoryDesc | None] | None = None,
     **values: Any,
 ) -> OpDesc:
-    """Return an OpDesc of a zeroed struct with the given fields; descs go to fields named <role>_desc unless _fields says where."""
+    """Return an OpDesc of a zeroed struct with the given fields; descs go to fields named <role>_desc unless _fields
+    says where.
+    """
     ptr = native().ffi.new(f"zendnn_{kind}_desc_t *")
     ptr.primitive_kind = _KINDS[kind]
     for name, value in values.items():
@@ -600,7 +621,9 @@ def _fill(
 
 
 def _need(**descs: Any) -> None:
-    """Check that each is a MemoryDesc without empty dimensions: primitives on empty memory are undefined (matmul divides by zero)."""
+    """Check that each is a MemoryDesc without empty dimensions: primitives on empty memory are undefined (matmul
+    divides by zero).
+    """
     for name, desc in descs.items():
         if not isinstance(desc, MemoryDesc):
             raise TypeError(f"{name} must be a MemoryDesc, got {type(desc).__name__}")
@@ -632,7 +655,7 @@ def _bias(bias: MemoryDesc | None, dims: tuple[int, ...]) -> None:
 def _broadcastable(desc: MemoryDesc, to: MemoryDesc, name: str) -> None:
     _need(**{name: desc})
     _rank(desc, to.ndim, name)
-    for i, (d, t) in enumerate(zip(desc.dims, to.dims)):
+    for i, (d, t) in enumerate(zip(desc.dims, to.dims, strict=False)):
         if d not in (1, t):
             raise ValueError(f"dim {i} of {name} is {d}: it must be 1 or {t}")
 
@@ -675,7 +698,8 @@ def _window_output(size: int, kernel: int, stride: int, dilation: int, left: int
     reach = (kernel - 1) * dilation + 1
     if size + left + right < reach:
         raise ValueError(
-            f"the kernel reaches over {reach} elements in spatial dim {axis}, src with padding has {size + left + right}"
+            f"the kernel reaches over {reach} elements in spatial dim {axis}, src with padding has "
+            f"{size + left + right}"
         )
     return (size + left + right - reach) // stride + 1
 

@@ -1,7 +1,7 @@
 """What every owner of a C handle shares: the loaded library, and the refusal to be copied.
 
-A handle is held as a cffi ``gc`` object, so it is destroyed exactly once, when the last reference goes. Closing an owner only drops
-its own reference: a call that is running in another thread keeps the handle until it returns.
+A handle is held as a cffi ``gc`` object, so it is destroyed exactly once, when the last reference goes. Closing an
+owner only drops its own reference: a call that is running in another thread keeps the handle until it returns.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from zendnn_cffi.descriptors import OpDesc
 
 _CHANNELS_FIRST = {"ncw", "nchw", "ncdhw"}
-# With these parameters implementation `zendnn` computes post-ops rightly: kind -> needed (alpha, scale), None where not read
+# With these parameters implementation `zendnn` computes post-ops rightly: kind -> needed (alpha, scale), None where not
+# read
 _ZENDNN_ELTWISE: dict[str, float | None] = {
     "relu": 0.0,
     "gelu_erf": None,

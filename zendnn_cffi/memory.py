@@ -29,17 +29,17 @@ DATA_TYPES: dict[torch.dtype, int] = {
     torch.int8: 5,
     torch.uint8: 6,
     torch.int16: 7,
-    torch.int4: 8,
-    torch.uint4: 9,
+    getattr(torch, "int4"): 8,  # noqa: B009  (absent from torch's type stubs)
+    getattr(torch, "uint4"): 9,  # noqa: B009
 }
 TORCH_TYPES: dict[int, torch.dtype] = {code: dtype for dtype, code in DATA_TYPES.items()}
 _SHORT = {1: "f16", 2: "bf16", 3: "f32", 4: "s32", 5: "s8", 6: "u8", 7: "s16", 8: "s4", 9: "u4", 0: "undef"}
 _BITS = {1: 16, 2: 16, 3: 32, 4: 32, 5: 8, 6: 8, 7: 16, 8: 4, 9: 4, 0: 0}
 _ANY, _BLOCKED, _WINO, _RNN_PACKED = 1, 2, 3, 4  # zendnn_format_kind_t
-_FRIENDLY = {
-    (3, ()): {"ncw": (0, 1, 2), "nwc": (0, 2, 1)},
-    (4, ()): {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1)},
-    (5, ()): {"ncdhw": (0, 1, 2, 3, 4), "ndhwc": (0, 2, 3, 4, 1)},
+_FRIENDLY: dict[int, dict[str, tuple[int, ...]]] = {
+    3: {"ncw": (0, 1, 2), "nwc": (0, 2, 1)},
+    4: {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1)},
+    5: {"ncdhw": (0, 1, 2, 3, 4), "ndhwc": (0, 2, 3, 4, 1)},
 }
 _BLOCKED_NAMES = {3: "nCw{}c", 4: "nChw{}c", 5: "nCdhw{}c"}
 
@@ -60,7 +60,8 @@ class MemoryDesc:
 
     dims     one int per dimension, 1 to 12 of them, zero allowed
     dtype    torch.dtype; torch.int4 and torch.uint4 stand for s4 and u4
-    tag      a layout name of the library: "nhwc", "nchw", "nChw16c", "acdb", "aBcd16b", ... or "any" to let a primitive choose
+    tag      a layout name of the library: "nhwc", "nchw", "nChw16c", "acdb", "aBcd16b", ... or "any" to let a primitive
+             choose
     strides  in elements, instead of a tag; with neither, dense row-major
     Raises TypeError, ValueError; ZenDNNError where the library refuses the combination.
     """
@@ -121,7 +122,9 @@ class MemoryDesc:
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor | np.ndarray) -> MemoryDesc:
-        """Return the descriptor of a tensor as it lies in memory (shape, dtype, strides); remembered for repeated layouts."""
+        """Return the descriptor of a tensor as it lies in memory (shape, dtype, strides); remembered for repeated
+        layouts.
+        """
         if isinstance(tensor, np.ndarray):
             return cls(tensor.shape, _numpy_dtype(tensor), strides=_numpy_strides(tensor))
         checks.check_tensor(tensor, "tensor")
@@ -154,7 +157,9 @@ class MemoryDesc:
 
     @property
     def outer_strides(self) -> tuple[int, ...] | None:
-        """Strides in elements between blocks (of elements where there are no inner blocks); None for any and packed layouts."""
+        """Strides in elements between blocks (of elements where there are no inner blocks); None for any and packed
+        layouts.
+        """
         if self.ptr.format_kind != _BLOCKED:
             return None
         return tuple(self.ptr.format_desc.blocking.strides[0 : self.ndim])
@@ -212,12 +217,12 @@ class MemoryDesc:
         ):
             return _BLOCKED_NAMES[self.ndim].format(blocks[0][1])
         if not blocks:
-            for name, order in _FRIENDLY.get((self.ndim, ()), {}).items():
+            for name, order in _FRIENDLY.get(self.ndim, {}).items():
                 if strides == dense_strides(self.dims, order):
                     return name
         order = tuple(sorted(range(self.ndim), key=lambda i: (-strides[i], i)))
         if not blocks:
-            for name, known in _FRIENDLY.get((self.ndim, ()), {}).items():
+            for name, known in _FRIENDLY.get(self.ndim, {}).items():
                 if order == known:
                     return name
         blocked = {axis for axis, _ in blocks}
@@ -230,7 +235,7 @@ class MemoryDesc:
         """Return the descriptor of a box inside this one. In blocked layouts offsets must be multiples of the block."""
         dims = checks.as_dims(dims, "dims", rank=self.ndim)
         offsets = checks.as_dims(offsets, "offsets", rank=self.ndim)
-        for axis, (size, offset, whole) in enumerate(zip(dims, offsets, self.dims)):
+        for axis, (size, offset, whole) in enumerate(zip(dims, offsets, self.dims, strict=False)):
             if size + offset > whole:
                 raise ValueError(f"dims[{axis}] + offsets[{axis}] is {size + offset}, past this descriptor's {whole}")
         n = native()
@@ -250,7 +255,9 @@ class MemoryDesc:
         return self._own(ptr), self.offset0 * _BITS[self.ptr.data_type] // 8
 
     def reshape(self, dims: Sequence[int]) -> MemoryDesc:
-        """Return this memory seen with other dims, same elements in the same order. Raises ZenDNNError where the layout forbids it."""
+        """Return this memory seen with other dims, same elements in the same order. Raises ZenDNNError where the layout
+        forbids it.
+        """
         dims = _checked_dims(dims, _BITS[self.ptr.data_type])
         if math.prod(dims) != math.prod(self.dims):
             raise ValueError(
@@ -340,8 +347,9 @@ class Memory(NotCopyable):
     """A descriptor with the buffer behind it: owns a ``zendnn_memory_t`` and keeps the buffer's owner alive.
 
     desc    MemoryDesc, not "any"
-    data    torch.Tensor or np.ndarray with at least desc.size_bytes bytes behind its first element, of desc.dtype or of bytes
-            (uint8, int8); an int address, for which the caller answers; or None, to be bound later with ``rebind``
+    data    torch.Tensor or np.ndarray with at least desc.size_bytes bytes behind its first element, of desc.dtype or of
+            bytes (uint8, int8); an int address, for which the caller answers; or None, to be bound later with
+            ``rebind``
     Raises TypeError, ValueError before any C call.
     Creating or rebinding a Memory in a blocked layout zeroes the padding of the blocks.
     """
@@ -384,7 +392,9 @@ class Memory(NotCopyable):
         return self._owner
 
     def rebind(self, data: torch.Tensor | np.ndarray | int | None) -> None:
-        """Point at another buffer of the same descriptor; the handle stays. Refused while an execution is using this memory."""
+        """Point at another buffer of the same descriptor; the handle stays. Refused while an execution is using this
+        memory.
+        """
         n = native()
         handle = self.handle
         address, owner = _bind(self.desc, data)
@@ -400,13 +410,17 @@ class Memory(NotCopyable):
             self._address, self._owner = address, owner
 
     def close(self) -> None:
-        """Give up handle and buffer; an execution already running keeps them until it returns. Closing twice is allowed."""
+        """Give up handle and buffer; an execution already running keeps them until it returns. Closing twice is
+        allowed.
+        """
         self._handle = None
         self._owner = None
         self._address = 0
 
     def is_current(self) -> bool:
-        """Whether the buffer still lies where it was bound (a tensor's storage can be resized or swapped behind our back)."""
+        """Whether the buffer still lies where it was bound (a tensor's storage can be resized or swapped behind our
+        back).
+        """
         owner = self._owner
         if owner is None:
             return True
@@ -440,7 +454,9 @@ def _bind(desc: MemoryDesc, data: Any) -> tuple[int, Any]:
         _numpy_strides(data)
         dtype = _numpy_dtype(data)
         address = data.__array_interface__["data"][0]
-        have = sum((n - 1) * s for n, s in zip(data.shape, data.strides)) + data.itemsize if data.size else 0
+        have = (
+            sum((n - 1) * s for n, s in zip(data.shape, data.strides, strict=False)) + data.itemsize if data.size else 0
+        )
     elif isinstance(data, int) and not isinstance(data, bool):
         if not 0 < data < 2**64:
             raise ValueError(
@@ -541,6 +557,6 @@ def _checked_dims(dims: Any, bits: int) -> tuple[int, ...]:
 
 def _checked_strides(strides: Any, dims: tuple[int, ...]) -> tuple[int, ...]:
     checked = checks.as_dims(strides, "strides", rank=len(dims))
-    if sum((max(n, 1) - 1) * s for n, s in zip(dims, checked)) >= 2**58:
+    if sum((max(n, 1) - 1) * s for n, s in zip(dims, checked, strict=False)) >= 2**58:
         raise ValueError(f"strides {checked} reach further than a process's memory")
     return checked

@@ -102,7 +102,8 @@ class PrimitiveDesc(NotCopyable):
 
     op_desc  OpDesc
     attr     Attr; None is Attr(): no post-ops, user scratchpad
-    The first implementation is taken of which no wrong answers are known (``known_problem``). Raises UnsupportedError where there is none.
+    The first implementation is taken of which no wrong answers are known (``known_problem``). Raises UnsupportedError
+    where there is none.
     """
 
     __slots__ = ("_descs", "_expected", "_implementation", "attr", "engine", "handle", "op")
@@ -233,7 +234,9 @@ class PrimitiveDesc(NotCopyable):
         )
 
     def query_md(self, what: str, index: int = 0) -> MemoryDesc | None:
-        """Return a layout: what is "src", "weights", "dst", "workspace", "scratchpad", or "exec_arg" with an argument id as index."""
+        """Return a layout: what is "src", "weights", "dst", "workspace", "scratchpad", or "exec_arg" with an argument
+        id as index.
+        """
         key = (what, index)
         if key not in self._descs:
             if what not in _QUERIES:
@@ -268,7 +271,9 @@ class PrimitiveDesc(NotCopyable):
 
     @property
     def expected_args(self) -> dict[int, MemoryDesc]:
-        """Argument ids with the descriptor each memory must have. Arguments of the attributes that have no fixed one are left out."""
+        """Argument ids with the descriptor each memory must have. Arguments of the attributes that have no fixed one
+        are left out.
+        """
         if self._expected is None:
             self._expected = self._find_expected()
         return self._expected
@@ -358,8 +363,9 @@ class Primitive(NotCopyable):
     def execute(self, args: Mapping[int, Memory], stream: Stream | None = None) -> None:
         """Run with the memories given by argument id; returns when dst is written.
 
-        A user scratchpad that is left out is supplied. Raises TypeError, ValueError before any C call for a missing, superfluous, unbound
-        or closed memory, one whose descriptor is not the primitive's, or a thread count that is not the one of creation.
+        A user scratchpad that is left out is supplied. Raises TypeError, ValueError before any C call for a missing,
+        superfluous, unbound or closed memory, one whose descriptor is not the primitive's, or a thread count that is
+        not the one of creation.
         """
         n = native()
         handle = self.handle
@@ -407,7 +413,8 @@ class Primitive(NotCopyable):
             expected = self.pd.expected_args.get(arg)
         if expected is None and arg not in self._optional:
             raise ValueError(
-                f"{self.pd} takes no {arg_name(arg)}: it takes {', '.join(arg_name(a) for a in (*required, *self._optional))}"
+                f"{self.pd} takes no {arg_name(arg)}: it takes "
+                f"{', '.join(arg_name(a) for a in (*required, *self._optional))}"
             )
         desc = memory.desc
         if expected is not None and desc is not expected and desc != expected:

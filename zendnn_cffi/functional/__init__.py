@@ -3,9 +3,10 @@
     from zendnn_cffi import functional as zf
     y = zf.convolution(x, w, b, padding=1, post_ops=[("eltwise", "relu"), ("binary", "add", residual)])
 
-Data is passed by pointer. Strided and channels_last tensors are taken as they lie wherever an implementation does; otherwise they are
-copied into a layout one does. The result is a torch tensor, or a numpy array where every input was one; ``out=`` receives it instead.
-Nothing is recorded for autograd: a tensor that requires grad is refused while grad mode is on. Empty results need no computation.
+Data is passed by pointer. Strided and channels_last tensors are taken as they lie wherever an implementation does;
+otherwise they are copied into a layout one does. The result is a torch tensor, or a numpy array where every input was
+one; ``out=`` receives it instead. Nothing is recorded for autograd: a tensor that requires grad is refused while grad
+mode is on. Empty results need no computation.
 
 post_ops, applied in order to the result:
     ("eltwise", kind[, alpha, beta, scale])     kinds: attributes.ELTWISE and "hardsigmoid"
@@ -13,7 +14,8 @@ post_ops, applied in order to the result:
     ("prelu", weight)                           float32, one element or one per channel (dim 1)
     ("sum"[, scale])                            adds what out held, times scale
 
-Primitives are kept per signature (shapes, strides, dtypes, parameters, thread count), the least recently used going first.
+Primitives are kept per signature (shapes, strides, dtypes, parameters, thread count), the least recently used going
+first.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ class _Readable:
 
 
 def from_numpy(array: np.ndarray, name: str) -> torch.Tensor:
-    """Return a tensor on the array's own memory. Raises TypeError, ValueError for arrays torch or the library cannot read."""
+    """Return a tensor on the array's own memory. Raises TypeError, ValueError for arrays torch or the library cannot
+    read.
+    """
     if not array.dtype.isnative:
         raise TypeError(
             f"{name} has byte order {array.dtype.str!r}: pass {name}.astype({name}.dtype.newbyteorder('='))"
@@ -58,7 +60,9 @@ def dtype_names(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def as_input(value: Any, name: str, dtypes: Sequence[torch.dtype] | None) -> torch.Tensor:
-    """Return a tensor on the memory of ``value``, of one of ``dtypes``, whose elements do not overlap (expanded views are copied)."""
+    """Return a tensor on the memory of ``value``, of one of ``dtypes``, whose elements do not overlap (expanded views
+    are copied).
+    """
     if isinstance(value, np.ndarray):
         tensor = from_numpy(value, name)
     elif isinstance(value, torch.Tensor):
@@ -126,15 +130,17 @@ def channels_last_strides(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def layout(tensor: torch.Tensor) -> MemoryDesc:
-    """Return the descriptor of a tensor as it lies; the meaningless strides of dimensions of size 1 are made regular."""
+    """Return the descriptor of a tensor as it lies; the meaningless strides of dimensions of size 1 are made
+    regular.
+    """
     shape: Sequence[int] = tensor.shape if tensor.dim() else (1,)
     if tensor.is_contiguous():
         return plain_desc(tensor.dtype, tuple(shape), dense_strides(shape))
     if is_channels_last(tensor):
         return plain_desc(tensor.dtype, tuple(shape), channels_last_strides(shape))
     strides = list(tensor.stride())
-    beyond = max(s * n for s, n in zip(strides, shape))
-    strides = [beyond if n == 1 else s for s, n in zip(strides, shape)]
+    beyond = max(s * n for s, n in zip(strides, shape, strict=False))
+    strides = [beyond if n == 1 else s for s, n in zip(strides, shape, strict=False)]
     return plain_desc(tensor.dtype, tuple(shape), tuple(strides))
 
 

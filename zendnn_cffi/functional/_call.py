@@ -1,4 +1,6 @@
-"""What every function here does with its arguments: collect, check, allocate the result, run a kernel, hand the result back."""
+"""What every function here does with its arguments: collect, check, allocate the result, run a kernel, hand the result
+back.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Call:
         in_place: Sequence[int] = (),
         name: str = "out",
     ) -> torch.Tensor:
-        """Check ``out``, or allocate it (dense as ``like`` is). It may be exactly an operand of ``in_place``, and overlap no other."""
+        """Check ``out``, or allocate it (dense as ``like`` is). It may be exactly an operand of ``in_place``, and
+        overlap no other.
+        """
         if out is None:
             if self.reads_dst:
                 raise ValueError("a sum post-op adds to what out holds: pass out")
@@ -73,7 +77,8 @@ class Call:
                         continue
                     if operand.numel() and checks.overlap(result, operand):
                         raise ValueError(
-                            f"{name} shares memory with {self._names[arg]}: pass a buffer of its own, or leave {name} out"
+                            f"{name} shares memory with {self._names[arg]}: pass a buffer of its own, or leave "
+                            f"{name} out"
                         )
             self._out = out
         self.add(ARG_DST, result, name)
@@ -112,7 +117,8 @@ class Call:
                 channels = shape[1] if len(shape) > 1 else 1
                 if tensor.numel() not in (1, channels):
                     raise ValueError(
-                        f"the weight of {name} must have 1 or {channels} elements (dim 1 of the result), got {tensor.numel()}"
+                        f"the weight of {name} must have 1 or {channels} elements (dim 1 of the result), got "
+                        f"{tensor.numel()}"
                     )
                 self._post_tensors.append((arg_post_op(len(chain), ARG_WEIGHTS), tensor))
                 self._names[arg_post_op(len(chain), ARG_WEIGHTS)] = f"the weight of {name}"
@@ -133,9 +139,10 @@ class Call:
         if tensor.dim() > len(shape):
             raise ValueError(f"the tensor of {name} has {tensor.dim()} dimensions, the result {len(shape)}")
         tensor = tensor.reshape((1,) * (len(shape) - tensor.dim()) + tuple(tensor.shape))
-        if any(d not in (1, s) for d, s in zip(tensor.shape, shape)):
+        if any(d not in (1, s) for d, s in zip(tensor.shape, shape, strict=False)):
             raise ValueError(
-                f"the tensor of {name} has shape {list(tensor.shape)}, which does not broadcast to the result's {list(shape)}"
+                f"the tensor of {name} has shape {list(tensor.shape)}, which does not broadcast to the result's "
+                f"{list(shape)}"
             )
         return tensor
 

@@ -24,7 +24,9 @@ _INT8 = (torch.int8, torch.uint8)
 
 
 class GemmPostOps:
-    """A chain for one gemm of an [m, n] result; ``tensors`` are the operands, by name, that must stay alive and apart from the result."""
+    """A chain for one gemm of an [m, n] result; ``tensors`` are the operands, by name, that must stay alive and apart
+    from the result.
+    """
 
     def __init__(self, m: int, n: int, src: torch.dtype, result: torch.dtype) -> None:
         self.m, self.n, self.src, self.result = m, n, src, result
@@ -55,7 +57,8 @@ class GemmPostOps:
                     self._scale(scale, zero[0] if zero else 0, name)
                 case _:
                     raise ValueError(
-                        f"{name} is {entry!r}: it must be ('eltwise', kind[, alpha, beta]), ('binary', 'add' or 'mul', tensor), "
+                        f"{name} is {entry!r}: it must be ('eltwise', kind[, alpha, beta]), ('binary', 'add' or "
+                        "'mul', tensor), "
                         "('bias', tensor) or ('scale', scales[, zero_points])"
                     )
         if len(self._sequence) > MAX_POST_OPS:
@@ -158,7 +161,7 @@ class GemmPostOps:
             if not rows:
                 continue
             array = ffi.new(f"aocl_post_op_{kind}[]", len(rows))
-            for struct, row in zip(array, rows):
+            for struct, row in zip(array, rows, strict=False):
                 target = struct
                 if kind == "eltwise":
                     target = struct.algo

@@ -2,8 +2,9 @@
 
     operand --[reorder]--> workspace --> primitive --> workspace --[reorder]--> result
 
-Operands that already lie as the primitive wants are passed as they are. Prepared kernels are kept, least recently used out first, so that
-a repeated call costs a few pointer assignments. Each running call takes a set of memory handles of its own: threads never share one.
+Operands that already lie as the primitive wants are passed as they are. Prepared kernels are kept, least recently used
+out first, so that a repeated call costs a few pointer assignments. Each running call takes a set of memory handles of
+its own: threads never share one.
 """
 
 from __future__ import annotations

@@ -34,10 +34,12 @@ def convolution(
 ) -> Any:
     """Return post_ops(convolution of src with weights + bias), as torch.nn.functional.conv1d, conv2d and conv3d.
 
-    src        [N, C, *spatial] float32 or bfloat16, any strides; channels_last is taken as it lies, other layouts are copied
+    src        [N, C, *spatial] float32 or bfloat16, any strides; channels_last is taken as it lies, other layouts are
+               copied
     weights    [O, C/groups, *kernel], dtype of src
     bias       [O] float32 or dtype of src, or None
-    stride, padding, dilation   one int, or one per spatial dimension; padding_r (default: padding) is that of the far side
+    stride, padding, dilation   one int, or one per spatial dimension; padding_r (default: padding) is that of the far
+    side
     algorithm  "direct", "winograd" (3x3, stride 1, float32) or "auto"
     Returns    [N, O, *out], dtype of src, channels_last where src is
     Raises     TypeError, ValueError for arguments that do not fit; UnsupportedError where no implementation takes them
@@ -47,7 +49,8 @@ def convolution(
     n = x.dim() - 2
     if w.shape[0] % groups or x.shape[1] != w.shape[1] * groups:
         raise ValueError(
-            f"weights {list(w.shape)} with groups {groups} need src with {w.shape[1] * groups} channels and an output count "
+            f"weights {list(w.shape)} with groups {groups} need src with {w.shape[1] * groups} channels and an "
+            "output count "
             f"divisible by groups; src has {x.shape[1]} channels"
         )
     stride, dilation = (
@@ -55,13 +58,17 @@ def convolution(
     )
     padding = checks.as_dims(padding, "padding", rank=n)
     right = padding if padding_r is None else checks.as_dims(padding_r, "padding_r", rank=n)
-    reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilation)]
-    for i, (size, r) in enumerate(zip(x.shape[2:], reach)):
+    reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilation, strict=False)]
+    for i, (size, r) in enumerate(zip(x.shape[2:], reach, strict=False)):
         if size + padding[i] + right[i] < r:
             raise ValueError(
-                f"the kernel reaches over {r} elements in spatial dim {i}, src with padding has {size + padding[i] + right[i]}"
+                f"the kernel reaches over {r} elements in spatial dim {i}, src with padding has "
+                f"{size + padding[i] + right[i]}"
             )
-    spatial = [(s + pl + pr - r) // st + 1 for s, pl, pr, r, st in zip(x.shape[2:], padding, right, reach, stride)]
+    spatial = [
+        (s + pl + pr - r) // st + 1
+        for s, pl, pr, r, st in zip(x.shape[2:], padding, right, reach, stride, strict=False)
+    ]
     shape = (x.shape[0], w.shape[0], *spatial)
     _grouped(call, w, groups)
 
@@ -97,7 +104,8 @@ def deconvolution(
     post_ops: Sequence[tuple[Any, ...]] = (),
     out: Any = None,
 ) -> Any:
-    """Return post_ops(transposed convolution of src with weights + bias), as torch.nn.functional.conv_transpose1d, 2d and 3d.
+    """Return post_ops(transposed convolution of src with weights + bias), as torch.nn.functional.conv_transpose1d, 2d
+    and 3d.
 
     src      [N, C, *spatial] float32 or bfloat16, any strides
     weights  [C, O/groups, *kernel], dtype of src (torch's order)
@@ -119,12 +127,12 @@ def deconvolution(
     padding, extra = (
         checks.as_dims(v, k, rank=n) for v, k in ((padding, "padding"), (output_padding, "output_padding"))
     )
-    if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation)):
+    if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=False)):
         raise ValueError(f"output_padding {extra} must be smaller than stride {stride} or dilation {dilation}")
-    right = tuple(p - e for p, e in zip(padding, extra))
+    right = tuple(p - e for p, e in zip(padding, extra, strict=False))
     spatial = [
         (s - 1) * st + (k - 1) * d + 1 - pl - pr
-        for s, st, k, d, pl, pr in zip(x.shape[2:], stride, w.shape[2:], dilation, padding, right)
+        for s, st, k, d, pl, pr in zip(x.shape[2:], stride, w.shape[2:], dilation, padding, right, strict=False)
     ]
     if min(spatial) < 1:
         raise ValueError(f"the output would have spatial size {spatial}: padding {padding} is too large")

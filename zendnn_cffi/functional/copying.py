@@ -21,14 +21,16 @@ _LAYOUTS = ("same", "contiguous", "channels_last")
 def reorder(
     src: Any, *, dtype: torch.dtype | None = None, layout: str = "same", scale: float = 1.0, out: Any = None
 ) -> Any:
-    """Return src in another layout or data type, multiplied by scale; integer results are rounded to even and saturated.
+    """Return src in another layout or data type, multiplied by scale; integer results are rounded to even and
+    saturated.
 
     src      any shape, float32, bfloat16, float16, int32, int8 or uint8, any strides
     dtype    one of these (default: src's, or out's)
     layout   "same" (dense, in src's order of dimensions), "contiguous" or "channels_last"
     out      a tensor of src's shape, whose strides and dtype say where to write
     Returns  shape of src
-    Raises   TypeError, ValueError for arguments that do not fit; UnsupportedError for a pair of types the library cannot copy
+    Raises   TypeError, ValueError for arguments that do not fit; UnsupportedError for a pair of types the library
+             cannot copy
     """
     call = Call()
     x = call.take(src, "src", _TYPES)

@@ -17,7 +17,8 @@ from zendnn_cffi.primitive import PrimitiveDesc
 
 
 def eltwise(src: Any, kind: str, alpha: float = 0.0, beta: float = 0.0, *, out: Any = None) -> Any:
-    """Return kind(src; alpha, beta) for every element; the names and their parameters are those of ``attributes.ELTWISE``.
+    """Return kind(src; alpha, beta) for every element; the names and their parameters are those of
+    ``attributes.ELTWISE``.
 
     src      any shape, float32 or bfloat16 ("round": float32 only), any strides
     out      may be src itself
@@ -44,7 +45,8 @@ def eltwise(src: Any, kind: str, alpha: float = 0.0, beta: float = 0.0, *, out: 
 
 
 def binary(a: Any, b: Any, kind: str, *, post_ops: Sequence[tuple[Any, ...]] = (), out: Any = None) -> Any:
-    """Return post_ops(kind(a, b)) element by element, with torch's broadcasting; kinds are those of ``attributes.BINARY``.
+    """Return post_ops(kind(a, b)) element by element, with torch's broadcasting; kinds are those of
+    ``attributes.BINARY``.
 
     a, b     float32, bfloat16 (of which the result has a's dtype), any strides; one of them may be a Python number
     out      may be a itself where a has the result's shape
@@ -56,9 +58,9 @@ def binary(a: Any, b: Any, kind: str, *, post_ops: Sequence[tuple[Any, ...]] = (
     x, y = _pair(call, a, b)
     rank = max(x.dim(), y.dim(), 1)
     x, y = (t.reshape((1,) * (rank - t.dim()) + tuple(t.shape)) for t in (x, y))
-    if any(p != q and 1 not in (p, q) for p, q in zip(x.shape, y.shape)):
+    if any(p != q and 1 not in (p, q) for p, q in zip(x.shape, y.shape, strict=False)):
         raise ValueError(f"a and b have shapes {list(x.shape)} and {list(y.shape)}, which do not broadcast together")
-    shape = tuple(q if p == 1 else p for p, q in zip(x.shape, y.shape))
+    shape = tuple(q if p == 1 else p for p, q in zip(x.shape, y.shape, strict=False))
     if tuple(x.shape) != shape and x.numel():
         x = x.expand(shape).contiguous()  # the library broadcasts its second source only
     scalar = all(isinstance(v, (int, float)) or getattr(v, "ndim", 1) == 0 for v in (a, b))

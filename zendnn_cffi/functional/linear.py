@@ -24,7 +24,8 @@ def inner_product(
     src      [..., K] float32 or bfloat16, any strides
     weights  [O, K], dtype of src
     bias     [O] float32 or dtype of src, or None
-    Returns  [..., O], dtype of src; tensors in post_ops broadcast to [rows, O], the result with leading dimensions joined
+    Returns  [..., O], dtype of src; tensors in post_ops broadcast to [rows, O], the result with leading dimensions
+             joined
     Raises   TypeError, ValueError for arguments that do not fit; UnsupportedError where no implementation takes them
     """
     call = Call()
@@ -93,7 +94,7 @@ def matmul(a: Any, b: Any, bias: Any = None, *, post_ops: Sequence[tuple[Any, ..
         raise ValueError(f"a has K = {x.shape[-1]} (last dim), b {y.shape[-2]} (last but one)")
     rank = max(x.dim(), y.dim())
     x, y = (t.reshape((1,) * (rank - t.dim()) + tuple(t.shape)) for t in (x, y))
-    batch = tuple(_broadcast_dim(i, p, q) for i, (p, q) in enumerate(zip(x.shape[:-2], y.shape[:-2])))
+    batch = tuple(_broadcast_dim(i, p, q) for i, (p, q) in enumerate(zip(x.shape[:-2], y.shape[:-2], strict=False)))
     full = (*batch, x.shape[-2], y.shape[-1])
     shown = tuple(d for i, d in enumerate(full) if not (row and i == rank - 2 or column and i == rank - 1))
     call.add(ARG_SRC, x, "a")
@@ -137,7 +138,9 @@ def _matmul_bias(
     call: Call, bias: Any, dtype: torch.dtype, shown: tuple[int, ...], full: tuple[int, ...], row: bool, column: bool
 ) -> torch.Tensor:
     tensor = call.take(bias, "bias", (torch.float32, dtype))
-    if tensor.dim() > len(shown) or any(d not in (1, s) for d, s in zip(reversed(tensor.shape), reversed(shown))):
+    if tensor.dim() > len(shown) or any(
+        d not in (1, s) for d, s in zip(reversed(tensor.shape), reversed(shown), strict=False)
+    ):
         raise ValueError(f"bias has shape {list(tensor.shape)}, which does not broadcast to the result's {list(shown)}")
     if column:
         tensor = tensor.unsqueeze(-1)

@@ -27,7 +27,8 @@ def batch_norm(
     relu: bool = False,
     out: Any = None,
 ) -> Any:
-    """Return (src - mean) / sqrt(variance + eps) * weight + bias per channel, as torch.nn.functional.batch_norm in evaluation.
+    """Return (src - mean) / sqrt(variance + eps) * weight + bias per channel, as torch.nn.functional.batch_norm in
+    evaluation.
 
     src      [N, C, ...] (2 to 5 dimensions) float32 or bfloat16, any strides
     mean, variance, weight, bias   [C] float32; weight and bias may be None
@@ -169,7 +170,8 @@ def lrn(
 def shuffle(src: Any, groups: int, dim: int = 1, *, out: Any = None) -> Any:
     """Return src with the channels of ``groups`` groups interleaved, as torch.nn.functional.channel_shuffle.
 
-    src      any shape with at least 1 dimension, float32, bfloat16, int8 or uint8, any strides; groups divides dimension dim
+    src      any shape with at least 1 dimension, float32, bfloat16, int8 or uint8, any strides; groups divides
+             dimension dim
     Returns  shape and dtype of src
     Raises   TypeError, ValueError for arguments that do not fit
     """

@@ -1,7 +1,7 @@
 """gemm: AOCL-BLIS low precision matrix products (float32, bfloat16, int8) with post-ops and weights reordered once.
 
-Source: the aocl_gemm addon of AOCL-BLIS 5.1. Its functions return nothing: what they would refuse (with a line on stderr, leaving the
-result as it was) is refused here first.
+Source: the aocl_gemm addon of AOCL-BLIS 5.1. Its functions return nothing: what they would refuse (with a line on
+stderr, leaving the result as it was) is refused here first.
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ _MAX_ELEMENTS = 2**40
 
 
 class PackedWeights:
-    """The right-hand side of ``gemm``, reordered once into the layout its kernels read; keeps no reference to the original.
+    """The right-hand side of ``gemm``, reordered once into the layout its kernels read; keeps no reference to the
+    original.
 
-    weights    [K, N] float32, bfloat16 or int8, any strides (for a torch Linear pass ``layer.weight.t()``: it is read as it lies)
+    weights    [K, N] float32, bfloat16 or int8, any strides (for a torch Linear pass ``layer.weight.t()``: it is read
+               as it lies)
     src_dtype  for int8 weights the type of the left-hand side, torch.uint8 (default) or torch.int8
     Raises     TypeError, ValueError for arguments that do not fit
     """
@@ -122,12 +124,14 @@ def gemm(
 
     a          [M, K] float32, bfloat16, uint8 or int8; rows may be apart
     b          [K, N] of a's dtype (int8 for both 8-bit types), any strides, or PackedWeights
-    bias       [N] float32, bfloat16 (float a) or int32 (8-bit a); in accumulator units, that is, before any ("scale", ...)
-    out_dtype  float32 a: float32; bfloat16: bfloat16 (default) or float32; 8-bit: int32 (default), float32, bfloat16, int8, uint8
+    bias       [N] float32, bfloat16 (float a) or int32 (8-bit a); in accumulator units, that is, before any ("scale",
+               ...)
+    out_dtype  float32 a: float32; bfloat16: bfloat16 (default) or float32; 8-bit: int32 (default), float32, bfloat16,
+               int8, uint8
     alpha, beta  numbers, whole ones for 8-bit a; beta needs out (32-bit results only)
-    post_ops   at most 8, in order: ("eltwise", kind, alpha, beta) with relu, gelu_erf, gelu_tanh, tanh, logistic, swish, clip;
-               ("binary", "add" or "mul", [M, N] tensor), ("bias", [N] tensor), ("scale", scales, zero_points): x * scale + zero_point,
-               each a number or [N] values
+    post_ops   at most 8, in order: ("eltwise", kind, alpha, beta) with relu, gelu_erf, gelu_tanh, tanh, logistic,
+               swish, clip; ("binary", "add" or "mul", [M, N] tensor), ("bias", [N] tensor), ("scale", scales,
+               zero_points): x * scale + zero_point, each a number or [N] values
     Returns    [M, N]; integer results are rounded to even and saturated
     Raises     TypeError, ValueError for arguments that do not fit
     """
@@ -168,7 +172,8 @@ def _right_side(b: Any, x: torch.Tensor) -> tuple[PackedWeights | None, torch.Te
     if isinstance(b, PackedWeights):
         if b.src_dtype != x.dtype:
             raise TypeError(
-                f"a is {dtype_names([x.dtype])}, b was packed for {dtype_names([b.src_dtype])}: pack the weights for a's type"
+                f"a is {dtype_names([x.dtype])}, b was packed for {dtype_names([b.src_dtype])}: pack the weights for "
+                "a's type"
             )
         if b.k != x.shape[1]:
             raise ValueError(f"a has K = {x.shape[1]}, the packed weights {b.k}")
@@ -201,7 +206,8 @@ def _alpha_beta(
     if src in (torch.uint8, torch.int8):
         if any(v != v // 1 or abs(v) >= 2**31 for v in numbers):
             raise ValueError(
-                f"alpha and beta must be whole 32-bit numbers for 8-bit a, got {alpha!r} and {beta!r}: use a scale post-op"
+                f"alpha and beta must be whole 32-bit numbers for 8-bit a, got {alpha!r} and {beta!r}: use a scale "
+                "post-op"
             )
         return int(numbers[0]), int(numbers[1])
     return numbers

@@ -36,7 +36,8 @@ def pooling(
     src        [N, C, *spatial] float32, bfloat16, int8 or uint8, any strides
     kind       "max", "avg_include_padding" or "avg_exclude_padding"
     kernel, stride (default: kernel), padding, dilation   one int, or one per spatial dimension
-    ceil_mode  round the output size up; the extra padding counts for no average, as in torch (kind "avg_include_padding" refuses it)
+    ceil_mode  round the output size up; the extra padding counts for no average, as in torch (kind
+               "avg_include_padding" refuses it)
     Returns    [N, C, *out], dtype of src, channels_last where src is
     Raises     TypeError, ValueError for arguments that do not fit; UnsupportedError where no implementation takes them
     """
@@ -54,7 +55,8 @@ def pooling(
         reach = (size[i] - 1) * spread[i] + 1
         if max(left[i], right[i]) >= reach:
             raise ValueError(
-                f"padding {left[i]}, {right[i]} of spatial dim {i} is as large as the window ({reach}): it must be smaller"
+                f"padding {left[i]}, {right[i]} of spatial dim {i} is as large as the window ({reach}): it must be "
+                "smaller"
             )
         room = x.shape[2 + i] + left[i] + right[i] - reach
         if room < 0:
@@ -95,13 +97,15 @@ def resampling(
     scale_factor: float | Sequence[float] | None = None,
     out: Any = None,
 ) -> Any:
-    """Return src resized, as torch.nn.functional.interpolate with mode "nearest-exact" or linear, bilinear, trilinear (align_corners=False).
+    """Return src resized, as torch.nn.functional.interpolate with mode "nearest-exact" or linear, bilinear, trilinear
+    (align_corners=False).
 
     torch's mode "nearest" picks other elements than "nearest-exact" unless every size grows by a whole factor.
 
     src      [N, C, *spatial] float32 or bfloat16, any strides
     kind     "nearest" or "linear"
-    size     output spatial size; or scale_factor, a positive factor (or one per spatial dimension): size is floor(src size * factor)
+    size     output spatial size; or scale_factor, a positive factor (or one per spatial dimension): size is floor(src
+             size * factor)
     Returns  [N, C, *size], dtype of src, channels_last where src is
     Raises   TypeError, ValueError for arguments that do not fit
     """
@@ -118,8 +122,11 @@ def resampling(
         factors = tuple(checks.as_float(f, "scale_factor") for f in given)
         if len(factors) != n or not all(math.isfinite(f) and f > 0 for f in factors):
             raise ValueError(f"scale_factor must be {n} positive numbers, got {factors}")
-        spatial = tuple(math.floor(s * f) for s, f in zip(x.shape[2:], factors))
-        if any(s != round(o * f) or not math.isclose(s, o * f) for s, o, f in zip(spatial, x.shape[2:], factors)):
+        spatial = tuple(math.floor(s * f) for s, f in zip(x.shape[2:], factors, strict=False))
+        if any(
+            s != round(o * f) or not math.isclose(s, o * f)
+            for s, o, f in zip(spatial, x.shape[2:], factors, strict=False)
+        ):
             raise ValueError(
                 f"scale_factor {factors} does not give whole sizes from {list(x.shape[2:])}: pass size instead"
             )
@@ -216,7 +223,9 @@ def _image_result(call: Call, x: torch.Tensor, out: Any, shape: Sequence[int]) -
 
 
 def _either_layout(x: torch.Tensor, shape: Sequence[int], attempt: Any) -> Kernel:
-    """Build for the layout src has if it is dense nchw or nhwc, with the result alike; else, or where only a reference takes it, for nhwc."""
+    """Build for the layout src has if it is dense nchw or nhwc, with the result alike; else, or where only a reference
+    takes it, for nhwc.
+    """
 
     def inner() -> Kernel:
         return attempt(

@@ -146,7 +146,8 @@ def _bags(call: Call, index: torch.Tensor, offsets: Any, include_last: bool) -> 
             )
         if include_last and starts[-1] != index.numel():
             raise ValueError(
-                f"the last offset must be {index.numel()}, the number of indices, with include_last_offset; got {int(starts[-1])}"
+                f"the last offset must be {index.numel()}, the number of indices, with include_last_offset; got "
+                f"{int(starts[-1])}"
             )
     return starts[:-1] if include_last else starts
 
