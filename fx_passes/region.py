@@ -1,11 +1,12 @@
 """ZenRegion: the module that stands for a region of the graph and runs it as a program of primitives.
 
-The first call with a new input signature (shapes, strides, dtypes, threads) lowers the region's graph for it; the program
-is kept, least recently used first out. What cannot be lowered runs the same graph as plain PyTorch.
+The first call with a new input signature (shapes, strides, dtypes, threads) lowers the region's graph for it; the
+program is kept, least recently used first out. What cannot be lowered runs the same graph as plain PyTorch.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import warnings
@@ -20,7 +21,6 @@ from torch import fx, nn
 import zendnn_cffi
 from fx_passes.lower.compile import LoweredRegion, lower_region
 from fx_passes.lower.specs import TensorSpec, evaluate_constants
-from fx_passes.module import copy_graph
 from fx_passes.plan.prepack import WeightStore
 
 log = logging.getLogger("zendnn_cffi.region")
@@ -108,7 +108,7 @@ class ZenRegion(nn.Module):
         try:
             specs = [TensorSpec.of(t) for t in inputs]
             with torch.inference_mode(False), torch.no_grad():
-                return lower_region(copy_graph(self.graph), specs, self._constants, self.weights, self.options), ""
+                return lower_region(copy.deepcopy(self.graph), specs, self._constants, self.weights, self.options), ""
         except Exception as error:
             log.exception("%s: lowering failed, plain PyTorch runs instead", self.name)
             warnings.warn(

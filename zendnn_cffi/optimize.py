@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from zendnn_cffi.library import is_available, unavailable_reason
 from zendnn_cffi.log import get_logger
 
 if TYPE_CHECKING:
+    from fx_passes.module import OptimizedModule
     from fx_passes.trace import Traced
 
 log = get_logger(__name__)
@@ -32,19 +33,19 @@ def optimize(
     """Return `model` rewritten for inference, with its convolutions, matrix products and what surrounds them in ZenDNN.
 
     model           in evaluation mode; not changed. Weights are shared with it until prepacked.
-    example_inputs  a tensor, or the positional arguments of one call: for models that torch.fx cannot trace symbolically
-    dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. None (default)
-                    and torch.float32: each value in its own dtype.
-    allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error of the size of direct convolution's)
-    tune            how implementations are chosen. "auto": those that may win are measured on the first call with a new input
-                    signature, and the results remembered on disk (ZENDNN_CFFI_CACHE names the folder, empty for none).
+    example_inputs  a tensor, or the positional arguments of one call: where torch.fx cannot trace symbolically
+    dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. None
+                    (default) and torch.float32: each value in its own dtype.
+    allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error no larger than direct's)
+    tune            how implementations are chosen. "auto": those that may win are measured on the first call with a new
+                    input signature, and the results kept on disk (ZENDNN_CFFI_CACHE: the folder, empty for none).
                     "full": all are measured. "off": by estimate. In each mode an implementation runs only after its
                     numbers matched plain PyTorch's.
     Returns         an fx.GraphModule with the model's signature and state_dict. It lowers its regions on the first call
                     with each input signature. Outputs carry no gradient, unless an input asks for one: then that call
                     runs in plain PyTorch.
-    Raises          TypeError, ValueError (training mode, another dtype). What is not supported is no error: it stays plain
-                    PyTorch, and explain() says why. Without a usable library all of it does, with one warning.
+    Raises          TypeError, ValueError (training mode, another dtype). What is not supported is no error: it stays
+                    plain PyTorch, and explain() says why; without a usable library all does, with one warning.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -67,7 +68,7 @@ def optimize(
     return build(traced, make_region=options)
 
 
-def build_plain(traced: Traced) -> fx.GraphModule:
+def build_plain(traced: Traced) -> OptimizedModule:
     """Return the traced model as it is: plain PyTorch."""
     from fx_passes.module import OptimizedModule
 
@@ -81,11 +82,7 @@ def _positional(example_inputs: Sequence[Any] | torch.Tensor | None) -> tuple[An
         return None
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,)
-    if (
-        isinstance(example_inputs, Mapping)
-        or not isinstance(example_inputs, Sequence)
-        or isinstance(example_inputs, str)
-    ):
+    if not isinstance(example_inputs, Sequence) or isinstance(example_inputs, str):
         raise TypeError(
             "example_inputs must be a tensor or a sequence of the model's positional arguments,"
             f" got {type(example_inputs).__name__}"

@@ -2,10 +2,10 @@
 
 Each operation is a variable, its states the candidates worth keeping (the cheapest for every combination of layouts).
 A state costs its kernel; a pair of states of a producer and a reader costs the reorder between their layouts. The least
-sum is found by variable elimination: take the variable with the smallest joint table, add up the tables that mention it,
-minimise it out, remember the minimiser, go on; then read the choices backwards. That is exact, and cheap on chains and
-residual graphs, whose joint tables span two or three variables. Where a joint table would grow past a bound (densely
-connected blocks), the rest is settled by coordinate descent from the best uniform start.
+sum is found by variable elimination: take the variable with the smallest joint table, add up the tables that mention
+it, minimise it out, remember the minimiser, go on; then read the choices backwards. That is exact, and cheap on chains
+and residual graphs, whose joint tables span two or three variables. Where a joint table would grow past a bound
+(densely connected blocks), the rest is settled by coordinate descent from the best uniform start.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _worth_keeping(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def minimise(tables: Sequence[Table], sizes: Sequence[int]) -> list[int]:
-    """Return the states, one per variable, with the least sum of tables; exact unless a joint table exceeds MAX_TABLE."""
+    """Return the states, one per variable, with the least sum; exact unless a joint table exceeds MAX_TABLE."""
     live = list(tables)
     remaining = {v for v in range(len(sizes)) if any(v in scope for scope, _ in live)}
     eliminated: list[tuple[int, tuple[int, ...], np.ndarray]] = []

@@ -42,6 +42,13 @@ class Weights:
     desc: MemoryDesc
 
 
+def packed_weights(key: str, plain: torch.Tensor, pd: PrimitiveDesc) -> Weights:
+    """The weights argument of a primitive, in the layout that its implementation chose."""
+    desc = pd.weights_desc
+    assert desc is not None
+    return Weights(key, plain, desc)
+
+
 @dataclass(frozen=True)
 class Scratchpad:
     """Temporary memory of one call."""

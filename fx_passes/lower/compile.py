@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -75,8 +75,8 @@ def lower_region(
     tuner.price(operations, values)
     placeholders = graph.find_nodes(op="placeholder")
     arriving = {node: eager_layout(values.specs[node]) for node in placeholders}
-    results = next(iter(graph.find_nodes(op="output"))).args[0]
-    leaving = [(node, values.specs[node]) for node in (results if isinstance(results, tuple | list) else (results,))]
+    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
+    leaving = [(node, values.specs[node]) for node in results]
     wanted = {node: eager_layout(spec) for node, spec in leaving}
     choice = _choose(operations, arriving, wanted, tuner, values)
     tuner.database.save()
@@ -108,7 +108,8 @@ def _choose(
 
 
 def _report(operation: Operation, candidate: Candidate) -> NodeReport:
-    post_ops = tuple(str(p[1]) for p in operation.node.kwargs.get("post_ops", ()))  # type: ignore[union-attr]
+    entries: Any = operation.node.kwargs.get("post_ops", ())
+    post_ops = tuple(str(entry[1]) for entry in entries)
     return NodeReport(
         operation.name,
         str(operation.node.meta.get("source", "")),

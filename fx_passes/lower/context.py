@@ -95,18 +95,18 @@ def run_time_operands(first: Sequence[fx.Node], post_ops: Sequence[PostOp]) -> t
 def residual_to_overwrite(
     node: fx.Node, src: fx.Node, post_ops: Sequence[PostOp], context: LoweringContext
 ) -> fx.Node | None:
-    """The residual whose memory the result may take over: added in full, read by nobody later, and not the input too."""
-    additions = [
-        p for p in post_ops if isinstance(p, BinaryPostOp) and p.full and p.constant is None and p.kind == "add"
-    ]
-    for addition in additions[:1]:
-        if addition.node is not src and context.overwritable(node, addition.node):
-            return addition.node
+    """The residual whose memory the result may take over: added in full and once, not read later, not the input."""
+    read = [p.node for p in post_ops if isinstance(p, BinaryPostOp)]
+    for p in post_ops:
+        if not isinstance(p, BinaryPostOp) or p.kind != "add" or not p.full or p.constant is not None:
+            continue
+        if p.node is not src and read.count(p.node) == 1 and context.overwritable(node, p.node):
+            return p.node
     return None
 
 
 def usable_implementations(create: Callable[[], PrimitiveDesc]) -> list[PrimitiveDesc]:
-    """Return the implementations worth trying, best first by the library's own order; reference ones only when alone."""
+    """Return the implementations worth trying, in the library's order; reference ones only when alone."""
     try:
         found = [pd for pd in create().implementations() if not pd.implementation.startswith(_NEVER)]
     except ZenDNNError:

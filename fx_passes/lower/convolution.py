@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,6 +19,7 @@ from fx_passes.lower.candidates import (
     Result,
     Scratchpad,
     Weights,
+    packed_weights,
 )
 from fx_passes.lower.context import (
     LoweringContext,
@@ -88,11 +90,11 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
     return operation
 
 
-def _checked(node: fx.Node, arguments: dict[str, object], context: LoweringContext) -> _Convolution:
+def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> _Convolution:
     src = context.tensor(arguments["src"], "src")
     weight = context.constant(arguments["weight"], "weight")
     bias = None if arguments["bias"] is None else context.constant(arguments["bias"], "bias")
-    stride: tuple[int, ...] = tuple(arguments["stride"])  # type: ignore[arg-type]
+    stride: tuple[int, ...] = tuple(arguments["stride"])
     if src.ndim != len(stride) + 2:
         raise NotLowered(f"src {src} has no batch dimension")
     if src.dtype != weight.dtype:
@@ -107,9 +109,11 @@ def _checked(node: fx.Node, arguments: dict[str, object], context: LoweringConte
         str(weight_node),
         str(bias_node),
         stride,
-        *(tuple(arguments[name]) for name in ("padding_l", "padding_r", "dilation")),  # type: ignore[arg-type]
-        groups=int(arguments["groups"]),  # type: ignore[call-overload]
-        dtype=context.dtype(src),
+        tuple(arguments["padding_l"]),
+        tuple(arguments["padding_r"]),
+        tuple(arguments["dilation"]),
+        arguments["groups"],
+        context.dtype(src),
     )
 
 
@@ -161,7 +165,7 @@ def _candidates(
     for pd in usable_implementations(create):
         args: dict[int, Argument] = {
             ARG_SRC: Operand(0),
-            ARG_WEIGHTS: Weights(conv.weight_key, weight, pd.weights_desc),
+            ARG_WEIGHTS: packed_weights(conv.weight_key, weight, pd),
             ARG_DST: Result(),
             **chain.args,
         }

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result, Weights
+from fx_passes.lower.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Weights,
+    packed_weights,
+)
 from fx_passes.lower.context import LoweringContext, NotLowered, usable_implementations
 from fx_passes.lower.layouts import activation_layouts, row_major
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
@@ -82,7 +91,7 @@ def _with_number(node: fx.Node, context: LoweringContext, src: fx.Node, post_op:
 def _shape(value: object, context: LoweringContext) -> tuple[int, ...]:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
-    return context.values.specs[value].shape if value in context.values.specs else ()  # type: ignore[index]
+    return context.values.specs[value].shape if value in context.values.specs else ()
 
 
 def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | torch.Tensor, kind: str) -> Operation:
@@ -94,7 +103,7 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
         raise NotLowered("operands of different dtypes are promoted by PyTorch")
     shape = (1,) * (spec.ndim - b_spec.ndim) + b_spec.shape
     operands = (a,) if constant is not None else (a, b)
-    operation = Operation(node, node.name, "binary", operands, spec)  # type: ignore[arg-type]
+    operation = Operation(node, node.name, "binary", operands, spec)
     constant_name = str(node.args[1] if node.args[0] is a else node.args[0])
     for desc in activation_layouts(spec.shape, dtype):
         full = shape == spec.shape
@@ -133,7 +142,7 @@ def lower_prelu(node: fx.Node, context: LoweringContext) -> Operation:
             return PrimitiveDesc(descriptors.prelu(desc, MemoryDesc(shape, dtype, "any")), Attr())
 
         for pd in usable_implementations(create)[:1]:
-            weights = Weights(str(node.args[1]), weight.reshape(shape), pd.weights_desc)
+            weights = packed_weights(str(node.args[1]), weight.reshape(shape), pd)
             args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: weights, ARG_DST: Result()}
             template = PrimitiveTemplate(pd, args, "prelu")
             operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))

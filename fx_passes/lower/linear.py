@@ -16,6 +16,7 @@ from fx_passes.lower.candidates import (
     Result,
     Scratchpad,
     Weights,
+    packed_weights,
 )
 from fx_passes.lower.context import (
     LoweringContext,
@@ -68,7 +69,7 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     for pd in usable_implementations(create):
         args: dict[int, Argument] = {
             ARG_SRC: Operand(0, src_view),
-            ARG_WEIGHTS: Weights(_name(node, 1, "weight"), weight, pd.weights_desc),
+            ARG_WEIGHTS: packed_weights(_name(node, 1, "weight"), weight, pd),
             ARG_DST: Result(dst_view),
             **chain.args,
         }

@@ -49,7 +49,7 @@ def lower_permute(node: fx.Node, context: LoweringContext) -> Operation:
 def lower_narrow(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.narrow, and one piece of ops.chunk or ops.split: a copy out of the box."""
     arguments = context.values.arguments(node)
-    src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
+    src = context.tensor(arguments["src"], "src")
     start, _, step = slice(arguments["start"], arguments["stop"]).indices(src.shape[arguments["dim"] % src.ndim])
     assert step == 1
     return _box(node, context, arguments["src"], arguments["dim"] % src.ndim, start)

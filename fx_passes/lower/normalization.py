@@ -144,5 +144,5 @@ def _name(node: fx.Node, name: str) -> str:
     """The name of the constant node given for a parameter of the op: the key of its prepacked copies."""
     import inspect
 
-    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
     return str(bound.arguments[name])

@@ -75,7 +75,7 @@ def _pooling(
     left: Sizes,
     right: Sizes,
 ) -> Operation:
-    """A pooling primitive in every layout; where the node drops the pooled dimensions, its result is seen without them."""
+    """A pooling primitive in every layout; a node that drops the pooled dimensions sees its result without them."""
     src, spec = context.values.specs[src_node], context.values.specs[node]
     dtype = context.dtype(src)
     shape = _output_shape(src, kernel, stride, left, right)

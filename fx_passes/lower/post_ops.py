@@ -136,7 +136,7 @@ def build_chain(
 
 
 def _seen(layout: MemoryDesc, view: tuple[int, ...] | None, entry: BinaryPostOp) -> MemoryDesc:
-    """The layout as the primitive sees it: full operands in its own shape, others with ones in front dropped to its rank."""
+    """The layout as the primitive sees it: full operands in its own shape, others brought to its rank."""
     if view is None:
         return layout
     if entry.full:
@@ -150,7 +150,7 @@ def _dtype(desc: MemoryDesc) -> torch.dtype:
 
 
 def fits_view(entry: PostOp, ndim: int) -> bool:
-    """Whether the post-op can be seen in a shape whose leading dimensions were made one: full, or along the last only."""
+    """Whether it can be seen in a shape whose leading dimensions were made one: full, or along the last only."""
     return isinstance(entry, EltwisePostOp) or entry.full or all(n == 1 for n in entry.shape[: ndim - 1])
 
 

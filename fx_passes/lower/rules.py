@@ -61,7 +61,7 @@ class Readers:
         return node
 
     def last_to_read(self, reader: fx.Node, operand: fx.Node) -> bool:
-        """Whether reader may write over operand: computed in this region, read by nobody after reader, nor twice by it."""
+        """Whether reader may write over operand: computed in this region, not read later, nor twice by reader."""
         root = self._root(operand)
         if root.op != "call_function":
             return False
@@ -108,7 +108,7 @@ def lower_graph(
 
 
 def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
-    rule = RULES.get(node.target)  # type: ignore[arg-type]
+    rule = RULES.get(node.target)
     try:
         if rule is None:
             raise NotLowered(f"no rule lowers {getattr(node.target, '__name__', node.target)}")
@@ -121,7 +121,7 @@ def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
 
 def split_post_ops(node: fx.Node, keep: int, values: RegionValues) -> None:
     """Make the node's post-ops from index `keep` on nodes of their own, right after it."""
-    entries = tuple(node.kwargs["post_ops"])  # type: ignore[arg-type]
+    entries = tuple(node.kwargs["post_ops"])
     graph, last = node.graph, node
     users = list(node.users)
     for entry in entries[keep:]:

@@ -104,7 +104,7 @@ class RegionValues:
         return fx.map_arg(argument, replace)
 
     def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """The run-time tensors that node reads, looking through tuples of tensors (chunk, split) to what they came from."""
+        """The run-time tensors that node reads; a tuple of tensors (chunk, split) counts as what it came from."""
         found: dict[fx.Node, None] = {}
         for source in node.all_input_nodes:
             if source in self.specs:
@@ -125,7 +125,7 @@ class RegionValues:
             return self.compute(source, given) if _has_tensor(number) else number
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return node.target(*args, **kwargs)
 
     def arguments(self, node: fx.Node) -> dict[str, Any]:
         """The node's arguments by parameter name, defaults filled in, numbers and constants as what they stand for."""

@@ -2,7 +2,7 @@
 
     candidate per operation -> steps (reorders inserted, shared by readers) -> lifetimes -> arena offsets -> Program
 
-A buffer is a stretch of memory; a view, a sum into a residual and an element-wise step in place make two values share one.
+A buffer is a stretch of memory; views, sums into a residual and element-wise steps in place make values share one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What was measured, kept between processes: one SQLite file per CPU model, library version and thread count.
 
-SQLite's locks make concurrent writers safe; a file it cannot read is set aside and begun anew; where nothing can be written
-(a read-only home, say) results live as long as the process. ZENDNN_CFFI_CACHE names another folder; empty means no file.
+SQLite's locks make concurrent writers safe; a file it cannot read is set aside and begun anew; where nothing can be
+written (a read-only home, say) results live as long as the process. ZENDNN_CFFI_CACHE names another folder; empty means
+no file.
 """
 
 from __future__ import annotations

@@ -68,17 +68,16 @@ class Bench:
             args: dict[int, tuple[Slot, MemoryDesc]] = {}
             for arg, argument in template.args.items():
                 match argument:
-                    case Operand(index, desc):
-                        args[arg] = Slot("constant", index), desc or candidate.srcs[index]
-                        continue
-                    case Result(desc):
-                        args[arg] = Slot("constant", result), desc or candidate.dst
-                        continue
+                    case Operand(index, seen):
+                        args[arg] = Slot("constant", index), seen or candidate.srcs[index]
+                    case Result(seen):
+                        args[arg] = Slot("constant", result), seen or candidate.dst
                     case Scratchpad(desc):
+                        args[arg] = Slot("constant", len(buffers)), desc
                         buffers.append(aligned_buffer(desc))
                     case Weights(_, plain, desc):
+                        args[arg] = Slot("constant", len(buffers)), desc
                         buffers.append(prepack(plain, desc))
-                args[arg] = Slot("constant", len(buffers) - 1), desc
             calls.append(PrimitiveCall(self.operation.name, Primitive(template.pd), args, template.kind))
         return Program(calls, (), buffers), buffers[result]
 

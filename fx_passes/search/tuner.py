@@ -39,7 +39,7 @@ def database_for(threads: int) -> Database:
 class Tuner:
     """Prices candidates under one mode.
 
-    mode      "auto": measure what may win, once; "full": measure everything; "off": estimates, and a check of what is chosen
+    mode      "auto": measure what may win, once; "full": measure everything; "off": estimates alone
     progress  called with (done, total) while measuring
     """
 
