@@ -139,6 +139,15 @@ def move_after(node: fx.Node, operands: Iterable[Any]) -> None:
         last.append(node)
 
 
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """Return a copy of graph with nodes of its own, which read and return what graph does in the same structures."""
+    copied = fx.Graph(tracer_cls=graph._tracer_cls)
+    result = copied.graph_copy(graph, {})
+    copied.output(result)
+    copied.set_codegen(graph._codegen)
+    return copied
+
+
 def tensor_of(gm: nn.Module, node: Any) -> torch.Tensor | None:
     """Return the tensor a get_attr node stands for, else None."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":

@@ -7,41 +7,57 @@ traced graph before any pass. Copying and unpickling run the passes again on tha
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx, nn
 
+from fx_passes.graph import copy_graph
 from fx_passes.trace import Traced
 
-MakeRegion = Callable[..., nn.Module]
 Build = Callable[..., "OptimizedModule"]
+
+# Endings of the attributes in which a module keeps its hooks.
+_HOOKS = ("hooks", "_with_kwargs", "_always_called")
 
 
 class OptimizedModule(fx.GraphModule):
     """An fx.GraphModule over a skeleton, in evaluation mode.
 
     build(traced, **options) -> OptimizedModule is what made it; a deep copy or an unpickled one is made the same way.
+    Called with arguments that the graph is not right for, it runs the skeleton's own forward.
     """
 
     def __init__(self, traced: Traced, build: Build, options: dict[str, Any]) -> None:
         root = traced.root
         super().__init__(nn.Module(), fx.Graph(), class_name=type(root).__name__)
         # The very same dicts: what .to() or load_state_dict changes here, it changes in the skeleton.
-        object.__setattr__(self, "_parameters", root._parameters)
-        object.__setattr__(self, "_buffers", root._buffers)
-        object.__setattr__(self, "_non_persistent_buffers_set", root._non_persistent_buffers_set)
+        for name in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
+            object.__setattr__(self, name, getattr(root, name))
         self._modules.update(root._modules)
         for name, value in root.__dict__.items():
-            if name.endswith(("hooks", "_with_kwargs", "_always_called")):
+            if name.endswith(_HOOKS):
                 object.__setattr__(self, name, copy.copy(value))  # called with this module in place of the model
             elif name not in self.__dict__ and name != "forward":
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "_source", (traced, build, options))
-        self.graph = copy_graph(traced.graph)
+        self._owns_storage = False
+        self._checked = bool(traced.specialized) or traced.guards is not None
+        self.graph = copy_graph(traced.graph) if traced.graph is not None else whole_model_graph(root)
         self.training = False
-        self.register_load_state_dict_post_hook(_invalidate)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._checked:
+            traced = self._source[0]
+            if not traced.accepts(args, kwargs):
+                return traced.root(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def leaves(self) -> dict[str, str]:
+        """Submodules that could not be traced and stay whole ("": the model itself), with the reason."""
+        return dict(self._source[0].leaves)
 
     def regions(self) -> dict[str, nn.Module]:
         """Return the region modules by name."""
@@ -61,37 +77,78 @@ class OptimizedModule(fx.GraphModule):
             )
         return self
 
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """As nn.Module's. The model this was made from keeps its values: storage stops being shared first."""
+        if not assign:
+            self._unshare()
+        result = super().load_state_dict(state_dict, strict, assign)
+        self.invalidate()
+        return result
+
+    def _unshare(self) -> None:
+        if self._owns_storage:
+            return
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor.data = tensor.data.clone()
+        self._owns_storage = True
+
     def _apply(self, fn: Any, recurse: bool = True) -> OptimizedModule:
         super()._apply(fn, recurse)
         self.invalidate()
         return self
 
+    def __copy__(self) -> OptimizedModule:
+        traced, build, options = self._source
+        return build(traced, **options)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         traced, build, options = self._source
-        again = Traced(copy.deepcopy(traced.root, memo), copy_graph(traced.graph), traced.leaves, traced.specialized)
-        return build(again, **copy.deepcopy(options, memo))
+        again = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
+        again._owns_storage = True
+        return again
 
     def __reduce__(self) -> tuple[Any, ...]:
-        traced, build, options = self._source
-        return _rebuild, (build, traced, options)
+        return _rebuild, self._source
 
 
-def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """Return a copy of graph that shares nothing with it but targets."""
-    return copy.deepcopy(graph)
-
-
-def _rebuild(build: Build, traced: Traced, options: dict[str, Any]) -> OptimizedModule:
+def _rebuild(traced: Traced, build: Build, options: dict[str, Any]) -> OptimizedModule:
     """Unpickle."""
-    return build(traced, **options)
+    again = build(traced, **options)
+    again._owns_storage = True
+    return again
 
 
-def _invalidate(module: nn.Module, _incompatible_keys: Any) -> None:
-    """After load_state_dict."""
-    assert isinstance(module, OptimizedModule)
-    module.invalidate()
+class WholeModel:
+    """Callable node target: the forward of a model that could not be traced, given every parameter of its signature."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.parameters = tuple(inspect.signature(root.forward).parameters.values())
+        self.__name__ = self.__qualname__ = "whole_model"
+
+    def __call__(self, *values: Any) -> Any:
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for p, value in zip(self.parameters, values, strict=True):
+            if p.kind is p.VAR_POSITIONAL:
+                args.extend(value)
+            elif p.kind is p.VAR_KEYWORD:
+                kwargs.update(value)
+            elif p.kind is p.KEYWORD_ONLY:
+                kwargs[p.name] = value
+            else:
+                args.append(value)
+        return self.root.forward(*args, **kwargs)
 
 
-def unshare(tensor: torch.Tensor) -> None:
-    """Give tensor storage of its own."""
-    tensor.data = tensor.data.clone()
+def whole_model_graph(root: nn.Module) -> fx.Graph:
+    """One call of root.forward, with its own signature."""
+    graph = fx.Graph()
+    call = WholeModel(root)
+    values = []
+    for p in call.parameters:
+        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        default = () if p.default is p.empty else (p.default,)
+        values.append(graph.create_node("placeholder", stars + p.name, default, name=p.name))
+    graph.output(graph.call_function(call, tuple(values)))
+    return graph

@@ -19,7 +19,7 @@ from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.partition import partition
 from fx_passes.partition.partition import Constants, MakeRegion
-from fx_passes.trace import Traced, trace
+from fx_passes.trace import ExampleInputs, Traced, trace
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -69,11 +69,12 @@ def run(graph: fx.Graph, constants: Constants, inputs: Sequence[Any]) -> Any:
 
 
 def compile_graph(
-    model: nn.Module, example_inputs: Sequence[Any] | None = None, make_region: MakeRegion = PlainRegion
+    model: nn.Module, example_inputs: ExampleInputs = None, make_region: MakeRegion = PlainRegion
 ) -> OptimizedModule:
     """Return model as a GraphModule whose regions make_region made; model is not changed.
 
-    Raises TraceError if the model cannot become a graph, ValueError if it is in training mode.
+    Raises ValueError if model is in training mode, TraceError if its parameters have no shape yet. A model that cannot
+    be traced runs as it is, and says why in .leaves.
     """
     return build(trace(model, example_inputs), make_region=make_region)
 

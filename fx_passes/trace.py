@@ -1,9 +1,10 @@
 """From an nn.Module to a graph over a copy of its module tree.
 
-    model  --skeleton-->  the same tree of new Module objects on the same storage  --symbolic trace-->  fx.Graph
+    model  --skeleton-->  the same tree of new Module objects on the same storage
+           --symbolic trace, else torch.export with example inputs, else with some submodules kept whole-->  fx.Graph
 
 The user's model is never written to: not by tracing (a forward may store things on self), not by what is later done to
-the optimized module (`.to`, hooks, new submodules). Submodules whose forward tracing cannot follow stay leaves.
+the optimized module (`.to`, hooks, new submodules).
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import copy
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from fx_passes.export import Guards, export
+from fx_passes.graph import copy_graph
+
 log = logging.getLogger("zendnn_cffi.passes")
 
+ExampleInputs = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
 
 class TraceError(RuntimeError):
@@ -29,12 +35,47 @@ class TraceError(RuntimeError):
 
 @dataclass
 class Traced:
-    """What trace returns. `root` owns parameters and submodules under their original names; `graph` refers to them."""
+    """What trace returns.
+
+    root         owns parameters and submodules under their original names
+    graph        refers to them; None where the model stays whole
+    leaves       submodule kept whole -> reason
+    specialized  optional argument -> the only value the graph is right for
+    guards       conditions on the inputs that torch.export found the graph to rest on
+    example      the example inputs, where the graph was made from them
+    """
 
     root: nn.Module
-    graph: fx.Graph
-    leaves: dict[str, str] = field(default_factory=dict)  # submodule kept whole -> reason
-    specialized: dict[str, Any] = field(default_factory=dict)  # argument -> the only value the graph is right for
+    graph: fx.Graph | None
+    leaves: dict[str, str] = field(default_factory=dict)
+    specialized: dict[str, Any] = field(default_factory=dict)
+    guards: Guards | None = None
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the graph computes what the model would for these arguments."""
+        if self.specialized:
+            names = list(inspect.signature(self.root.forward).parameters)
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            if any(given[n] is not v and given[n] != v for n, v in self.specialized.items() if n in given):
+                return False
+        return self.guards is None or self.guards.hold(args, kwargs)
+
+    def copy(self, root: nn.Module) -> Traced:
+        """The same graph over another module tree of the same structure."""
+        return replace(self, root=root, graph=self.graph and copy_graph(self.graph))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """An exported graph is not picklable; it is made again from the example."""
+        state = dict(self.__dict__)
+        if self.example is not None:
+            state.update(graph=None, guards=None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.example is not None:
+            self.graph, self.guards = export(self.root, skeleton(self.root), *self.example)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -45,19 +86,18 @@ def has_hooks(module: nn.Module) -> bool:
 def skeleton(model: nn.Module) -> nn.Module:
     """Return a deep copy of the module tree whose parameters and buffers are new objects on the model's storage.
 
-    Ties (a module or parameter reachable by two names) stay ties. Values that cannot be copied are shared.
+    Ties (a module or parameter reachable by two names) stay ties.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is None or id(parameter) in memo:
-                continue
             if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
                 raise TraceError(
                     f"parameter {name!r} of {type(module).__name__} has no shape yet (a lazy module): call the model"
                     " once on an input first, then optimize it"
                 )
-            memo[id(parameter)] = _alias(parameter)
+            if parameter is not None and id(parameter) not in memo:
+                memo[id(parameter)] = _alias(parameter)
         for value in [*module._buffers.values(), *module.__dict__.values()]:
             if isinstance(value, torch.Tensor):
                 memo.setdefault(id(value), value.detach() if type(value) is torch.Tensor else value)
@@ -110,54 +150,91 @@ class SubmoduleTracer(fx.Tracer):
         ]
 
 
-def trace(model: nn.Module, example_inputs: Sequence[Any] | None = None) -> Traced:
+def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     """Return the graph of model.forward over a skeleton of the model.
 
-    example_inputs  positional arguments of one call; used where symbolic tracing is not enough, and to learn which
-                    optional arguments are given.
-    Raises          TraceError if neither way makes a graph; ValueError for a model in training mode.
+    example_inputs  the arguments of one call (a sequence, or a mapping of keyword arguments); used where symbolic
+                    tracing is not enough, and to learn which optional arguments are given
+    Raises          ValueError for a model in training mode, TraceError for one whose parameters have no shape yet.
+    Where nothing can be traced, the result has no graph and the reason stands in leaves[WHOLE].
     """
     if model.training:
         raise ValueError(
             f"{type(model).__name__} is in training mode, and optimize() keeps evaluation semantics only: call"
             " model.eval() first"
         )
-    specialized = _specialized_arguments(model, example_inputs)
+    args, kwargs = _as_call(example_inputs)
+    specialized = _specialized_arguments(model, args, kwargs)
     leaves: dict[str, str] = {}
     while True:
-        traced_root = skeleton(model)
-        tracer = SubmoduleTracer(leaves, specialized)
-        rng = torch.get_rng_state()
         try:
-            graph = tracer.trace(traced_root)
-        except Exception as error:  # whatever the model's own code raises when it meets a Proxy
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            if tracer.failed is None or tracer.failed in leaves:
-                raise TraceError(f"{type(model).__name__}.forward cannot be traced: {reason}") from error
-            log.debug("trace: %s stays one module: %s", tracer.failed, reason)
-            leaves[tracer.failed] = reason
-            continue
-        if not torch.equal(rng, torch.get_rng_state()):
-            torch.set_rng_state(rng)
-            raise TraceError(f"{type(model).__name__}.forward draws random numbers that a graph would freeze")
-        root = skeleton(model)
-        _move_constants(graph, traced_root, root)
-        return Traced(root, graph, leaves, specialized)
+            return _trace_symbolically(model, leaves, specialized)
+        except _Untraceable as failure:
+            if example_inputs is not None and not leaves:
+                exported = _try_export(model, args, kwargs)
+                if exported is not None:
+                    return exported
+            if failure.submodule is None or failure.submodule in leaves:
+                log.warning("%s stays plain PyTorch: %s%s", type(model).__name__, failure, _remedy(example_inputs))
+                return Traced(skeleton(model), None, {WHOLE: str(failure)})
+            log.info("%s stays one module: %s%s", failure.submodule, failure, _remedy(example_inputs))
+            leaves[failure.submodule] = str(failure)
 
 
-def _specialized_arguments(model: nn.Module, example_inputs: Sequence[Any] | None) -> dict[str, Any]:
+class _Untraceable(Exception):
+    """Symbolic tracing failed, in this submodule (None: in the root)."""
+
+    def __init__(self, submodule: str | None, reason: str) -> None:
+        super().__init__(reason)
+        self.submodule = submodule
+
+
+def _trace_symbolically(model: nn.Module, leaves: Mapping[str, str], specialized: Mapping[str, Any]) -> Traced:
+    traced_root = skeleton(model)
+    tracer = SubmoduleTracer(leaves, specialized)
+    rng = torch.get_rng_state()
+    try:
+        graph = tracer.trace(traced_root)
+    except Exception as error:  # whatever the model's own code raises when it meets a Proxy
+        raise _Untraceable(tracer.failed, f"{type(error).__name__}: {error}".splitlines()[0]) from error
+    if not torch.equal(rng, torch.get_rng_state()):
+        torch.set_rng_state(rng)
+        raise _Untraceable(None, "its forward draws random numbers that a graph would freeze")
+    root = skeleton(model)
+    for node in graph.find_nodes(op="get_attr"):  # tensors that forward creates, which the tracer left on its root
+        if "." not in node.target and not hasattr(root, node.target):
+            setattr(root, node.target, getattr(traced_root, node.target))
+    return Traced(root, graph, dict(leaves), dict(specialized))
+
+
+def _try_export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
+    root = skeleton(model)
+    try:
+        graph, guards = export(root, skeleton(model), args, kwargs)
+    except Exception as error:
+        log.info("torch.export: %s: %s", type(error).__name__, str(error).partition("\n")[0])
+        return None
+    return Traced(root, graph, guards=guards, example=(args, kwargs))
+
+
+def _remedy(example_inputs: ExampleInputs) -> str:
+    return "" if example_inputs is not None else " (with example_inputs, torch.export would be tried)"
+
+
+def _as_call(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments."""
+    if example_inputs is None:
+        return (), {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
+
+
+def _specialized_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Optional arguments that forward is likely to branch on, with the default that the graph is made for."""
-    given = len(example_inputs) if example_inputs is not None else 0
     parameters = inspect.signature(model.forward).parameters.values()
     return {
         p.name: p.default
         for i, p in enumerate(parameters)
-        if i >= given and (p.default is None or isinstance(p.default, bool | str))
+        if i >= len(args) and p.name not in kwargs and (p.default is None or isinstance(p.default, bool | str))
     }
-
-
-def _move_constants(graph: fx.Graph, source: nn.Module, root: nn.Module) -> None:
-    """Give root the tensors that forward created while it was traced (the tracer left them on source)."""
-    for node in graph.find_nodes(op="get_attr"):
-        if "." not in node.target and not hasattr(root, node.target):
-            setattr(root, node.target, getattr(source, node.target))

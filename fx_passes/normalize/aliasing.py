@@ -7,6 +7,8 @@ is right when x is neither an input of the graph nor a parameter, and no other n
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -98,12 +100,20 @@ class Aliasing:
             self._parent[a] = b
 
 
+def _functional(overload: Any) -> Any:
+    """aten.relu_.default -> aten.relu.default; None if there is no such operator."""
+    packet = getattr(getattr(torch.ops, overload.namespace), overload._opname.rstrip("_"), None)
+    return None if packet is None else getattr(packet, overload._overloadname, None)
+
+
 def _has_out_of_place(node: fx.Node) -> bool:
     """Whether there is an out-of-place spelling of the operation."""
     if node.op == "call_module":
         return True
     if node.op == "call_method":
         return node.target[:-1] in METHODS
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _functional(node.target) is not None
     return node.target in INPLACE or (node.target in FUNCTIONS and is_inplace_call(node))
 
 
@@ -112,6 +122,8 @@ def _respell(node: fx.Node) -> None:
         node.meta["out_of_place"] = True  # the table of modules has the out-of-place function for it
     elif node.op == "call_method":
         node.target = node.target[:-1]
+    elif isinstance(node.target, torch._ops.OpOverload):
+        node.target = _functional(node.target)
     elif node.target in INPLACE:
         node.target = INPLACE[node.target]
     else:

@@ -64,6 +64,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         return inputs
     if node.target in ops.COMPUTE or node.target in ops.SHAPE:
         return []
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._opname not in _DROPOUTS | {"contiguous"}:
+        return inputs if any(r.alias_info is not None for r in node.target._schema.returns) else []
     name = getattr(node.target, "__name__", "")
     if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
         return inputs[:1] if is_inplace_call(node) else []

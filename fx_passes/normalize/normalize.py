@@ -22,9 +22,10 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.facts import is_tensor
-from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_vocabulary
+from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_vocabulary, replace
 from fx_passes.normalize import builders as b
 from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.normalize.aten import FIRST_RESULT, overload_builder
 from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.effects import qualified_name
 from fx_passes.normalize.modules import MODULES, refusal
@@ -63,7 +64,7 @@ class Normalizer:
         for node in list(self.graph.nodes):
             if node.op == "get_attr":
                 self.merge(node)
-            elif not is_vocabulary(node) and node not in self.aliasing.writers:
+            elif node.graph is self.graph and not is_vocabulary(node) and node not in self.aliasing.writers:
                 self.visit(node)
 
     def make_out_of_place(self) -> bool:
@@ -126,8 +127,26 @@ class Normalizer:
                 return self.build_index(node)
             if node.target in _OPERATORS and not any(map(is_tensor, node.all_input_nodes)):
                 return None
-            builder = FUNCTIONS.get(node.target) or QUALIFIED.get(qualified_name(node.target))
+            if node.target in FIRST_RESULT:
+                return self.build_first_result(node)
+            builder = (
+                FUNCTIONS.get(node.target)
+                or overload_builder(node.target)
+                or QUALIFIED.get(qualified_name(node.target))
+            )
         return bind(builder, node.args, node.kwargs) if builder else None
+
+    def build_first_result(self, node: fx.Node) -> b.Built:
+        """An operator with several results, of which only the first is read: node becomes that."""
+        readers = list(node.users)
+        if not all(is_call(user, operator.getitem) for user in readers):
+            return None
+        if any(user.users for user in readers if user.args[1] != 0):
+            return None
+        built = bind(FIRST_RESULT[node.target], node.args, node.kwargs)
+        for user in readers if built is not None else ():
+            replace(user, node if user.args[1] == 0 else None)
+        return built
 
     def build_index(self, node: fx.Node) -> b.Built:
         """x[...]: a view, or a table of constants looked up once. Only arrays take a tuple with a slice in it."""
