@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-CACHE = Path(__file__).resolve().parent / ".cache"
+CACHE = Path(os.environ.get("ZENDNN_CFFI_BENCHMARK_CACHE") or Path(__file__).resolve().parent / ".cache")
 DTYPES = ("fp32", "bf16")
 REFERENCE_ROWS = 16  # outputs are compared with float64 for so many leading samples of a batch: float64 is slow
 

@@ -60,6 +60,8 @@ class Remote:
     @classmethod
     def start(cls, name: str, case: Case, protocol: Protocol) -> Remote:
         python = peers.python_of(CONTENDERS[name].environment)
+        if not python.exists():
+            raise WorkerFailed(f"its environment is missing: python benchmarks/peers.py {CONTENDERS[name].environment}")
         scratch = CACHE / "scratch" / f"{os.getpid()}-{name}"
         scratch.mkdir(parents=True, exist_ok=True)
         log = open(scratch / "log", "w+")  # noqa: SIM115  (open as long as the process)

@@ -24,8 +24,8 @@ from benchmarks import workloads
 from benchmarks.case import REFERENCE_ROWS, Case
 
 
-def prepare(case: Case) -> None:
-    """Write the files of `case` that are missing."""
+def prepare(case: Case, *, onnx: bool = True) -> None:
+    """Write the files of `case` that are missing. onnx=False leaves the ONNX file out."""
     row = workloads.find(case.workload)
     case.folder.mkdir(parents=True, exist_ok=True)
     model = row.build()
@@ -36,7 +36,7 @@ def prepare(case: Case) -> None:
     inputs = row.inputs(case.batch)
     if not case.inputs_file.exists():
         _atomically(case.inputs_file, lambda path: np.savez(path, *(tensor.numpy() for tensor in inputs)))
-    if not case.onnx_file.exists():
+    if onnx and not case.onnx_file.exists():
         _export(model, inputs, case.onnx_file)
     if not case.reference_file.exists():
         outputs = _reference(model, inputs, case.batch)

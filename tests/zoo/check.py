@@ -60,7 +60,8 @@ def check(name: str, batch: int = 1, seed: int = 0, *, repeats: int = 1) -> Verd
         ready_s = time.perf_counter() - began
         assert bool(expected.isfinite().all()), "the model itself overflowed"
         error = ((answer - expected).abs().max() / expected.abs().max()).item()
-        eager_ms, optimized_ms = (min(_milliseconds(run, images) for _ in range(repeats)) for run in (model, optimized))
+        eager_ms = min(_milliseconds(model, images) for _ in range(repeats))
+        optimized_ms = min(_milliseconds(optimized, images) for _ in range(repeats))
     offloaded, nodes = count_offloaded(zendnn_cffi.explain(optimized))
     return Verdict(name, error, offloaded, nodes, ready_s, eager_ms, optimized_ms)
 

@@ -1,0 +1,89 @@
+"""The benchmark's arithmetic, its files, and two contenders for real on a small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import case as case_module
+from benchmarks import charts, compare, peers, prepare, workloads
+from benchmarks.case import Case
+from benchmarks.contenders import CONTENDERS
+from benchmarks.driver import Outcome, Protocol, run_case
+from benchmarks.report import Result, load, overview, save, table
+
+QUICK = Protocol(warmup=2, iterations=6, rounds=3, settle=1, seconds=5.0, min_iterations=6)
+
+
+def outcome(name: str, *times_ms: float) -> Outcome:
+    return Outcome(name, [int(time * 1e6) for time in times_ms], ready_s=1.0, peak_bytes=2**30, max_error=1e-6)
+
+
+@pytest.fixture
+def result() -> Result:
+    outcomes = [
+        outcome("ours", 2.0, 2.0, 9.0),
+        outcome("eager", 8.0, 8.0, 8.0),
+        outcome("openvino", 2.0, 3.0, 4.0),
+        Outcome("onnxruntime", error="no bf16"),
+    ]
+    return Result(Case("resnet18", 1, "bf16"), outcomes)
+
+
+def test_ratio_is_fastest_peer_over_ours(result: Result) -> None:
+    peer = result.fastest_peer()
+    assert peer is not None and peer.contender == "openvino"
+    assert result.ratio() == pytest.approx(1.5)
+
+
+def test_ratio_needs_both() -> None:
+    assert Result(Case("resnet18", 1), [outcome("ours", 1.0)]).ratio() is None
+    assert Result(Case("resnet18", 1), [outcome("eager", 1.0)]).ratio() is None
+
+
+def test_table_names_every_contender_and_failure(result: Result) -> None:
+    text = table(result)
+    for row in result.outcomes:
+        assert CONTENDERS[row.contender].title in text
+    assert "no bf16" in text
+    assert "fastest peer / ours: 1.50" in text
+    assert "| resnet18 bf16 b1 | 2.00 | 8.00 | 3.00 | **1.50** |" in overview([result])
+
+
+def test_results_survive_the_file(result: Result, tmp_path: Path) -> None:
+    save([result], QUICK, tmp_path / "latest.json")
+    assert repr(load(tmp_path / "latest.json")) == repr([result])  # repr: nan differs from itself
+
+
+def test_charts_are_drawn(result: Result, tmp_path: Path) -> None:
+    scaling = [Result(Case("resnet18", batch), [outcome("ours", 1.0 * batch)]) for batch in (1, 2, 4)]
+    files = charts.draw([result, *scaling], tmp_path)
+    assert {"speed-bf16-b1-t2.png", "scaling-resnet18-fp32.png"} <= {file.name for file in files}
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+def test_contenders_name_environments_that_can_be_made() -> None:
+    assert {row.environment for row in CONTENDERS.values()} <= {peers.OURS, *peers.ENVIRONMENTS}
+
+
+def test_standard_models_are_workloads() -> None:
+    assert all(workloads.find(name).name == name for name in compare.STANDARD_MODELS)
+    with pytest.raises(KeyError, match="resnet18"):
+        workloads.find("resnet17")
+
+
+def test_two_contenders_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interleaved, answers checked, failures reported without stopping the others."""
+    case = Case("squeezenet1_1", 2)
+    monkeypatch.setattr(case_module, "CACHE", tmp_path)
+    monkeypatch.setenv("ZENDNN_CFFI_BENCHMARK_CACHE", str(tmp_path))
+    monkeypatch.setattr(peers, "VENVS", tmp_path)
+    prepare.prepare(case, onnx=False)
+    said: list[str] = []
+    ours, eager, missing = run_case(case, ["ours", "eager_cl", "zentorch"], QUICK, said.append)
+    assert len(ours.times_ns) == len(eager.times_ns) == 6
+    assert 0 < ours.max_error < 1e-4 and 0 < eager.max_error < 1e-4
+    assert ours.peak_bytes >= ours.resident_bytes > 0
+    assert "environment is missing" in missing.error
+    assert "squeezenet" in said[0]
