@@ -13,7 +13,25 @@ import importlib
 import os
 import sys
 import types
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
+    from . import functional
+    from .attributes import Attr, PostOps
+    from .config import show_config
+    from .errors import LibraryError, UnsupportedError, ZenDNNError
+    from .explain import explain
+    from .library import blis, is_available, lib, unavailable_reason
+    from .memory import Memory, MemoryDesc
+    from .optimize import optimize
+    from .primitive import Primitive, PrimitiveDesc
+    from .profile import profile
+    from .stream import Engine, Stream
+
+    ffi: Any
+    __config__: Mapping[str, Any]
+    __version__: str
 
 # public name -> module that defines it; None: the module of that name itself
 _EXPORTS: dict[str, str | None] = {
@@ -31,8 +49,8 @@ _EXPORTS: dict[str, str | None] = {
     "ZenDNNError": "errors",
     "UnsupportedError": "errors",
     "LibraryError": "errors",
-    "Engine": "memory",
-    "Stream": "memory",
+    "Engine": "stream",
+    "Stream": "stream",
     "MemoryDesc": "memory",
     "Memory": "memory",
     "PrimitiveDesc": "primitive",
@@ -41,7 +59,29 @@ _EXPORTS: dict[str, str | None] = {
     "PostOps": "attributes",
     "functional": None,
 }
-__all__ = sorted(name for name in _EXPORTS if not name.startswith("__"))
+__all__ = [
+    "Attr",
+    "Engine",
+    "LibraryError",
+    "Memory",
+    "MemoryDesc",
+    "PostOps",
+    "Primitive",
+    "PrimitiveDesc",
+    "Stream",
+    "UnsupportedError",
+    "ZenDNNError",
+    "blis",
+    "explain",
+    "ffi",
+    "functional",
+    "is_available",
+    "lib",
+    "optimize",
+    "profile",
+    "show_config",
+    "unavailable_reason",
+]
 
 
 class _Package(types.ModuleType):

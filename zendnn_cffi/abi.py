@@ -11,7 +11,7 @@ import os
 import threading
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -235,25 +235,23 @@ def quiet_stderr() -> Iterator[None]:
     No variable turns the banner off. Descriptor 2 points at a memory file for the length of one C call; what other
     threads wrote there in that time is passed on afterwards.
     """
-    with _stderr_lock:
+    with _stderr_lock, ExitStack() as stack:
         try:
             saved = os.dup(2)
-        except OSError:  # no stderr: nothing to keep clean
+            stack.callback(os.close, saved)
+            caught = os.memfd_create("zendnn-cffi-stderr")
+            stack.callback(os.close, caught)
+        except OSError:  # no stderr, so nothing to keep clean; or no memory file, so the banner appears
             yield
             return
-        caught = os.memfd_create("zendnn-cffi-stderr")
+        os.dup2(caught, 2)
         try:
-            os.dup2(caught, 2)
-            try:
-                yield
-            finally:
-                os.dup2(saved, 2)
+            yield
+        finally:
+            os.dup2(saved, 2)
             rest = without_banner(os.pread(caught, os.fstat(caught).st_size, 0))
             if rest:
                 os.write(2, rest)
-        finally:
-            os.close(caught)
-            os.close(saved)
 
 
 def without_banner(written: bytes) -> bytes:

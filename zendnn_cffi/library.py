@@ -168,8 +168,7 @@ def find() -> Found:
             raise LibraryError(f"no engine was built: {config.get('reason', 'no reason recorded')}. {REMEDY}")
         path = folder / str(config.get("library", ENGINE_FILE))
         if path.is_file():
-            blis = tuple(str(folder / name) for name in BLIS_FILES if (folder / name).is_file())
-            return Found(str(path), origin, config, blis)
+            return Found(str(path), origin, config, _blis_beside(folder))
         looked.append(str(path))
     raise LibraryError(f"no ZenDNN library; looked for {' and '.join(looked)}. {REMEDY}")
 
@@ -181,8 +180,12 @@ def _found_by_variable(path: str) -> Found:
     config = read_config(folder)
     if config.get("library") != os.path.basename(path):
         config = {}
-    blis = tuple(str(folder / name) for name in BLIS_FILES if (folder / name).is_file())
-    return Found(path, LIBRARY_VARIABLE, config, blis)
+    # a libblis beside somebody else's library may be anybody's
+    return Found(path, LIBRARY_VARIABLE, config, _blis_beside(folder) if config else ())
+
+
+def _blis_beside(folder: Path) -> tuple[str, ...]:
+    return tuple(str(folder / name) for name in BLIS_FILES if (folder / name).is_file())
 
 
 class BlisLibrary:
@@ -305,21 +308,6 @@ def unavailable_reason() -> str | None:
 def is_available() -> bool:
     """Return whether the library is here, loads and is accepted. Never raises."""
     return unavailable_reason() is None
-
-
-_warned = False
-
-
-def warn_if_unavailable() -> bool:
-    """Return whether the library is unavailable, and warn of it the first time."""
-    global _warned
-    reason = unavailable_reason()
-    if reason is not None and not _warned:
-        import warnings
-
-        _warned = True
-        warnings.warn(f"zendnn_cffi is not available, so models run as plain PyTorch: {reason}", stacklevel=3)
-    return reason is not None
 
 
 class LazyLibrary:

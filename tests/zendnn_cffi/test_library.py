@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ DECLARED = sorted(abi.declared_functions(module.declarations("_zendnn")))
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The loader as in a new process: nothing loaded, nothing refused, nothing warned of."""
-    for name, value in (("_loaded", None), ("_refused", None), ("_warned", False)):
+    for name, value in (("_loaded", None), ("_refused", None)):
         monkeypatch.setattr(module, name, value)
     return module
 
@@ -133,10 +132,14 @@ def test_lib_functions_are_fetched_once() -> None:
     assert "zendnn_status2str" in zendnn_cffi.lib.__dict__
 
 
-@pytest.mark.parametrize("name", ["lib", "ffi", "blis", "is_available", "ZenDNNError", "show_config", "__version__"])
+@pytest.mark.parametrize("name", sorted(zendnn_cffi._EXPORTS))
 def test_package_fetches_its_names(name: str) -> None:
     assert getattr(zendnn_cffi, name) is not None
     assert name in dir(zendnn_cffi)
+
+
+def test_public_names_are_the_ones_fetched() -> None:
+    assert set(zendnn_cffi.__all__) == {name for name in zendnn_cffi._EXPORTS if not name.startswith("__")}
 
 
 def test_package_refuses_other_names() -> None:
@@ -276,6 +279,14 @@ def test_build_without_engine_gives_its_reason(engine_folder) -> None:
     assert "no engine was built: no engine for this platform" in (zendnn_cffi.unavailable_reason() or "")
 
 
+def test_a_stranger_beside_a_given_library_is_not_its_blis(engine_folder, monkeypatch, tmp_path: Path) -> None:
+    folder = engine_folder(None, "libamdZenDNN.so", "libblis.so")
+    monkeypatch.setenv(module.LIBRARY_VARIABLE, str(folder / "libamdZenDNN.so"))
+    assert module.find().blis == ()
+    (folder / "config.json").write_text(json.dumps({"library": "libamdZenDNN.so"}))
+    assert module.find().blis == (str(folder / "libblis.so"),)
+
+
 def test_variable_overrides_the_package(engine_folder, monkeypatch, library: Any) -> None:
     engine_folder({"provider": "none", "reason": "none"})
     monkeypatch.setenv(module.LIBRARY_VARIABLE, library.path)
@@ -336,21 +347,6 @@ def test_unreadable_cpu_flags_do_not_forbid_loading(monkeypatch) -> None:
     assert host.unsuitable_reason() is None
 
 
-def test_one_warning_says_why_models_fall_back(fresh, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(module.LIBRARY_VARIABLE, str(tmp_path / "none.so"))
-    with pytest.warns(UserWarning, match="plain PyTorch.*no such file"):
-        assert module.warn_if_unavailable() is True
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert module.warn_if_unavailable() is True
-
-
-def test_no_warning_where_the_engine_is_available(fresh, library: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert module.warn_if_unavailable() is False
-
-
 # ---- stderr
 
 
@@ -376,6 +372,11 @@ def test_no_banner_appears(run_python) -> None:
 def test_the_banner_is_there_to_be_silenced(run_python) -> None:
     """The day the library no longer prints it, quiet_stderr can go."""
     code = "from contextlib import nullcontext\nfrom zendnn_cffi import abi\nabi.quiet_stderr = nullcontext\n"
+    assert abi.BANNER.decode() in run_python(code + USE_EVERYTHING).stderr
+
+
+def test_loading_works_where_no_memory_file_can_be_made(run_python) -> None:
+    code = "import os\ndef refuse(name): raise OSError(38, 'not implemented')\nos.memfd_create = refuse\n"
     assert abi.BANNER.decode() in run_python(code + USE_EVERYTHING).stderr
 
 
