@@ -168,7 +168,7 @@ def find() -> Found:
             raise LibraryError(f"no engine was built: {config.get('reason', 'no reason recorded')}. {REMEDY}")
         path = folder / str(config.get("library", ENGINE_FILE))
         if path.is_file():
-            return Found(str(path), origin, config, _blis_beside(folder))
+            return Found(str(path), origin, config, _blis_beside(folder, path.name, config))
         looked.append(str(path))
     raise LibraryError(f"no ZenDNN library; looked for {' and '.join(looked)}. {REMEDY}")
 
@@ -181,11 +181,14 @@ def _found_by_variable(path: str) -> Found:
     if config.get("library") != os.path.basename(path):
         config = {}
     # a libblis beside somebody else's library may be anybody's
-    return Found(path, LIBRARY_VARIABLE, config, _blis_beside(folder) if config else ())
+    return Found(path, LIBRARY_VARIABLE, config, _blis_beside(folder, os.path.basename(path), config) if config else ())
 
 
-def _blis_beside(folder: Path) -> tuple[str, ...]:
-    return tuple(str(folder / name) for name in BLIS_FILES if (folder / name).is_file())
+def _blis_beside(folder: Path, library: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the separate BLIS config.json names, or the one a build without that entry left; none if it is built in."""
+    named = config.get("blis")
+    names = BLIS_FILES if named is None else (str(named),)
+    return tuple(str(folder / name) for name in names if name != library and (folder / name).is_file())
 
 
 class BlisLibrary:

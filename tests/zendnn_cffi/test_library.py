@@ -262,6 +262,15 @@ def test_packaged_engine_is_found(engine_folder) -> None:
     assert found.config["provider"] == "prebuilt"
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [("libblis-mt.so.5", ["libblis-mt.so.5"]), ("libamdZenDNN.so", []), ("absent.so", []), (None, ["libblis.so"])],
+)
+def test_blis_is_named_by_the_configuration(engine_folder, named: str | None, found: list[str]) -> None:
+    folder = engine_folder({"blis": named}, "libamdZenDNN.so", "libblis-mt.so.5", "libblis.so")
+    assert list(module.find().blis) == [str(folder / name) for name in found]
+
+
 def test_library_is_named_by_the_configuration(engine_folder) -> None:
     folder = engine_folder({"library": "libzendnn-custom.so"}, "libzendnn-custom.so", "libamdZenDNN.so")
     assert module.find().path == str(folder / "libzendnn-custom.so")
