@@ -181,11 +181,12 @@ def _found_by_variable(path: str) -> Found:
     if config.get("library") != os.path.basename(path):
         config = {}
     # a libblis beside somebody else's library may be anybody's
-    return Found(path, LIBRARY_VARIABLE, config, _blis_beside(folder, os.path.basename(path), config) if config else ())
+    blis = _blis_beside(folder, os.path.basename(path), config) if config else ()
+    return Found(path, LIBRARY_VARIABLE, config, blis)
 
 
 def _blis_beside(folder: Path, library: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the separate BLIS config.json names, or the one a build without that entry left; none if it is built in."""
+    """Return the separate BLIS config.json names, or the usual one where it names none; nothing if it is built in."""
     named = config.get("blis")
     names = BLIS_FILES if named is None else (str(named),)
     return tuple(str(folder / name) for name in names if name != library and (folder / name).is_file())
