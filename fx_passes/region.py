@@ -20,6 +20,7 @@ from torch import fx, nn
 
 import zendnn_cffi
 from fx_passes.lower.compile import LoweredRegion, lower_region
+from fx_passes.lower.context import NotLowered
 from fx_passes.lower.specs import TensorSpec, evaluate_constants
 from fx_passes.plan.prepack import WeightStore
 
@@ -109,6 +110,8 @@ class ZenRegion(nn.Module):
             specs = [TensorSpec.of(t) for t in inputs]
             with torch.inference_mode(False), torch.no_grad():
                 return lower_region(copy.deepcopy(self.graph), specs, self._constants, self.weights, self.options), ""
+        except NotLowered as reason:
+            return None, str(reason)
         except Exception as error:
             log.exception("%s: lowering failed, plain PyTorch runs instead", self.name)
             warnings.warn(

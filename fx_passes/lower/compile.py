@@ -13,7 +13,7 @@ from torch import fx
 
 from fx_passes.layout.assign import assign_layouts
 from fx_passes.lower.candidates import Candidate, Operation
-from fx_passes.lower.context import eager_layout, torch_operation
+from fx_passes.lower.context import NotLowered, eager_layout, torch_operation
 from fx_passes.lower.rules import lower_graph
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
@@ -66,11 +66,16 @@ def lower_region(
     weights: WeightStore,
     options: RegionOptions,
 ) -> LoweredRegion:
-    """Return the program for one signature. graph is edited: pass a copy."""
+    """Return the program for one signature. graph is edited: pass a copy.
+
+    Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
+    """
     start = time.perf_counter()
     operations, values = lower_graph(
         graph, inputs, parameters, compute_dtype=options.dtype, allow_winograd=options.allow_winograd
     )
+    if all(operation.fallback_reason or operation.kind == "view" for operation in operations):
+        raise NotLowered("; ".join(dict.fromkeys(o.fallback_reason for o in operations if o.fallback_reason)))
     tuner = Tuner(options.tune)
     tuner.price(operations, values)
     placeholders = graph.find_nodes(op="placeholder")

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
-from fx_passes.lower.layouts import strided
+from fx_passes.lower.layouts import OpaqueDesc, is_known_dtype, strided
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, translate
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from zendnn_cffi.errors import ZenDNNError
@@ -135,4 +135,5 @@ def torch_operation(node: fx.Node, values: RegionValues, reason: str) -> Operati
 
 def eager_layout(spec: TensorSpec) -> Any:
     """The layout eager would give the value."""
-    return strided(spec.shape or (1,), spec.dtype, spec.strides or (1,))
+    shape, strides = spec.shape or (1,), spec.strides or (1,)
+    return strided(shape, spec.dtype, strides) if is_known_dtype(spec.dtype) else OpaqueDesc(shape, spec.dtype, strides)

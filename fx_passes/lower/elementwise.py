@@ -106,7 +106,7 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
     operation = Operation(node, node.name, "binary", operands, spec)
     constant_name = str(node.args[1] if node.args[0] is a else node.args[0])
     for desc in activation_layouts(spec.shape, dtype):
-        full = shape == spec.shape
+        full = b_spec.shape == spec.shape
         other = desc if full and constant is None else row_major(shape, dtype)
         other_operand = other if full else row_major(b_spec.shape or (1,), dtype)
 

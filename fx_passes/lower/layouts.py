@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
-from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.memory import DATA_TYPES, MemoryDesc
 
 # Per rank: channels last first (the layout most kernels are fastest in), then 16 channels a block, then plain.
 _TAGS = {3: ("nwc", "nCw16c", "ncw"), 4: ("nhwc", "nChw16c", "nchw"), 5: ("ndhwc", "nCdhw16c", "ncdhw")}
@@ -16,6 +17,35 @@ _TAGS = {3: ("nwc", "nCw16c", "ncw"), 4: ("nhwc", "nChw16c", "nchw"), 5: ("ndhwc
 def layout(shape: tuple[int, ...], dtype: torch.dtype, tag: str) -> MemoryDesc:
     """The memory descriptor of shape and dtype in the layout that tag names."""
     return MemoryDesc(shape, dtype, tag)
+
+
+@dataclass(frozen=True)
+class OpaqueDesc:
+    """Stands for a MemoryDesc where the library has no such dtype (int64, float64): only torch calls touch the value.
+
+    strides in elements, as MemoryDesc's. Two that differ never lie at the same bytes, and nothing reorders them.
+    """
+
+    dims: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    outer_strides: None = None
+    offset0: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        if 0 in self.dims:
+            return 0
+        return (sum((n - 1) * s for n, s in zip(self.dims, self.strides, strict=True)) + 1) * self.dtype.itemsize
+
+    @property
+    def format(self) -> str:
+        return "strided"
+
+
+def is_known_dtype(dtype: torch.dtype) -> bool:
+    """Whether the library has this dtype at all."""
+    return dtype in DATA_TYPES
 
 
 @lru_cache(maxsize=16384)

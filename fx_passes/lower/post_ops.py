@@ -36,11 +36,17 @@ class EltwisePostOp:
 
 @dataclass(frozen=True)
 class BinaryPostOp:
-    """x -> kind(x, other); other is a run-time node or a constant, of shape `shape` (rank of the result)."""
+    """x -> kind(x, other); other is a run-time node or a constant.
+
+    own_shape  other's shape
+    shape      the same with leading ones, as many as the result has dimensions
+    full       whether own_shape is the result's
+    """
 
     kind: str
     node: fx.Node
     constant: torch.Tensor | None
+    own_shape: tuple[int, ...]
     shape: tuple[int, ...]
     full: bool
 
@@ -83,7 +89,7 @@ def translate(entry: tuple[Any, ...], base: TensorSpec, values: RegionValues) ->
     shape = (1,) * (base.ndim - spec.ndim) + spec.shape
     if any(n not in (1, m) for n, m in zip(shape, base.shape, strict=True)):
         return None
-    return (BinaryPostOp(kind, other, constant, shape, full=shape == base.shape),)
+    return (BinaryPostOp(kind, other, constant, spec.shape, shape, full=spec.shape == base.shape),)
 
 
 @dataclass
@@ -130,7 +136,7 @@ def build_chain(
                 Operand(index, seen) if entry.constant is None else Weights(entry.node.name, entry.constant, seen)
             )
         if entry.constant is None:
-            chain.srcs.append(layout)
+            chain.srcs.append(dst if entry.full else row_major(entry.own_shape or (1,), dtype))
             index += 1
     return chain
 

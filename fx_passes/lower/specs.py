@@ -83,6 +83,8 @@ class RegionValues:
                 self._record(node, node.target(*args, **kwargs))
 
     def _record(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, torch.Tensor) and node.op != "placeholder" and overlaps_itself(result):
+            result = torch.empty(result.shape, dtype=result.dtype)  # a value has memory of its own, for every element
         self._fakes[node] = result
         if isinstance(result, torch.Tensor):
             self.specs[node] = TensorSpec.of(result)
@@ -132,6 +134,16 @@ class RegionValues:
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
         return {name: self.concrete(value) for name, value in bound.arguments.items()}
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may share memory (expanded dimensions): nothing can be written there."""
+    reach = 0
+    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _has_tensor(value: Any) -> bool:
