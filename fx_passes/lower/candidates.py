@@ -86,6 +86,8 @@ class Candidate:
     calls           what runs; empty for a view, where the result is operand 0's memory seen through dst
     overwrites      operand whose memory becomes the result's (residual sums); None: the result has its own
     may_overwrite   operand whose memory the result may take over where nothing reads it later
+    slices_bytes    of a concatenation whose pieces may be written in place: the offset of each in the result; its calls
+                    copy one piece each
     cost_ns         measured or estimated time
     """
 
@@ -95,6 +97,7 @@ class Candidate:
     calls: tuple[PrimitiveTemplate | TorchTemplate, ...]
     overwrites: int | None = None
     may_overwrite: int | None = None
+    slices_bytes: tuple[int, ...] = ()
     cost_ns: float = 0.0
 
     @property

@@ -38,7 +38,7 @@ _SHARES = (
 
 def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> float:
     """Return the estimated time of one candidate."""
-    if candidate.is_view:
+    if candidate.is_view or candidate.slices_bytes:
         return 0.0
     moved = candidate.dst.size_bytes + sum(src.size_bytes for src in candidate.srcs)
     time_ns = moved / _BYTES_PER_NS

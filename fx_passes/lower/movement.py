@@ -9,7 +9,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result
 from fx_passes.lower.context import LoweringContext, NotLowered
-from fx_passes.lower.layouts import activation_layouts, layout, row_major, spatial_tags, strided
+from fx_passes.lower.layouts import activation_layouts, layout, row_major, same_bytes, spatial_tags, strided
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import MemoryDesc
@@ -127,4 +127,22 @@ def _concat_candidate(whole: MemoryDesc, descs: Sequence[MemoryDesc], dim: int) 
         args: dict[int, Argument] = {ARG_SRC: Operand(index), ARG_DST: Result(pd.dst_desc)}
         calls.append(PrimitiveTemplate(pd, args, "reorder"))
         start += desc.dims[dim]
-    return Candidate("reorder", tuple(descs), whole, tuple(calls))
+    implementation = "in place" if (slices := _dense_slices(whole, descs, calls)) else "reorder"
+    return Candidate(implementation, tuple(descs), whole, tuple(calls), slices_bytes=slices)
+
+
+def _dense_slices(
+    whole: MemoryDesc, descs: Sequence[MemoryDesc], calls: Sequence[PrimitiveTemplate]
+) -> tuple[int, ...]:
+    """The offset of each piece in the result, in bytes, where every piece lies there as it lies alone; () where not.
+
+    So it is with blocks of channels at batch 1, and wherever nothing but ones stands before the dimension joined.
+    """
+    offsets = []
+    for desc, call in zip(descs, calls, strict=True):
+        assert call.pd.dst_desc is not None
+        box, offset_bytes = call.pd.dst_desc.rebased()
+        if not same_bytes(box, desc):
+            return ()
+        offsets.append(offset_bytes)
+    return tuple(offsets) if sum(d.size_bytes for d in descs) == whole.size_bytes else ()

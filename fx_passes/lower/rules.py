@@ -42,30 +42,34 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.narrow: lower_narrow,
     operator.getitem: lower_getitem,
 }
-VIEWS = frozenset({ops.reshape, ops.flatten, ops.permute, ops.transpose})
+SHARING = frozenset({ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.concat})
 
 
 class Readers:
-    """Who reads a value's memory last, views of it included, so that a later result may take the memory over."""
+    """Who reads a value's memory last, so that a later result may take it over.
+
+    Values that may share memory form a group: views with what they view, and concatenations with their pieces.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._order = {node: i for i, node in enumerate(graph.nodes)}
-        self._groups: dict[fx.Node, list[fx.Node]] = {}
+        self._group: dict[fx.Node, list[fx.Node]] = {node: [node] for node in graph.nodes}
         for node in graph.nodes:
-            self._groups.setdefault(self._root(node), []).append(node)
+            if node.op == "call_function" and node.target in SHARING:
+                for source in node.all_input_nodes:
+                    self._join(self._group[source], self._group[node])
 
-    @staticmethod
-    def _root(node: fx.Node) -> fx.Node:
-        while node.op == "call_function" and node.target in VIEWS:
-            node = node.all_input_nodes[0]
-        return node
+    def _join(self, a: list[fx.Node], b: list[fx.Node]) -> None:
+        if a is not b:
+            a += b
+            for node in b:
+                self._group[node] = a
 
     def last_to_read(self, reader: fx.Node, operand: fx.Node) -> bool:
         """Whether reader may write over operand: computed in this region, not read later, nor twice by reader."""
-        root = self._root(operand)
-        if root.op != "call_function":
+        group = self._group[operand]
+        if any(node.op != "call_function" for node in group):
             return False
-        group = self._groups[root]
         readers = {user for node in group for user in node.users if user not in group}
         if any(user.op == "output" or self._order[user] > self._order[reader] for user in readers):
             return False

@@ -2,7 +2,7 @@
 
     candidate per operation -> steps (reorders inserted, shared by readers) -> lifetimes -> arena offsets -> Program
 
-A buffer is a stretch of memory; views, sums into a residual and element-wise steps in place make values share one.
+Views, sums into a residual, element-wise steps in place and pieces of concatenations make values share a buffer.
 """
 
 from __future__ import annotations
@@ -25,33 +25,12 @@ from fx_passes.lower.candidates import (
 from fx_passes.lower.context import eager_layout
 from fx_passes.lower.layouts import same_bytes
 from fx_passes.lower.specs import TensorSpec
-from fx_passes.plan.arena import Lifetime, plan_arena
+from fx_passes.plan.buffers import END, Buffer, assign_slots, nest_pieces
 from fx_passes.plan.prepack import Prepacked, WeightStore
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
 from zendnn_cffi.program import Call, OutputSpec, PrimitiveCall, Program, Slot, TensorView, TorchCall
-
-END = 1 << 60
-
-
-@dataclass(eq=False)
-class Buffer:
-    """A stretch of memory with its lifetime in steps. space "arena" until proven input or output."""
-
-    size_bytes: int
-    first: int
-    last: int
-    space: str = "arena"
-    index: int = 0
-    merged: Buffer | None = None
-
-    def root(self) -> Buffer:
-        """The buffer that this one became part of."""
-        buffer = self
-        while buffer.merged is not None:
-            buffer = buffer.merged
-        return buffer
 
 
 @dataclass
@@ -86,20 +65,20 @@ class Schedule:
         """Where node's value lies in the layout `want`, after a reorder if it lies in no such layout yet."""
         for have, buffer in self.places[node]:
             if same_bytes(have, want):
-                buffer.root().last = max(buffer.root().last, len(self.steps))
+                buffer.touch(len(self.steps))
                 return buffer
         have, source = self.places[node][0]
-        source.root().last = max(source.root().last, len(self.steps))
+        source.touch(len(self.steps))
         buffer = self.new_buffer(want)
         self._reorder(f"{node.name} for {reader}", have, source, want, buffer)
         self.places[node].append((want, buffer))
-        buffer.last = len(self.steps)
+        buffer.touch(len(self.steps))
         return buffer
 
     def _reorder(self, name: str, have: MemoryDesc, source: Buffer, want: MemoryDesc, buffer: Buffer) -> None:
         pd = PrimitiveDesc.reorder(have, want)
         template = PrimitiveTemplate(pd, {ARG_SRC: Operand(0), ARG_DST: Result()}, "reorder")
-        buffer.last = len(self.steps)
+        buffer.touch(len(self.steps))
         self.steps.append(Step(name, None, template, [(source, have)], (buffer, want)))
 
     def compute(self, operation: Operation, candidate: Candidate) -> None:
@@ -115,10 +94,10 @@ class Schedule:
             result = self.new_buffer(candidate.dst)
             if candidate.may_overwrite is not None:
                 self.takeovers.append((len(self.steps), sources[candidate.may_overwrite][0], result))
-        for template in candidate.calls:
+        for template in self._needed(candidate, [buffer for buffer, _ in sources], result):
             step = Step(operation.name, operation, template, sources, (result, candidate.dst))
             for buffer, _ in [*sources, step.dst]:
-                buffer.root().last = max(buffer.root().last, len(self.steps))
+                buffer.touch(len(self.steps))
             if isinstance(template, PrimitiveTemplate):
                 for argument in template.args.values():
                     if isinstance(argument, Scratchpad):
@@ -126,12 +105,23 @@ class Schedule:
             self.steps.append(step)
         self.places[operation.node] = [(candidate.dst, result)]
 
+    def _needed(
+        self, candidate: Candidate, sources: Sequence[Buffer], result: Buffer
+    ) -> Sequence[PrimitiveTemplate | TorchTemplate]:
+        """The candidate's calls, without the copies of pieces that are written straight into their slice."""
+        if not candidate.slices_bytes:
+            return candidate.calls
+        sizes = [desc.size_bytes for desc in candidate.srcs]
+        nested = nest_pieces(list(zip(sources, sizes, candidate.slices_bytes, strict=True)), result)
+        result.touch(len(self.steps))
+        return [call for call, inside in zip(candidate.calls, nested, strict=True) if not inside]
+
     def leave(self, number: int, node: fx.Node, want: MemoryDesc) -> None:
         """Make node's value output `number`, in the layout `want`: in place where its buffer is free to be one."""
         have, buffer = self.places[node][0]
-        root = buffer.root()
+        root = buffer.root
         if not (same_bytes(have, want) and root.space == "arena" and root.size_bytes == want.size_bytes):
-            root.last = max(root.last, len(self.steps))
+            buffer.touch(len(self.steps))
             root = self.new_buffer(want)
             self._reorder(f"{node.name} out", have, buffer, want, root)
         root.space, root.index, root.last = "output", number, END
@@ -139,11 +129,10 @@ class Schedule:
     def settle_takeovers(self) -> None:
         """Let results take over the memory of inputs that nothing reads later."""
         for step, source, result in self.takeovers:
-            source, result = source.root(), result.root()
-            free = source.space == "arena" and source.last == step and source.size_bytes == result.size_bytes
-            if free and source is not result:
-                source.merged = result
-                result.first = min(result.first, source.first)
+            root = source.root
+            free = root.space == "arena" and root.last == step and root.size_bytes == result.size_bytes
+            if free and root is not result.root:
+                root.move_into(result, 0)
 
 
 def build_program(
@@ -171,24 +160,11 @@ def build_program(
     for number, (node, spec) in enumerate(outputs):
         schedule.leave(number, node, eager_layout(spec))
     schedule.settle_takeovers()
-    slots, arena_bytes = _place(schedule.buffers)
+    slots, arena_bytes = assign_slots(schedule.buffers)
     constants = Prepacked(weights, prefix)
     calls = [_call(step, slots, constants) for step in schedule.steps]
     specs = [OutputSpec(spec.shape, spec.strides, spec.dtype) for _, spec in outputs]
     return Program(calls, specs, constants.tensors, arena_bytes)
-
-
-def _place(buffers: Sequence[Buffer]) -> tuple[dict[Buffer, Slot], int]:
-    """A slot for every buffer."""
-    arena = [b for b in buffers if b.root() is b and b.space == "arena"]
-    offsets, arena_bytes = plan_arena([Lifetime(b.size_bytes, b.first, b.last) for b in arena])
-    slots = {b: Slot("arena", 0, offset) for b, offset in zip(arena, offsets, strict=True)}
-    for buffer in buffers:
-        if buffer.root() is buffer and buffer.space != "arena":
-            slots[buffer] = Slot(buffer.space, buffer.index)
-    for buffer in buffers:
-        slots[buffer] = slots[buffer.root()]
-    return slots, arena_bytes
 
 
 def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Call:

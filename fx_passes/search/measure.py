@@ -142,8 +142,12 @@ def fingerprint(candidate: Candidate) -> str:
 
 
 def primitives(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those candidates that primitives alone compute: views cost nothing, torch calls have no rival."""
-    return [c for c in candidates if c.calls and all(isinstance(t, PrimitiveTemplate) for t in c.calls)]
+    """Those that primitives compute: views and concatenations in place cost nothing, torch calls have no rival."""
+    return [
+        c
+        for c in candidates
+        if c.calls and not c.slices_bytes and all(isinstance(t, PrimitiveTemplate) for t in c.calls)
+    ]
 
 
 def time_reorder(have: MemoryDesc, want: MemoryDesc) -> float:
