@@ -163,6 +163,35 @@ def test_hand_filled_struct_comes_back_as_it_went_in(session: Session, kind: str
         assert back.primitive_kind == desc.primitive_kind
 
 
+INITIALISED = [
+    "convolution",
+    "inner_product",
+    "matmul",
+    "eltwise",
+    "binary",
+    "softmax",
+    "logsoftmax",
+    "softmax_v2",
+    "embedding_bag",
+]
+
+
+@pytest.mark.parametrize("kind", INITIALISED)
+def test_initialised_struct_is_found_under_its_own_query(session: Session, kind: str) -> None:
+    library = session.library
+    desc = library.new(f"{kind}_desc_t *")
+    assert dict(abi.fillers(library))[f"{kind}_desc_t"](desc) == 0
+    made = session.primitive_desc(desc)
+    out = library.ffi.new("void **")
+    assert library.fn("primitive_desc_query")(made, library.const(f"query_{kind}_d"), 0, out) == 0
+    assert library.ffi.cast("int *", out[0])[0] == library.const(kind)
+    others = [other for other in (*INITIALISED, *HAND_FILLED) if other not in (kind, "pooling", "pooling_v2")]
+    answered = [
+        o for o in others if library.fn("primitive_desc_query")(made, library.const(f"query_{o}_d"), 0, out) == 0
+    ]
+    assert set(answered) <= {"softmax", "logsoftmax", "softmax_v2"}  # one implementation serves all three
+
+
 @pytest.mark.parametrize("kind", HAND_FILLED)
 def test_scalar_queries(session: Session, kind: str) -> None:
     library = session.library
