@@ -193,14 +193,23 @@ class MemoryDesc:
     def size_bytes(self) -> int:
         """Bytes a buffer must have from the data pointer on, offset0 included; 0 for "any"."""
         if self._size is None:
-            n = native()
-            offset = self.offset0
-            if offset:  # the library answers 0 for a descriptor with an offset
-                base, offset_bytes = self.rebased()
-                self._size = base.size_bytes + offset_bytes
-            else:
-                self._size = int(n.lib.zendnn_memory_desc_get_size(self.ptr))
+            self._size = self._find_size()
         return self._size
+
+    def _find_size(self) -> int:
+        """Return the reach of the layout. The library's own answer counts whole rows, also behind the last element of a
+        slice, and is 0 where there is an offset: it serves only for packed layouts.
+        """
+        if self.ptr.format_kind != _BLOCKED or self.ptr.extra.flags:
+            return int(native().lib.zendnn_memory_desc_get_size(self.ptr))
+        if 0 in self.dims:
+            return 0
+        blocks = [1] * self.ndim
+        for axis, size in self.inner_blocks:
+            blocks[axis] *= size
+        steps = zip(self.padded_dims, blocks, self.outer_strides or (), strict=True)
+        last = self.offset0 + sum((size // block - 1) * stride for size, block, stride in steps)
+        return ((last + math.prod(blocks)) * _BITS[self.ptr.data_type] + 7) // 8
 
     @property
     def format(self) -> str:

@@ -6,7 +6,7 @@ Source: zendnn.h of ZenDNN 5.1, group zendnn_api_primitives_common.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -195,21 +195,19 @@ class PrimitiveDesc(NotCopyable):
             f"listing the implementations of {self.op}",
         )
         iterator = n.ffi.gc(slot[0], n.lib.zendnn_primitive_desc_iterator_destroy)
-        first = None
+        found: dict[Hashable, PrimitiveDesc] = {}
         while True:
             pd = PrimitiveDesc.__new__(PrimitiveDesc)
             pd._start(self.op, self.attr, self.engine)
             pd._adopt(n.lib.zendnn_primitive_desc_iterator_fetch(iterator))
             identity = (pd.implementation, pd.src_desc, pd.weights_desc, pd.dst_desc)
-            if identity == first:
-                return  # once one of these primitives exists, the library lists all implementations a second time
-            first = first or identity
-            if everything or pd.known_problem is None:
-                yield pd
+            found.pop(identity, None)  # those of which a primitive exists come twice; their last place is the right one
+            found[identity] = pd
             status = n.lib.zendnn_primitive_desc_iterator_next(iterator)
             if status == _ITERATOR_ENDS:
-                return
+                break
             check(status, f"listing the implementations of {self.op}")
+        yield from (pd for pd in found.values() if everything or pd.known_problem is None)
 
     @property
     def implementation(self) -> str:

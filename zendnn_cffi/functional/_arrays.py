@@ -129,6 +129,12 @@ def channels_last_strides(dims: Sequence[int]) -> tuple[int, ...]:
     return dense_strides(dims, (0, *range(2, len(dims)), 1))
 
 
+def image_strides(src: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return dense strides for a result of this shape: channels innermost where src has them so, else row-major."""
+    inner = is_channels_last(src) and not src.is_contiguous()
+    return channels_last_strides(shape) if inner else dense_strides(shape)
+
+
 def layout(tensor: torch.Tensor) -> MemoryDesc:
     """Return the descriptor of a tensor as it lies; the meaningless strides of dimensions of size 1 are made
     regular.
@@ -150,8 +156,11 @@ def dense_layout(tensor: torch.Tensor) -> MemoryDesc:
     return own if own.is_dense else plain_desc(tensor.dtype, own.dims, dense_strides(own.dims))
 
 
-def empty_like_layout(shape: Sequence[int], dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
-    """Return new memory, channels innermost if asked."""
-    if not channels_last:
-        return torch.empty(tuple(shape), dtype=dtype)
-    return torch.empty_strided(tuple(shape), channels_last_strides(shape), dtype=dtype)
+def allocate(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> torch.Tensor:
+    """Return new memory, row-major unless strides are given. Raises MemoryError where there is not enough."""
+    try:
+        if strides is None:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype)
+    except RuntimeError as error:
+        raise MemoryError(f"no memory for a result of {dtype_names([dtype])}{list(shape)}") from error

@@ -13,7 +13,7 @@ import torch
 from zendnn_cffi import checks
 from zendnn_cffi.attributes import ARG_DST, ARG_WEIGHTS, BINARY, ELTWISE, Attr, PostOps, arg_post_op, kind_value
 from zendnn_cffi.errors import UnsupportedError
-from zendnn_cffi.functional._arrays import as_input, as_output, empty_like_layout, layout
+from zendnn_cffi.functional._arrays import allocate, as_input, as_output, layout
 from zendnn_cffi.functional._kernel import CACHE, Kernel
 from zendnn_cffi.memory import MemoryDesc, dense_strides, plain_desc
 
@@ -55,20 +55,22 @@ class Call:
         shape: Sequence[int],
         dtype: torch.dtype,
         *,
-        channels_last: bool = False,
+        strides: Sequence[int] | None = None,
         like: torch.Tensor | None = None,
         in_place: Sequence[int] = (),
-        name: str = "out",
     ) -> torch.Tensor:
-        """Check ``out``, or allocate it (dense as ``like`` is). It may be exactly an operand of ``in_place``, and
-        overlap no other.
+        """Check ``out``, or allocate it (with strides, or dense as ``like`` is, or row-major).
+
+        It may be exactly one of the operands ``in_place``, and overlap no other.
         """
+        name = "out"
         if out is None:
             if self.reads_dst:
                 raise ValueError("a sum post-op adds to what out holds: pass out")
-            result = (
-                empty_like_layout(shape, dtype, channels_last) if like is None else torch.empty_like(like, dtype=dtype)
-            )
+            if like is not None:
+                result = torch.empty_like(like, dtype=dtype)
+            else:
+                result = allocate(shape, dtype, strides)
         else:
             result = as_output(out, name, shape, dtype)
             if result.numel():

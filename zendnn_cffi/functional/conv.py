@@ -9,7 +9,7 @@ import torch
 
 from zendnn_cffi import checks, descriptors
 from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
-from zendnn_cffi.functional._arrays import FLOATS, channels_last_strides, is_channels_last
+from zendnn_cffi.functional._arrays import FLOATS, channels_last_strides, image_strides, is_channels_last
 from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
 from zendnn_cffi.memory import MemoryDesc, plain_desc
@@ -196,7 +196,7 @@ def _run(
     x = call.operands[ARG_SRC]
     call.add_post_ops(post_ops, shape, channels_last_strides(shape))
     call.adopt_post_tensors()
-    result = call.output(out, shape, x.dtype, channels_last=is_channels_last(x) and not x.is_contiguous())
+    result = call.output(out, shape, x.dtype, strides=image_strides(x, shape))
     if result.numel() == 0:
         return call.result()
     if is_channels_last(x):

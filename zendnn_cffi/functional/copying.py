@@ -11,7 +11,7 @@ from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr
 from zendnn_cffi.functional._arrays import FLOATS, INT8, channels_last_strides
 from zendnn_cffi.functional._call import Call
 from zendnn_cffi.functional._kernel import Kernel
-from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.memory import MemoryDesc, dense_strides
 from zendnn_cffi.primitive import PrimitiveDesc
 
 _TYPES = (*FLOATS, torch.float16, torch.int32, *INT8)
@@ -47,17 +47,10 @@ def reorder(
         raise TypeError(f"dtype must be one of {', '.join(map(str, _TYPES))}, got {wanted!r}")
     factor = checks.as_float(scale, "scale")
     call.add(ARG_SRC, x, "src")
-    if out is None and layout == "channels_last":
-        target: Any = torch.empty_strided(tuple(x.shape), channels_last_strides(x.shape), dtype=wanted)
-    else:
-        target = (
-            torch.empty_like(x, dtype=wanted, memory_format=torch.contiguous_format)
-            if out is None and layout == "contiguous"
-            else None
-        )
-    result = call.output(out, x.shape, wanted, like=target if target is not None else x)
-    if target is not None and result is not target and out is None:
-        call.operands[ARG_DST] = call._result = result = target
+    strides = {"contiguous": dense_strides, "channels_last": channels_last_strides}.get(layout)
+    result = call.output(
+        out, x.shape, wanted, strides=strides(x.shape) if strides else None, like=None if strides else x
+    )
     if result.numel() == 0:
         return call.result()
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from zendnn_cffi import checks
-from zendnn_cffi.functional._arrays import as_input, as_output, dtype_names
+from zendnn_cffi.functional._arrays import allocate, as_input, as_output, dtype_names
 from zendnn_cffi.functional._gemm_post_ops import GemmPostOps
 from zendnn_cffi.library import load
 
@@ -149,7 +149,7 @@ def gemm(
         chain.bias(bias, "bias")
     chain.extend(post_ops)
     scales = _alpha_beta(x.dtype, alpha, beta, out, result_dtype)
-    result = torch.empty((m, n), dtype=result_dtype) if out is None else as_output(out, "out", (m, n), result_dtype)
+    result = allocate((m, n), result_dtype) if out is None else as_output(out, "out", (m, n), result_dtype)
     for name, tensor in (*inputs, *chain.tensors) if out is not None and result.numel() else ():
         if tensor.numel() and checks.overlap(result, tensor):
             raise ValueError(f"out shares memory with {name}: pass a buffer of its own, or leave out out")

@@ -10,7 +10,13 @@ import torch
 
 from zendnn_cffi import checks, descriptors
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr, kind_value
-from zendnn_cffi.functional._arrays import FLOATS, INT8, channels_last_strides, dense_layout, is_channels_last
+from zendnn_cffi.functional._arrays import (
+    FLOATS,
+    INT8,
+    channels_last_strides,
+    dense_layout,
+    image_strides,
+)
 from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
 from zendnn_cffi.memory import MemoryDesc, plain_desc
@@ -219,7 +225,7 @@ def _images(call: Call, src: Any, dtypes: Sequence[torch.dtype]) -> torch.Tensor
 
 
 def _image_result(call: Call, x: torch.Tensor, out: Any, shape: Sequence[int]) -> torch.Tensor:
-    return call.output(out, shape, x.dtype, channels_last=is_channels_last(x) and not x.is_contiguous())
+    return call.output(out, shape, x.dtype, strides=image_strides(x, shape))
 
 
 def _either_layout(x: torch.Tensor, shape: Sequence[int], attempt: Any) -> Kernel:
