@@ -6,7 +6,6 @@ program is kept, least recently used first out. What cannot be lowered runs the 
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import warnings
@@ -19,9 +18,10 @@ import torch
 from torch import fx, nn
 
 import zendnn_cffi
-from fx_passes.lower.compile import LoweredRegion, lower_region
+from fx_passes.lower.compile import LoweredRegion
 from fx_passes.lower.context import NotLowered
-from fx_passes.lower.specs import TensorSpec, evaluate_constants
+from fx_passes.lower.specs import evaluate_constants
+from fx_passes.lower.variants import choose_variant
 from fx_passes.plan.prepack import WeightStore
 
 log = logging.getLogger("zendnn_cffi.region")
@@ -107,9 +107,12 @@ class ZenRegion(nn.Module):
         if any(t.numel() == 0 for t in inputs):
             return None, "an input is empty"
         try:
-            specs = [TensorSpec.of(t) for t in inputs]
             with torch.inference_mode(False), torch.no_grad():
-                return lower_region(copy.deepcopy(self.graph), specs, self._constants, self.weights, self.options), ""
+                lowered = choose_variant(
+                    self.graph, inputs, self._constants, self.weights, self.options, self.run_plain
+                )
+            self._plain_constants = None  # made to measure plain PyTorch against
+            return lowered, ""
         except NotLowered as reason:
             return None, str(reason)
         except Exception as error:

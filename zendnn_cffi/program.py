@@ -198,40 +198,49 @@ class Program:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for these inputs, whose shapes, strides and dtypes must be those the program is for."""
-        context = self._enter(inputs)
+        outputs = self.new_outputs()
+        self.run_into(inputs, outputs)
+        return outputs
+
+    def new_outputs(self) -> list[torch.Tensor]:
+        """Return uninitialised output tensors."""
+        return [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype) for spec in self.outputs]
+
+    def run_into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Compute into given outputs, which must have the shapes, strides and dtypes of `outputs`."""
+        context = self._enter(inputs, outputs)
         for function, arguments in context.calls:
             if function(*arguments):
                 self._raise(context)
-        return self._leave(context)
+        self._leave(context)
 
     def run_timed(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
         """Return the outputs, and the wall time of each call in ns."""
-        context = self._enter(inputs)
+        outputs = self.new_outputs()
+        context = self._enter(inputs, outputs)
         times_ns = []
         for call, (function, arguments) in zip(self.calls, context.calls, strict=True):
             start = time.perf_counter_ns()
             status = function(*arguments)
             times_ns.append(time.perf_counter_ns() - start)
             check(status, f"{call.name}: executing {call.kind}")
-        return self._leave(context), times_ns
+        self._leave(context)
+        return outputs, times_ns
 
-    def _enter(self, inputs: Sequence[torch.Tensor]) -> Context:
+    def _enter(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Context:
         try:
             context = self._idle.pop()
         except IndexError:
             context = self._new_context()
-        outputs = [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype) for spec in self.outputs]
         context.inputs, context.outputs = inputs, outputs
         pointers = {"input": [t.data_ptr() for t in inputs], "output": [t.data_ptr() for t in outputs]}
         for space, index, offset, handle in context.moving:
             self._set_data_handle(handle, self._cast(self._void, pointers[space][index] + offset))
         return context
 
-    def _leave(self, context: Context) -> list[torch.Tensor]:
-        outputs = list(context.outputs)
+    def _leave(self, context: Context) -> None:
         context.inputs = context.outputs = ()
         self._idle.append(context)
-        return outputs
 
     def _new_context(self) -> Context:
         context = Context(self.constants, self.arena_bytes)
@@ -243,3 +252,48 @@ class Program:
         for call, (function, arguments) in zip(self.calls, context.calls, strict=True):
             check(function(*arguments) or 0, f"{call.name}: executing {call.kind} ({call.implementation})")
         raise ZenDNNError("a primitive failed once and not again: please report this with ZENDNN_CFFI_LOG=DEBUG output")
+
+
+class SlicedProgram:
+    """Run a program for a smaller batch over slices of dimension 0 of every input and output.
+
+    The activations of a slice stay in the cache where those of the whole batch would not.
+    """
+
+    def __init__(self, program: Program, slice_size: int, outputs: Sequence[OutputSpec]) -> None:
+        self.program = program
+        self.slice_size = slice_size
+        self.outputs = tuple(outputs)
+        self.slices = outputs[0].shape[0] // slice_size
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of one slice."""
+        return self.program.calls
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.program.arena_bytes
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        return self.program.constants
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the outputs for these inputs."""
+        outputs = [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype) for spec in self.outputs]
+        for start in range(0, self.slices * self.slice_size, self.slice_size):
+            self.program.run_into(*(self._slices(tensors, start) for tensors in (inputs, outputs)))
+        return outputs
+
+    def _slices(self, tensors: Sequence[torch.Tensor], start: int) -> list[torch.Tensor]:
+        return [tensor.narrow(0, start, self.slice_size) for tensor in tensors]
+
+    def run_timed(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+        """Return the outputs, and the wall time of each call in ns, summed over the slices."""
+        pieces, times_ns = [], [0] * len(self.calls)
+        for start in range(0, self.slices * self.slice_size, self.slice_size):
+            outputs, times = self.program.run_timed(self._slices(inputs, start))
+            pieces.append(outputs)
+            times_ns = [a + b for a, b in zip(times_ns, times, strict=True)]
+        return [torch.cat(list(parts)) for parts in zip(*pieces, strict=True)], times_ns

@@ -20,7 +20,7 @@ from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
 from fx_passes.search.tuner import Tuner
 from zendnn_cffi.memory import MemoryDesc
-from zendnn_cffi.program import Program
+from zendnn_cffi.program import Program, SlicedProgram
 
 if TYPE_CHECKING:
     from fx_passes.region import RegionOptions
@@ -55,7 +55,7 @@ class NodeReport:
 class LoweredRegion:
     """A program, and what it is made of."""
 
-    program: Program
+    program: Program | SlicedProgram
     nodes: tuple[NodeReport, ...]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -17,10 +18,13 @@ _ALIGNMENT_BYTES = 64
 
 
 class WeightStore:
-    """Prepacked weights by (name, layout). A weight that already lies as wanted is used where it is, not copied."""
+    """Prepacked weights by (name, layout), for as long as a program uses them.
+
+    A weight that already lies as wanted is used where it is, not copied.
+    """
 
     def __init__(self) -> None:
-        self._packed: dict[tuple[str, bytes], torch.Tensor] = {}
+        self._packed: WeakValueDictionary[tuple[str, bytes], torch.Tensor] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def get(self, prefix: str, weights: Weights) -> torch.Tensor:
@@ -29,7 +33,8 @@ class WeightStore:
         with self._lock:
             packed = self._packed.get(key)
             if packed is None:
-                packed = self._packed[key] = prepack(weights.plain, weights.desc)
+                packed = prepack(weights.plain, weights.desc)
+                self._packed[key] = packed
             return packed
 
     def clear(self) -> None:
