@@ -35,8 +35,8 @@ class Bench:
     def __init__(self, operation: Operation, values: RegionValues) -> None:
         self.operation = operation
         generator = torch.Generator().manual_seed(0)
-        self.operands = [_noise(values, node, generator) for node in operation.operands]
-        given = dict(zip(operation.operands, self.operands, strict=True))
+        given = {node: _noise(values, node, generator) for node in dict.fromkeys(operation.operands)}
+        self.operands = [given[node] for node in operation.operands]  # a node may be several operands
         with torch.no_grad():
             self.expected: torch.Tensor = values.compute(operation.node, given)
 
@@ -134,7 +134,8 @@ def fingerprint(candidate: Candidate) -> str:
         assert isinstance(template, PrimitiveTemplate)
         pd = template.pd
         digest.update(repr((template.kind, pd.implementation, sorted(pd.op.params.items()) if pd.op else ())).encode())
-        for name, desc in sorted(pd.op.descs.items()) if pd.op else ():
+        descs = pd.op.descs if pd.op else {"src": pd.src_desc, "dst": pd.dst_desc}  # a reorder has no descriptor
+        for name, desc in sorted(descs.items()):
             digest.update(name.encode() + (desc.key if desc is not None else b"-"))
         for entry in pd.attr.post_ops:
             digest.update(b"".join(part.key if isinstance(part, MemoryDesc) else repr(part).encode() for part in entry))
