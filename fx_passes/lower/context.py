@@ -11,7 +11,7 @@ from torch import fx
 
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.lower.layouts import OpaqueDesc, is_known_dtype, strided
-from fx_passes.lower.post_ops import BinaryPostOp, PostOp, translate
+from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitive import PrimitiveDesc
@@ -81,9 +81,10 @@ class LoweringContext:
         translated: list[PostOp] = []
         for index, entry in enumerate(entries):
             post_op = translate(entry, base, self.values)
-            if post_op is None:
+            together = None if post_op is None else append_post_ops(translated, post_op)
+            if together is None:
                 raise SplitPostOps(index)
-            translated += post_op
+            translated = together
         return translated
 
 

@@ -92,6 +92,22 @@ def translate(entry: tuple[Any, ...], base: TensorSpec, values: RegionValues) ->
     return (BinaryPostOp(kind, other, constant, spec.shape, shape, full=spec.shape == base.shape),)
 
 
+def append_post_ops(chain: Sequence[PostOp], more: Sequence[PostOp]) -> list[PostOp] | None:
+    """Return chain with more after it, neighbouring linear ones made one; None where the library would be wrong.
+
+    Its kernels keep one set of parameters per eltwise kind: of two with different ones, both get the same.
+    """
+    joined = list(chain)
+    for p in more:
+        last = joined[-1] if joined else None
+        if isinstance(p, EltwisePostOp) and isinstance(last, EltwisePostOp) and p.kind == last.kind == "linear":
+            joined[-1] = EltwisePostOp("linear", last.alpha * p.alpha, p.alpha * last.beta + p.beta)
+        else:
+            joined.append(p)
+    distinct = {p for p in joined if isinstance(p, EltwisePostOp)}
+    return joined if len(distinct) == len({p.kind for p in distinct}) else None
+
+
 @dataclass
 class Chain:
     """Post-ops for one candidate: the attribute, the arguments it adds, and the layouts wanted of the new operands."""
