@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -31,6 +33,10 @@ def library_expected() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "ZENDNN_CFFI_CACHE" not in os.environ:  # measurements on a busy machine must not outlive the tests
+        folder = tempfile.mkdtemp(prefix="zendnn_cffi-tests-")
+        os.environ["ZENDNN_CFFI_CACHE"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     config.addinivalue_line("markers", "may_skip(reason): this test may skip itself even where the library is expected")
 
 

@@ -130,7 +130,7 @@ def _environment(case: Case, scratch: Path, protocol: Protocol) -> dict[str, str
     if protocol.cold:
         caches = scratch / f"cache-{case.workload}-{case.dtype}-{case.batch}-{case.threads}-{time.time_ns()}"
         values["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
-        values["ZENDNN_CFFI_CACHE_DIR"] = str(caches / "zendnn_cffi")
+        values["ZENDNN_CFFI_CACHE"] = str(caches / "zendnn_cffi")
     return values
 
 

@@ -42,7 +42,7 @@ def show_engine() -> bool:
     return True
 
 
-def show_digits(epochs: int) -> bool:
+def show_digits(epochs: int, tune: str) -> bool:
     """Train on digits; print accuracy before and after optimize; return whether fp32 agreed on every image."""
     screen.heading("A digit classifier, trained now")
     data = digits.load()
@@ -52,7 +52,7 @@ def show_digits(epochs: int) -> bool:
     screen.line(f"eager, {len(reference)} test images", f"accuracy {digits.accuracy(reference, data.test_labels):.2%}")
     agreed = {}
     for label, dtype in (("fp32", None), ("bf16", torch.bfloat16)):
-        optimized = zendnn_cffi.optimize(model, (data.test_images,), dtype=dtype)
+        optimized = zendnn_cffi.optimize(model, (data.test_images,), dtype=dtype, tune=tune)
         predicted = digits.predict(optimized, data.test_images)
         same = int((predicted == reference).sum())
         agreed[label] = same == len(reference)
@@ -63,14 +63,14 @@ def show_digits(epochs: int) -> bool:
     return agreed["fp32"]
 
 
-def compare_resnet(rounds: int) -> tuple[nn.Module, Tensor, dict[str, list[float]], bool]:
+def compare_resnet(rounds: int, tune: str) -> tuple[nn.Module, Tensor, dict[str, list[float]], bool]:
     """Run ResNet-50 on a photograph both ways; return (optimized, photograph, seconds per way, whether right)."""
     screen.heading("ResNet-50, batch 1, on a photograph")
     model = vision.build("resnet50", calibrate=False)
     vision.randomise(model, torch.cat([vision.photograph("china"), vision.photograph("flower")]))
     photograph = vision.photograph("china")
     began = time.perf_counter()
-    optimized = zendnn_cffi.optimize(model, (photograph,))
+    optimized = zendnn_cffi.optimize(model, (photograph,), tune=tune)
     with torch.inference_mode():
         optimized(photograph)
         screen.line("optimize and first call", f"{time.perf_counter() - began:.1f} s")
@@ -120,12 +120,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the demo; return 0 if all answers were right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer epochs and rounds")
+    parser.add_argument("--tune", default="auto", help="as optimize() takes it (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "out", metavar="FOLDER")
     options = parser.parse_args(arguments)
 
     available = show_engine()
-    digits_agree = show_digits(epochs=3 if options.quick else 8)
-    optimized, photograph, seconds, right = compare_resnet(rounds=2 if options.quick else 10)
+    digits_agree = show_digits(3 if options.quick else 8, options.tune)
+    optimized, photograph, seconds, right = compare_resnet(2 if options.quick else 10, options.tune)
     if available:
         from demo import chart
 

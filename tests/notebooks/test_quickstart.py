@@ -58,7 +58,7 @@ def test_answers_are_right(executed: Any) -> None:
 def test_explain_is_shown_as_a_table(executed: Any) -> None:
     shown = outputs_containing(executed, "zendnn_cffi.explain(fast)")
     assert "<table" in shown
-    assert "avx512" in shown or "avx2" in shown
+    assert "conv" in shown
 
 
 def test_bf16_error_is_of_the_size_of_eager_bf16s(executed: Any) -> None:

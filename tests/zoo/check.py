@@ -48,14 +48,14 @@ class Verdict:
         )
 
 
-def check(name: str, batch: int = 1, seed: int = 0, *, repeats: int = 1) -> Verdict:
+def check(name: str, batch: int = 1, seed: int = 0, *, tune: str = "auto", repeats: int = 1) -> Verdict:
     """Return the verdict on the torchvision model `name` in float32; times are the best of `repeats` calls."""
     model = vision.build(name, seed)
     images = vision.image_batch(batch, vision.image_side(name), seed)
     with torch.inference_mode():
         expected = model(images)
         began = time.perf_counter()
-        optimized = zendnn_cffi.optimize(model, (images,))
+        optimized = zendnn_cffi.optimize(model, (images,), tune=tune)
         answer = optimized(images)
         ready_s = time.perf_counter() - began
         assert bool(expected.isfinite().all()), "the model itself overflowed"

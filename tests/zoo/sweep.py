@@ -21,13 +21,13 @@ from demo import vision
 from tests.zoo.check import Verdict, check, failed
 
 
-def sweep(names: list[str]) -> list[Verdict]:
+def sweep(names: list[str], tune: str) -> list[Verdict]:
     """Return the verdicts on the named models, printing each as it is found."""
     verdicts = []
     pool = _pool()
     for number, name in enumerate(names, 1):
         try:
-            verdict = pool.submit(check, name, repeats=3).result()
+            verdict = pool.submit(check, name, tune=tune, repeats=3).result()
         except BrokenProcessPool:
             verdict = failed(name, "the process died")
             pool = _pool()
@@ -46,9 +46,10 @@ def _pool() -> ProcessPoolExecutor:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
+    parser.add_argument("--tune", default="auto", help="as optimize() takes it (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the verdicts here")
     options = parser.parse_args(arguments)
-    verdicts = sweep(options.models or vision.classification_models())
+    verdicts = sweep(options.models or vision.classification_models(), options.tune)
     passed = [verdict for verdict in verdicts if verdict.passed]
     slower = [verdict.name for verdict in passed if verdict.optimized_ms > verdict.eager_ms]
     print(f"\n{len(passed)} of {len(verdicts)} models right")

@@ -30,7 +30,7 @@ DOZEN = {
 
 @pytest.mark.parametrize("name", DOZEN)
 def test_model_is_right(name: str) -> None:
-    verdict = check(name)
+    verdict = check(name, tune="off")  # measured on a busy machine, "auto" might give the model back to PyTorch
     print(verdict)
     assert verdict.error <= TOLERANCE
     assert verdict.offloaded > 0
@@ -41,13 +41,19 @@ def test_dozen_names_exist() -> None:
 
 
 def test_inception_with_its_own_image_size_and_batch() -> None:
-    verdict = check("inception_v3", batch=2)
+    verdict = check("inception_v3", batch=2, tune="off")
+    assert verdict.error <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "mnasnet0_5"])
+def test_model_is_right_when_tuned(name: str) -> None:
+    verdict = check(name, tune="auto")
     assert verdict.error <= TOLERANCE
 
 
 def test_resnet50_runs_all_53_convolutions_in_zendnn() -> None:
     model, images = vision.build("resnet50"), vision.image_batch(1)
-    optimized = zendnn_cffi.optimize(model, (images,))
+    optimized = zendnn_cffi.optimize(model, (images,), tune="off")
     with torch.inference_mode():
         records = zendnn_cffi.profile(optimized, images).records
     assert sum(record.kind == "convolution" for record in records) == 53
