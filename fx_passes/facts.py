@@ -26,11 +26,20 @@ def is_tensor(node: Any) -> bool:
         return False
     if node.op == "get_attr" or isinstance(node.meta.get("val"), torch.Tensor):
         return True
+    if node.op == "placeholder":
+        return node.type is torch.Tensor or any(_takes_tensor(user, node) for user in node.users)
     if is_call(node, operator.getitem):
         return is_call(node.args[0], ops.chunk, ops.split)
     if is_call(node, ops.binary):
         return any(map(is_tensor, node.args))
     return is_vocabulary(node) and node.target not in (ops.size, ops.rank, ops.chunk, ops.split)
+
+
+def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
+    """Whether what node is for user can only be a tensor."""
+    if user.op == "call_module":
+        return user.args[:1] == (node,)
+    return is_vocabulary(user) and user.target not in (ops.binary, ops.reshape, ops.expand) and user.args[0] is node
 
 
 def rank(node: Any) -> int | None:
@@ -52,8 +61,8 @@ def rank(node: Any) -> int | None:
         below = rank(node.args[0])
         return None if below is None else below + 1
     if node.target is ops.binary:
-        sides = [rank(side) for side in node.args[:2]]
-        return None if None in sides else max(sides)
+        a, b = map(rank, node.args[:2])
+        return None if a is None or b is None else max(a, b)
     if node.target is ops.concat:
         return next((r for r in map(rank, node.args[0]) if r is not None), None)
     if is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split):

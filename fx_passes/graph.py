@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
@@ -18,7 +19,7 @@ def get_attribute(root: nn.Module, qualified_name: str) -> Any:
     return operator.attrgetter(qualified_name)(root)
 
 
-def is_call(node: Any, *targets: Callable[..., Any]) -> bool:
+def is_call(node: Any, *targets: Callable[..., Any]) -> TypeGuard[fx.Node]:
     """Whether node is a call of one of these functions."""
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
@@ -51,7 +52,7 @@ def is_constant(node: Any) -> bool:
 
 
 # Python's arithmetic on sizes.
-ARITHMETIC = frozenset(
+ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.getitem,
      operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, math.ceil, math.floor, int, max, min}
 )  # fmt: skip
@@ -123,20 +124,34 @@ def remove_dead(graph: fx.Graph) -> bool:
     return changed
 
 
+def sort(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]] = MappingProxyType({})) -> None:
+    """Restore an order in which every node follows its inputs, moving only nodes that others need earlier.
+
+    before  node -> further nodes that it has to follow
+    """
+    placed: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        pending = [node]
+        while pending:
+            top = pending[-1]
+            missing = [source for source in (*top.all_input_nodes, *before.get(top, ())) if source not in placed]
+            if missing and top not in placed:
+                pending.extend(reversed(missing))
+                continue
+            pending.pop()
+            if top not in placed:
+                placed.add(top)
+                if top is not node:
+                    node.prepend(top)
+
+
 def finish(gm: fx.GraphModule) -> fx.GraphModule:
-    """End of a pass: dead code out, checked, compiled."""
+    """End of a pass: in order, dead code out, checked, compiled."""
+    sort(gm.graph)
     remove_dead(gm.graph)
     gm.graph.lint()
     gm.recompile()
     return gm
-
-
-def move_after(node: fx.Node, operands: Iterable[Any]) -> None:
-    """Move node behind the last of its operands, if one of them comes later in the graph."""
-    order = {n: i for i, n in enumerate(node.graph.nodes)}
-    last = max((n for n in operands if isinstance(n, fx.Node)), key=order.__getitem__, default=None)
-    if last is not None and order[last] > order[node]:
-        last.append(node)
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:

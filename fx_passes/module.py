@@ -66,7 +66,7 @@ class OptimizedModule(fx.GraphModule):
     def invalidate(self) -> None:
         """Tell every region that parameters may have changed; they look at them again on the next call."""
         for region in self.regions().values():
-            region.invalidate()  # type: ignore[operator]
+            region.invalidate()
 
     def train(self, mode: bool = True) -> OptimizedModule:
         """Stay in evaluation mode: train(False) is eval(); train(True) raises RuntimeError."""
@@ -147,7 +147,7 @@ def whole_model_graph(root: nn.Module) -> fx.Graph:
     call = WholeModel(root)
     values = []
     for p in call.parameters:
-        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
         default = () if p.default is p.empty else (p.default,)
         values.append(graph.create_node("placeholder", stars + p.name, default, name=p.name))
     graph.output(graph.call_function(call, tuple(values)))

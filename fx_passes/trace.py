@@ -12,9 +12,10 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -24,7 +25,7 @@ from fx_passes.graph import copy_graph
 
 log = logging.getLogger("zendnn_cffi.passes")
 
-ExampleInputs = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
+ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
@@ -111,6 +112,28 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
 
 
+class InPlaceProxy(fx.Proxy):
+    """A Proxy that also records augmented assignment as what it is: fx.Proxy makes x = x + y of x += y."""
+
+    def _record(self, target: Callable[..., Any], *args: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, *args), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.itruediv, other)
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        self._record(operator.setitem, item, value)
+
+
 class SubmoduleTracer(fx.Tracer):
     """Symbolic tracer that remembers in which submodule tracing failed, and keeps given submodules whole."""
 
@@ -121,6 +144,9 @@ class SubmoduleTracer(fx.Tracer):
         self.leaves = leaves
         self.specialized = specialized
         self.failed: str | None = None
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return InPlaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (

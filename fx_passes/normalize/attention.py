@@ -78,7 +78,7 @@ def _project(
     to_heads = (0, 2, 1, 3) if module.batch_first else (1, 2, 0, 3)
     if query is key and key is value:
         wide = call(ops.linear, query, weight, bias, post_ops=())
-        shape = (call(ops.size, query, 0), call(ops.size, query, 1), 3, n_heads, depth)
+        shape: tuple[Any, ...] = (call(ops.size, query, 0), call(ops.size, query, 1), 3, n_heads, depth)
         order = (2, *(d + (d > 1) for d in to_heads))
         split = call(ops.permute, call(ops.reshape, wide, shape), order)
         return [call(ops.index, split, i) for i in range(3)]

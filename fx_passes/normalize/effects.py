@@ -113,7 +113,7 @@ def _module_writes(node: fx.Node, module: nn.Module) -> list[fx.Node]:
 def _schema_writes(node: fx.Node) -> list[fx.Node]:
     """Arguments that an operator's schema marks as written."""
     written = []
-    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for i, argument in enumerate(node.target._schema.arguments):
         value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
             written.append(value)
