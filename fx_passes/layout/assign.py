@@ -1,17 +1,20 @@
 """Choose one candidate per operation so that kernels and the reorders between them cost least.
 
-Each operation is a variable, its states the candidates worth keeping (the cheapest for every combination of layouts).
-A state costs its kernel; a pair of states of a producer and a reader costs the reorder between their layouts. The least
-sum is found by variable elimination: take the variable with the smallest joint table, add up the tables that mention
-it, minimise it out, remember the minimiser, go on; then read the choices backwards. That is exact, and cheap on chains
-and residual graphs, whose joint tables span two or three variables. Where a joint table would grow past a bound
-(densely connected blocks), the rest is settled by coordinate descent from the best uniform start.
+Each value is a variable. Its states are the candidates worth keeping (the cheapest for every combination of layouts),
+each with a set of further layouts that the value is reordered to at once, for readers to share. A state costs its kernel
+and its reorders; a pair of states of a producer and a reader costs nothing if the reader finds the layout it wants, and a
+reorder of its own if not. The least sum is found by variable elimination: take the variable with the smallest joint
+table, add up the tables that mention it, minimise it out, remember the minimiser, go on; then read the choices backwards.
+That is exact, and cheap on chains and residual graphs, whose joint tables span two or three variables. Where a joint
+table would grow past a bound (densely connected blocks), the rest is settled by coordinate descent from the best uniform
+start.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import fx
@@ -23,6 +26,15 @@ from zendnn_cffi.memory import MemoryDesc
 MAX_TABLE = 1 << 20
 Table = tuple[tuple[int, ...], np.ndarray]
 ReorderCost = Callable[[MemoryDesc, MemoryDesc], float]
+
+
+@dataclass(frozen=True)
+class State:
+    """One state of a value: how it is computed (None: it is a region input), where it lies, what it is reordered to."""
+
+    candidate: Candidate | None
+    layouts: tuple[MemoryDesc, ...]
+    cost_ns: float
 
 
 def assign_layouts(
@@ -37,28 +49,73 @@ def assign_layouts(
     outputs     layout in which each region output must leave
     reorder_ns  cost of a reorder between two layouts that are not the same bytes
     """
-    states = [_worth_keeping(operation.candidates) for operation in operations]
-    index = {operation.node: i for i, operation in enumerate(operations)}
 
     def cost(have: MemoryDesc, want: MemoryDesc) -> float:
         return 0.0 if same_bytes(have, want) else reorder_ns(have, want)
 
+    kept = {operation.node: _worth_keeping(operation.candidates) for operation in operations}
+    wanted = _wanted_layouts(operations, kept, outputs)
+    states: dict[fx.Node, list[State]] = {}
+    for node, desc in inputs.items():
+        states[node] = _with_reorders([State(None, (desc,), 0.0)], wanted.get(node, []), cost)
+    for operation in operations:
+        own = [State(c, (c.dst,), c.cost_ns) for c in kept[operation.node]]
+        states[operation.node] = _with_reorders(own, wanted.get(operation.node, []), cost)
+
+    def reading(state: State, want: MemoryDesc) -> float:
+        if any(same_bytes(have, want) for have in state.layouts):
+            return 0.0
+        return cost(state.layouts[0], want)
+
+    index = {node: i for i, node in enumerate(states)}
     tables: list[Table] = []
-    for i, operation in enumerate(operations):
-        unary = np.array([c.cost_ns for c in states[i]])
-        wanted = outputs.get(operation.node)
-        if wanted is not None:
-            unary = unary + [cost(c.dst, wanted) for c in states[i]]
+    for node, own in states.items():
+        costs = [s.cost_ns + (reading(s, outputs[node]) if node in outputs else 0.0) for s in own]
+        tables.append(((index[node],), np.array(costs)))
+    for operation in operations:
+        readers = states[operation.node]
         for position, operand in enumerate(operation.operands):
-            if operand in inputs:
-                unary = unary + [cost(inputs[operand], c.srcs[position]) for c in states[i]]
-            else:
-                producer = index[operand]
-                pair = [[cost(p.dst, c.srcs[position]) for c in states[i]] for p in states[producer]]
-                tables.append(((producer, i), np.array(pair)))
-        tables.append(((i,), unary))
-    choice = minimise(tables, [len(s) for s in states])
-    return [s[c] for s, c in zip(states, choice, strict=True)]
+            wants = [s.candidate.srcs[position] for s in readers if s.candidate is not None]
+            pair = [[reading(state, want) for want in wants] for state in states[operand]]
+            tables.append(((index[operand], index[operation.node]), np.array(pair)))
+    choice = minimise(tables, [len(own) for own in states.values()])
+    chosen = [states[operation.node][choice[index[operation.node]]].candidate for operation in operations]
+    return [candidate for candidate in chosen if candidate is not None]
+
+
+def _wanted_layouts(
+    operations: Sequence[Operation], kept: Mapping[fx.Node, Sequence[Candidate]], outputs: Mapping[fx.Node, MemoryDesc]
+) -> dict[fx.Node, list[MemoryDesc]]:
+    """For every value with several readers, the layouts that at least two of them may ask for."""
+    asked: dict[fx.Node, list[list[MemoryDesc]]] = {node: [[desc]] for node, desc in outputs.items()}
+    for operation in operations:
+        for position, operand in enumerate(operation.operands):
+            asked.setdefault(operand, []).append(_distinct([c.srcs[position] for c in kept[operation.node]]))
+    shared = {}
+    for node, readers in asked.items():
+        every = _distinct([desc for descs in readers for desc in descs])
+        shared[node] = [d for d in every if sum(any(same_bytes(d, e) for e in descs) for descs in readers) > 1]
+    return shared
+
+
+def _distinct(descs: Sequence[MemoryDesc]) -> list[MemoryDesc]:
+    found: list[MemoryDesc] = []
+    for desc in descs:
+        if not any(same_bytes(desc, other) for other in found):
+            found.append(desc)
+    return found
+
+
+def _with_reorders(own: Sequence[State], wanted: Sequence[MemoryDesc], cost: ReorderCost) -> list[State]:
+    """Every state with every set of further layouts that readers might share."""
+    states = []
+    for state in own:
+        others = [desc for desc in wanted if not same_bytes(desc, state.layouts[0])]
+        for count in range(len(others) + 1):
+            for extra in itertools.combinations(others, count):
+                price = sum(cost(state.layouts[0], desc) for desc in extra)
+                states.append(State(state.candidate, (*state.layouts, *extra), state.cost_ns + price))
+    return states
 
 
 def _worth_keeping(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -121,8 +178,11 @@ def _descend(tables: Sequence[Table], variables: Sequence[int], sizes: Sequence[
     best_choice, best_cost = [0] * len(sizes), np.inf
     mine = {v: [t for t in tables if v in t[0]] for v in variables}
 
-    def value(table: Table, choice: Sequence[int]) -> float:
-        return float(table[1][tuple(choice[v] for v in table[0])])
+    def costs_of(v: int, choice: Sequence[int]) -> np.ndarray:
+        total = np.zeros(sizes[v])
+        for scope, costs in mine[v]:
+            total += costs[tuple(slice(None) if u == v else choice[u] for u in scope)]
+        return total
 
     for start in range(max((sizes[v] for v in variables), default=1)):
         choice = [min(start, size - 1) for size in sizes]
@@ -130,14 +190,11 @@ def _descend(tables: Sequence[Table], variables: Sequence[int], sizes: Sequence[
         while changed:
             changed = False
             for v in variables:
-                costs = []
-                for state in range(sizes[v]):
-                    trial = [*choice[:v], state, *choice[v + 1 :]]
-                    costs.append(sum(value(t, trial) for t in mine[v]))
+                costs = costs_of(v, choice)
                 state = int(np.argmin(costs))
                 if costs[state] < costs[choice[v]]:
                     choice[v], changed = state, True
-        total = sum(value(t, choice) for t in tables)
+        total = sum(float(costs[tuple(choice[v] for v in scope)]) for scope, costs in tables)
         if total < best_cost:
             best_choice, best_cost = choice, total
     return best_choice
