@@ -1,13 +1,13 @@
 """Choose one candidate per operation so that kernels and the reorders between them cost least.
 
 Each value is a variable. Its states are the candidates worth keeping (the cheapest for every combination of layouts),
-each with a set of further layouts that the value is reordered to at once, for readers to share. A state costs its kernel
-and its reorders; a pair of states of a producer and a reader costs nothing if the reader finds the layout it wants, and a
-reorder of its own if not. The least sum is found by variable elimination: take the variable with the smallest joint
-table, add up the tables that mention it, minimise it out, remember the minimiser, go on; then read the choices backwards.
-That is exact, and cheap on chains and residual graphs, whose joint tables span two or three variables. Where a joint
-table would grow past a bound (densely connected blocks), the rest is settled by coordinate descent from the best uniform
-start.
+each with a set of further layouts that the value is reordered to at once, for readers to share. A state costs its
+kernel and its reorders; a pair of states of a producer and a reader costs nothing if the reader finds the layout it
+wants, and a reorder of its own if not. The least sum is found by variable elimination: take the variable with the
+smallest joint table, add up the tables that mention it, minimise it out, remember the minimiser, go on; then read the
+choices backwards. That is exact, and cheap on chains and residual graphs, whose joint tables span two or three
+variables. Where a joint table would grow past a bound (densely connected blocks), the rest is settled by coordinate
+descent from the best uniform start.
 """
 
 from __future__ import annotations
