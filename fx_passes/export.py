@@ -58,8 +58,10 @@ def export(
     for node in list(graph.nodes):
         if node.op == "call_module" and node.target == "_guards_fn":
             graph.erase_node(node)
-        elif node.op == "get_attr" and "." not in node.target and not hasattr(root, node.target):
-            setattr(root, node.target, getattr(gm, node.target))
+        elif node.op == "get_attr":
+            owner, _, name = node.target.rpartition(".")
+            if not hasattr(root.get_submodule(owner), name):  # a tensor that forward creates
+                setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
     return graph, Guards(check, gm._in_spec)
 
 

@@ -20,6 +20,7 @@ from fx_passes.normalize import normalize
 from fx_passes.partition import partition
 from fx_passes.partition.partition import Constants, MakeRegion
 from fx_passes.trace import ExampleInputs, Traced, trace
+from fx_passes.verify import verify
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -85,5 +86,9 @@ def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> Optimized
     for run_pass in PASSES:
         gm = run_pass(gm)
         log.debug("%s: %d nodes", run_pass.__name__, len(gm.graph.nodes))
+        if log.isEnabledFor(logging.DEBUG):
+            verify(gm)
     result: OptimizedModule = partition(gm, make_region, traced.root)
+    if log.isEnabledFor(logging.DEBUG):
+        verify(result)
     return result

@@ -16,14 +16,17 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.facts import rank
 from fx_passes.graph import finish, is_call, is_constant, only_user, replace
+from fx_passes.normalize.aliasing import Aliasing
 
 
 def fold_batch_norm(gm: fx.GraphModule) -> fx.GraphModule:
     """Fold every batch normalization that has a linear neighbour of its own; the others stay."""
+    aliasing = Aliasing(gm)
     for norm in gm.graph.find_nodes(op="call_function", target=ops.batch_norm):
         if (producer := match_producer(norm)) is not None:
-            fold_into_producer(producer, norm)
-        elif (consumer := match_consumer(norm)) is not None:
+            if aliasing.may_move_down(producer, norm):
+                fold_into_producer(producer, norm)
+        elif (consumer := match_consumer(norm)) is not None and aliasing.may_move_down(norm, consumer):
             fold_into_consumer(norm, consumer)
     return finish(gm)
 

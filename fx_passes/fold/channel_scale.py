@@ -52,7 +52,6 @@ def fold(producer: fx.Node, value: fx.Node, constant: fx.Node, node: fx.Node) ->
     """node's readers read value, of which producer has new weights."""
     src, weight, bias = producer.args
     graph = node.graph
-    producer.prepend(constant)  # a get_attr, which may stand further down
     with graph.inserting_before(producer):
         if node.args[2] == "mul":
             weight = graph.call_function(ops.scale_channels, (weight, constant))

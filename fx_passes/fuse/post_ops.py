@@ -18,6 +18,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.graph import finish, is_call, is_constant, only_user, replace
+from fx_passes.normalize.aliasing import Aliasing
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -35,8 +36,9 @@ class PostOp:
 
 def fuse_post_ops(gm: fx.GraphModule) -> fx.GraphModule:
     """Fuse until nothing matches, last producers first."""
+    aliasing = Aliasing(gm)
     for producer in reversed([n for n in gm.graph.nodes if is_call(n, *ops.WITH_POST_OPS)]):
-        while (match := match_post_op(producer)) is not None:
+        while (match := match_post_op(producer)) is not None and aliasing.may_move_down(producer, match[0]):
             absorb(producer, *match)
     return finish(gm)
 

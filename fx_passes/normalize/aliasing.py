@@ -54,6 +54,18 @@ class Aliasing:
         """Nodes that read memory that node may share."""
         return list(dict.fromkeys(user for member in self.members(node) for user in member.users))
 
+    def may_move_down(self, node: fx.Node, target: fx.Node) -> bool:
+        """Whether node computes the same right before target, further down: nobody writes to its operands between."""
+        if not self.writers:
+            return True
+        operands = {self._find(source) for source in node.all_input_nodes}
+        between = node.next
+        while between is not target:
+            if any(self._find(written) in operands for written in self.writers.get(between, ())):
+                return False
+            between = between.next
+        return True
+
     def out_of_place(self, node: fx.Node) -> bool:
         """Respell an in-place node out of place if nobody can tell the difference. Return whether it was done."""
         written = self.writers[node]

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
+from fx_passes.graph import is_shape
 from fx_passes.normalize.spellings import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
 _VIEWS = {"reshape", "view", "flatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split", "unsqueeze",
@@ -40,6 +41,8 @@ def writes(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         return inputs[:1] if _has_inplace_name(node.target) or node.target == "__setitem__" else []
     if isinstance(node.target, torch._ops.OpOverload):
         return _schema_writes(node)
+    if is_shape(node):
+        return []  # n += 1 of a number
     if node.target in INPLACE or node.target is operator.setitem or is_inplace_call(node):
         return inputs[:1]
     if isinstance(node.kwargs.get("out"), fx.Node):
@@ -64,6 +67,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         return inputs
     if node.target in ops.COMPUTE or node.target in ops.SHAPE:
         return []
+    if node.target in INPLACE or node.target is operator.setitem:
+        return inputs[:1]
     if isinstance(node.target, torch._ops.OpOverload) and node.target._opname not in _DROPOUTS | {"contiguous"}:
         return inputs if any(r.alias_info is not None for r in node.target._schema.returns) else []
     name = getattr(node.target, "__name__", "")

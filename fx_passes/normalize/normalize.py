@@ -68,9 +68,10 @@ class Normalizer:
                 self.visit(node)
 
     def make_out_of_place(self) -> bool:
-        """Respell in-place nodes where that cannot be told, first ones first. Return whether there was one."""
+        """Respell in-place nodes where that cannot be told, first ones first. Return whether fewer nodes write now."""
         aliasing = Aliasing(self.gm)
-        return sum(aliasing.out_of_place(node) for node in aliasing.writers) > 0
+        respelled = sum(aliasing.out_of_place(node) for node in aliasing.writers)
+        return respelled > 0 or len(aliasing.writers) < len(self.aliasing.writers)
 
     def merge(self, node: fx.Node) -> None:
         """One node per tensor name."""

@@ -18,11 +18,12 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_shape, is_vocabulary
+from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_shape, is_vocabulary, sort
 from fx_passes.normalize.aliasing import Aliasing
 
 log = logging.getLogger("zendnn_cffi.passes")
 
+Ordering = dict[fx.Node, list[fx.Node]]  # node -> nodes that it has to follow though it does not read them
 MakeRegion = Callable[[fx.Graph, "Constants", str], nn.Module]
 
 
@@ -58,8 +59,11 @@ def partition(
     root       where constants are looked up (default gm)
     supported  which vocabulary nodes may be in a region
     """
-    for members in find_regions(gm, supported):
-        extract(gm, members, make_region, root if root is not None else gm)
+    before = ordering(gm)
+    for members in find_regions(gm, supported, before):
+        call = extract(gm, members, make_region, root if root is not None else gm)
+        inherit_ordering(before, set(members), call)
+        sort(gm.graph, before)
     return finish(gm)
 
 
@@ -89,11 +93,10 @@ def operands(node: fx.Node) -> dict[fx.Node, None]:
     return found
 
 
-def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool] = is_vocabulary) -> list[list[fx.Node]]:
+def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], before: Ordering) -> list[list[fx.Node]]:
     """Return the regions worth making, each a list of nodes in graph order."""
     stages: dict[fx.Node, int] = {}
     members: dict[fx.Node, bool] = {}
-    before = ordering(gm)
     for node in gm.graph.nodes:
         members[node] = is_member(node, supported)
         sources = [*operands(node), *before.get(node, ())]
@@ -118,15 +121,23 @@ def trim(nodes: list[fx.Node]) -> list[fx.Node]:
     return list(inside)
 
 
-def ordering(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
+def ordering(gm: fx.GraphModule) -> Ordering:
     """Nodes that must stay behind others though no value flows: readers and writers of the same memory."""
     aliasing = Aliasing(gm)
-    before: dict[fx.Node, list[fx.Node]] = {}
+    before: Ordering = {}
     for writer, written in aliasing.writers.items():
         for reader in (reader for node in written for reader in aliasing.readers(node) if reader is not writer):
             first, then = sorted((reader, writer), key=aliasing.order.__getitem__)
             before.setdefault(then, []).append(first)
     return before
+
+
+def inherit_ordering(before: Ordering, members: set[fx.Node], call: fx.Node) -> None:
+    """The call of a region has to follow what its members had to, and comes before what they did."""
+    inherited = [first for member in members for first in before.pop(member, ()) if first not in members]
+    for then, firsts in before.items():
+        before[then] = [call if first in members else first for first in firsts]
+    before[call] = inherited
 
 
 def is_read_outside(user: fx.Node, inside: set[fx.Node]) -> bool:
@@ -136,8 +147,8 @@ def is_read_outside(user: fx.Node, inside: set[fx.Node]) -> bool:
     return user not in inside
 
 
-def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module) -> None:
-    """Move nodes into a graph of their own, called where the last of them stood."""
+def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module) -> fx.Node:
+    """Move nodes into a graph of their own; return the call of it, which stands where the last of them stood."""
     inside = set(nodes)
     inner = fx.Graph()
     inputs = list(dict.fromkeys(s for n in nodes for s in operands(n) if s not in inside))
@@ -159,13 +170,13 @@ def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, r
     names = tuple(dict.fromkeys(n.target for n in inner.find_nodes(op="get_attr")))
     gm.add_submodule(name, make_region(inner, Constants(root, names), name))
     log.debug("partition: %s: %d nodes, %d inputs, %d outputs", name, len(nodes), len(inputs), len(outputs))
-    replace_by_call(gm.graph, nodes, name, inputs, outputs)
+    return replace_by_call(gm.graph, nodes, name, inputs, outputs)
 
 
 def replace_by_call(
     graph: fx.Graph, nodes: list[fx.Node], name: str, inputs: list[fx.Node], outputs: list[fx.Node]
-) -> None:
-    """Put one call in place of nodes; what reads it and stood before its last input moves behind."""
+) -> fx.Node:
+    """Put one call in place of nodes, and return it."""
     with graph.inserting_after(nodes[-1]):
         call = graph.call_module(name, tuple(inputs))
     results = [call]
@@ -180,7 +191,7 @@ def replace_by_call(
         new.meta.update({k: v for k, v in old.meta.items() if k == "val"})
     for node in reversed(nodes):
         erase_with_sizes(node)
-    sort(graph)
+    return call
 
 
 def erase_with_sizes(node: fx.Node) -> None:
@@ -188,23 +199,6 @@ def erase_with_sizes(node: fx.Node) -> None:
     for user in list(node.users):
         erase_with_sizes(user)
     node.graph.erase_node(node)
-
-
-def sort(graph: fx.Graph) -> None:
-    """Restore an order in which every node follows its inputs, changing as little as possible."""
-    placed: set[fx.Node] = set()
-
-    def place(node: fx.Node, anchor: fx.Node) -> None:
-        for source in node.all_input_nodes:
-            if source not in placed:
-                place(source, anchor)
-        if node is not anchor:
-            anchor.prepend(node)
-        placed.add(node)
-
-    for node in list(graph.nodes):
-        if node not in placed:
-            place(node, node)
 
 
 def unique_name(gm: nn.Module, prefix: str) -> str:

@@ -1,0 +1,332 @@
+"""Every spelling of an operation becomes the one of the vocabulary; what has no exact equal stays."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from fx_passes.normalize import normalize
+from fx_passes.normalize.aten import FIRST_RESULT, OVERLOADS
+from fx_passes.normalize.modules import MODULES
+from fx_passes.normalize.spellings import FUNCTIONS, METHODS
+from fx_passes.pipeline import compile_graph
+from tests.support.graphs import (
+    after,
+    calls,
+    check,
+    check_equal,
+    check_twice,
+    count,
+    image,
+    model_of,
+    name_of,
+    outside,
+    post_ops,
+)
+
+LINE, PLANE, SPACE = (2, 4, 9), (2, 4, 9, 7), (2, 4, 5, 6, 7)
+
+# module type -> (module, shape of its input, the operation it becomes; None: it disappears)
+MODULE_EXAMPLES: dict[type[nn.Module], tuple[nn.Module, tuple[int, ...], str | None]] = {
+    nn.Conv1d: (nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), LINE, "convolution"),
+    nn.Conv2d: (nn.Conv2d(4, 6, (3, 4), padding="same", dilation=(1, 2)), PLANE, "convolution"),
+    nn.Conv3d: (nn.Conv3d(4, 2, 3, bias=False, padding=(1, 0, 2)), SPACE, "convolution"),
+    nn.ConvTranspose1d: (nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1), LINE, "deconvolution"),
+    nn.ConvTranspose2d: (nn.ConvTranspose2d(4, 6, 3, groups=2, dilation=2), PLANE, "deconvolution"),
+    nn.ConvTranspose3d: (nn.ConvTranspose3d(4, 2, 2, padding=1), SPACE, "deconvolution"),
+    nn.Linear: (nn.Linear(7, 5), PLANE, "linear"),
+    nn.modules.linear.NonDynamicallyQuantizableLinear: (
+        nn.modules.linear.NonDynamicallyQuantizableLinear(7, 5),
+        PLANE,
+        "linear",
+    ),
+    nn.BatchNorm1d: (nn.BatchNorm1d(4), LINE, "batch_norm"),
+    nn.BatchNorm2d: (nn.BatchNorm2d(4, eps=0.01), PLANE, "batch_norm"),
+    nn.BatchNorm3d: (nn.BatchNorm3d(4, affine=False), SPACE, "batch_norm"),
+    nn.SyncBatchNorm: (nn.SyncBatchNorm(4), PLANE, "batch_norm"),
+    nn.LayerNorm: (nn.LayerNorm((9, 7)), PLANE, "layer_norm"),
+    nn.MaxPool1d: (nn.MaxPool1d(3), LINE, "pool"),
+    nn.MaxPool2d: (nn.MaxPool2d(3, 2, 1, dilation=(1, 2), ceil_mode=True), PLANE, "pool"),
+    nn.MaxPool3d: (nn.MaxPool3d((1, 2, 3)), SPACE, "pool"),
+    nn.AvgPool1d: (nn.AvgPool1d(3, padding=1), LINE, "pool"),
+    nn.AvgPool2d: (nn.AvgPool2d(3, 2, padding=1, ceil_mode=True, count_include_pad=False), PLANE, "pool"),
+    nn.AvgPool3d: (nn.AvgPool3d(2, ceil_mode=True), SPACE, "pool"),
+    nn.AdaptiveAvgPool1d: (nn.AdaptiveAvgPool1d(4), LINE, "adaptive_pool"),
+    nn.AdaptiveAvgPool2d: (nn.AdaptiveAvgPool2d((None, 3)), PLANE, "adaptive_pool"),
+    nn.AdaptiveAvgPool3d: (nn.AdaptiveAvgPool3d(1), SPACE, "adaptive_pool"),
+    nn.AdaptiveMaxPool1d: (nn.AdaptiveMaxPool1d(2), LINE, "adaptive_pool"),
+    nn.AdaptiveMaxPool2d: (nn.AdaptiveMaxPool2d(2), PLANE, "adaptive_pool"),
+    nn.AdaptiveMaxPool3d: (nn.AdaptiveMaxPool3d((2, 1, None)), SPACE, "adaptive_pool"),
+    nn.ReLU: (nn.ReLU(), PLANE, "eltwise"),
+    nn.ReLU6: (nn.ReLU6(), PLANE, "eltwise"),
+    nn.LeakyReLU: (nn.LeakyReLU(0.3), PLANE, "eltwise"),
+    nn.ELU: (nn.ELU(0.5), PLANE, "eltwise"),
+    nn.Hardtanh: (nn.Hardtanh(-0.5, 0.7), PLANE, "eltwise"),
+    nn.GELU: (nn.GELU("tanh"), PLANE, "eltwise"),
+    nn.SiLU: (nn.SiLU(), PLANE, "eltwise"),
+    nn.Sigmoid: (nn.Sigmoid(), PLANE, "eltwise"),
+    nn.Tanh: (nn.Tanh(), PLANE, "eltwise"),
+    nn.Hardswish: (nn.Hardswish(), PLANE, "eltwise"),
+    nn.Hardsigmoid: (nn.Hardsigmoid(), PLANE, "eltwise"),
+    nn.Mish: (nn.Mish(), PLANE, "eltwise"),
+    nn.Softplus: (nn.Softplus(), PLANE, "eltwise"),
+    nn.PReLU: (nn.PReLU(4), PLANE, "prelu"),
+    nn.Softmax: (nn.Softmax(1), PLANE, "softmax"),
+    nn.LogSoftmax: (nn.LogSoftmax(-1), PLANE, "softmax"),
+    nn.Flatten: (nn.Flatten(1, 2), PLANE, "flatten"),
+    nn.ZeroPad1d: (nn.ZeroPad1d(1), LINE, "pad"),
+    nn.ZeroPad2d: (nn.ZeroPad2d((1, 0, 2, 3)), PLANE, "pad"),
+    nn.ZeroPad3d: (nn.ZeroPad3d(1), SPACE, "pad"),
+    nn.ConstantPad1d: (nn.ConstantPad1d(1, 2.0), LINE, "pad"),
+    nn.ConstantPad2d: (nn.ConstantPad2d(1, 2.0), PLANE, "pad"),
+    nn.ConstantPad3d: (nn.ConstantPad3d(1, 2.0), SPACE, "pad"),
+    nn.Identity: (nn.Identity(), PLANE, None),
+    nn.Dropout: (nn.Dropout(), PLANE, None),
+    nn.Dropout1d: (nn.Dropout1d(), LINE, None),
+    nn.Dropout2d: (nn.Dropout2d(inplace=True), PLANE, None),
+    nn.Dropout3d: (nn.Dropout3d(), SPACE, None),
+    nn.AlphaDropout: (nn.AlphaDropout(), PLANE, None),
+    nn.FeatureAlphaDropout: (nn.FeatureAlphaDropout(), PLANE, None),
+}
+
+
+def test_every_module_row_has_an_example() -> None:
+    assert MODULE_EXAMPLES.keys() == MODULES.keys()
+
+
+@pytest.mark.parametrize("kind", MODULE_EXAMPLES, ids=lambda kind: kind.__name__)
+def test_module(kind: type[nn.Module]) -> None:
+    module, shape, operation = MODULE_EXAMPLES[kind]
+    assert type(module) is kind
+    model = model_of(lambda m, x: m.layer(x).tanh(), layer=module)
+    check(model, image(*shape))
+    gm = after("normalize", model)
+    assert count(gm) == Counter(["eltwise"] + ([] if operation is None else [operation]))
+    check_twice(gm, normalize)
+    sources = [node.meta["source"] for node in calls(gm)]
+    assert sources == ([] if operation is None else [f"{kind.__name__} layer"]) + ["Tensor.tanh"]
+
+
+K = {"c": nn.Conv2d(4, 4, 3), "n": nn.BatchNorm2d(4), "l": nn.Linear(7, 5)}
+
+# Spellings other than modules -> (forward over m.c, m.n, m.l; the operations it becomes)
+SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "F.conv2d": (lambda m, x: F.conv2d(x, m.c.weight, m.c.bias, 2, (1, 0)), ("convolution",)),
+    "F.conv2d by name": (lambda m, x: F.conv2d(input=x, weight=m.c.weight, dilation=2), ("convolution",)),
+    "F.conv2d valid": (lambda m, x: F.conv2d(x, m.c.weight, padding="valid"), ("convolution",)),
+    "torch.conv2d": (lambda m, x: torch.conv2d(x, m.c.weight), ("convolution",)),
+    "F.conv_transpose2d": (lambda m, x: F.conv_transpose2d(x, m.c.weight, None, 2, 1, 1), ("deconvolution",)),
+    "F.linear": (lambda m, x: F.linear(x, m.l.weight), ("linear",)),
+    "F.batch_norm": (
+        lambda m, x: F.batch_norm(x, m.n.running_mean, m.n.running_var, m.n.weight, eps=0.1),
+        ("batch_norm",),
+    ),
+    "F.layer_norm": (lambda m, x: F.layer_norm(x, (7,), eps=0.1), ("layer_norm",)),
+    "x @ y": (lambda m, x: x @ x.transpose(-1, -2), ("transpose", "matmul")),
+    "torch.matmul": (lambda m, x: torch.matmul(x, m.l.weight.t()) + 0 * m.c(x).sum(), ("*", "matmul")),
+    "torch.bmm": (lambda m, x: torch.bmm(x[0], x[1].transpose(1, 2)), ("*", "matmul")),
+    "einsum": (lambda m, x: torch.einsum("bchw,bcvw->bchv", x, x.relu()), ("eltwise", "transpose", "matmul")),
+    "einsum, transposed": (lambda m, x: torch.einsum("ab,bc->ac", x[0, 0], m.l.weight.T), ("index", "*", "matmul")),
+    "x.relu()": (lambda m, x: x.relu(), ("eltwise",)),
+    "F.relu6": (lambda m, x: F.relu6(x), ("eltwise",)),
+    "torch.clamp": (lambda m, x: torch.clamp(x, min=-1, max=1), ("eltwise",)),
+    "clamp from 0": (lambda m, x: x.clamp(min=0), ("eltwise",)),
+    "F.gelu": (lambda m, x: F.gelu(x, approximate="tanh"), ("eltwise",)),
+    "F.leaky_relu": (lambda m, x: F.leaky_relu(x), ("eltwise",)),
+    "x ** 2": (lambda m, x: x.tanh() ** 2, ("eltwise", "eltwise")),
+    "torch.pow": (lambda m, x: torch.pow(x.abs(), 0.5), ("eltwise", "eltwise")),
+    "-x": (lambda m, x: -x.exp(), ("eltwise", "binary")),
+    "number - x": (lambda m, x: 1 - x.sigmoid(), ("eltwise", "binary")),
+    "torch.rsub": (lambda m, x: torch.rsub(x, 1), ("binary",)),
+    "x.mul": (lambda m, x: x.mul(0.5), ("binary",)),
+    "torch.div": (lambda m, x: torch.div(x, x.abs()), ("eltwise", "binary")),
+    "torch.minimum": (lambda m, x: torch.minimum(x, -x.relu()), ("eltwise", "binary", "binary")),
+    "F.prelu": (lambda m, x: F.prelu(x, m.n.weight), ("prelu",)),
+    "F.max_pool2d": (lambda m, x: F.max_pool2d(x, 2), ("pool",)),
+    "F.avg_pool2d": (lambda m, x: F.avg_pool2d(x, 3, stride=2, padding=1), ("pool",)),
+    "F.adaptive_avg_pool2d": (lambda m, x: F.adaptive_avg_pool2d(x, (2, None)), ("adaptive_pool",)),
+    "x.mean": (lambda m, x: x.mean([2, 3]), ("reduce",)),
+    "torch.mean": (lambda m, x: torch.mean(x, dim=-1, keepdim=True), ("reduce",)),
+    "torch.amax": (lambda m, x: torch.amax(x, (1, 2)), ("reduce",)),
+    "F.softmax": (lambda m, x: F.softmax(x, dim=1), ("softmax",)),
+    "x.log_softmax": (lambda m, x: x.log_softmax(-1), ("softmax",)),
+    "torch.cat": (lambda m, x: torch.cat([x, x], 1), ("concat",)),
+    "torch.concat": (lambda m, x: torch.concat((x, x), dim=-1), ("concat",)),
+    "x.view": (lambda m, x: x.view(2, -1), ("reshape",)),
+    "x.reshape of sizes": (lambda m, x: x.reshape(x.size(0), x.shape[1] * 9, -1), ("size", "size", "*", "reshape")),
+    "torch.flatten": (lambda m, x: torch.flatten(x, 1), ("flatten",)),
+    "x.permute": (lambda m, x: x.permute(0, 2, 3, 1), ("permute",)),
+    "torch.permute": (lambda m, x: torch.permute(x, [0, 2, 3, 1]), ("permute",)),
+    "x.chunk": (lambda m, x: x.chunk(2, dim=1)[0].relu(), ("chunk", "eltwise")),
+    "torch.split": (lambda m, x: torch.split(x, [1, 3], 1)[1] * 2, ("split", "binary")),
+    "x.unsqueeze": (lambda m, x: x.unsqueeze(1), ("unsqueeze",)),
+    "x.expand": (lambda m, x: x[:, :1].expand(-1, 3, -1, -1), ("index", "expand")),
+    "x.dim()": (lambda m, x: x.flatten(1).reshape((1,) * 1 + (-1, 2)), ("flatten", "reshape")),
+    "F.dropout": (lambda m, x: F.dropout(x, training=False).relu(), ("eltwise",)),
+    "attention": (lambda m, x: F.scaled_dot_product_attention(x, x, x), ("attention",)),
+    "torch.add": (lambda m, x: torch.add(x, x.relu()), ("eltwise", "binary")),
+    "operator.add": (lambda m, x: operator.add(x.relu(), 1), ("eltwise", "binary")),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spelling(spelling: str) -> None:
+    function, operations = SPELLINGS[spelling]
+    model = model_of(function, **K)
+    check(model, image(*PLANE))
+    gm = after("normalize", model)
+    names = [name_of(n) for n in calls(gm) if name_of(n) != "getitem" and (n.op != "call_module")]
+    if "*" in operations:  # other nodes are none of this test's business
+        assert operations[-1] in names
+    else:
+        assert names == list(operations)
+    check_twice(gm, normalize)
+
+
+def test_tables_agree_on_signatures() -> None:
+    """A builder is called the way the original is: every function and method binds at least its first argument."""
+    assert all(callable(row) for table in (FUNCTIONS, METHODS, OVERLOADS, FIRST_RESULT) for row in table.values())
+
+
+class OwnConv(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 2
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_traced() -> None:
+    gm = check(model_of(lambda m, x: m.layer(x), layer=OwnConv(4, 4, 3)), image(*PLANE))
+    assert post_ops(gm) == [("eltwise:linear",)]
+
+
+def _hooked() -> nn.Module:
+    conv = nn.Conv2d(4, 4, 3)
+    conv.register_forward_hook(lambda module, args, result: result * 3)
+    return conv
+
+
+def _patched() -> nn.Module:
+    conv = nn.Conv2d(4, 4, 3)
+    conv.forward = lambda x: x * 2  # type: ignore[method-assign]
+    return conv
+
+
+REFUSED_MODULES: dict[str, Callable[[], nn.Module]] = {
+    "forward hook": _hooked,
+    "forward replaced": _patched,
+    "weight_norm": lambda: weight_norm(nn.Conv2d(4, 4, 3)),
+    "padding_mode": lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+    "returns indices": lambda: nn.MaxPool2d(2, return_indices=True),
+    "divisor": lambda: nn.AvgPool2d(2, divisor_override=3),
+    "softplus beta": lambda: nn.Softplus(beta=2),
+    "batch statistics": lambda: nn.BatchNorm2d(4, track_running_stats=False),
+    "softmax over an unstated dimension": lambda: nn.Softmax(),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED_MODULES)
+@pytest.mark.filterwarnings("ignore")
+def test_module_stays(why: str) -> None:
+    model = model_of(lambda m, x: m.layer(x), layer=REFUSED_MODULES[why]())
+    gm = check(model, image(*PLANE))
+    assert "convolution" not in count(gm) and sum(outside(gm).values()) >= 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weight_norm_by_hooks_stays() -> None:
+    model = model_of(lambda m, x: m.layer(x), layer=nn.utils.weight_norm(nn.Conv2d(4, 4, 3)))
+    gm = compile_graph(model)
+    assert outside(gm) == {"layer": 1}
+    with torch.no_grad():
+        torch.testing.assert_close(gm(image(*PLANE)), model(image(*PLANE)))
+
+
+REFUSED_CALLS: dict[str, Callable[..., Any]] = {
+    "alpha": lambda m, x: torch.add(x, x, alpha=3),
+    "rounding": lambda m, x: torch.div(x, 2, rounding_mode="trunc"),
+    "one limit": lambda m, x: x.clamp(max=1),
+    "min greater than max": lambda m, x: x.clamp(1, -1),
+    "a tensor for a limit": lambda m, x: x.clamp(x * 0, x * 0 + 1),
+    "dtype": lambda m, x: F.softmax(x, -1, dtype=torch.float32),
+    "mean of everything": lambda m, x: x.mean(),
+    "maximum with indices": lambda m, x: x.max(1),
+    "viewed as another dtype": lambda m, x: x.view(torch.int64),
+    "a boolean mask": lambda m, x: x[x > 0],
+    "scaled gelu": lambda m, x: torch.selu(x),
+    "training dropout": lambda m, x: F.dropout(x, 0.0, training=True),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED_CALLS)
+def test_call_stays(why: str) -> None:
+    gm = check(model_of(REFUSED_CALLS[why]), image(*PLANE))
+    assert not gm.regions() or why in ("a tensor for a limit",)
+
+
+def test_numbers_are_not_taken_for_tensors() -> None:
+    model = model_of(lambda m, x, n: (x.reshape(n + 1, -1).relu(), n * 2, n - 1))
+    gm = check(model, image(*PLANE), 3)
+    assert gm(image(*PLANE), 1)[1:] == (2, 0)
+
+
+def test_a_module_called_twice_and_tied_modules() -> None:
+    shared = nn.Conv2d(4, 4, 1)
+    gm = check(model_of(lambda m, x: m.b(m.a(m.a(x))), a=shared, b=shared), image(*PLANE))
+    assert count(gm) == {"convolution": 3}
+    (region,) = gm.regions().values()
+    assert [n.target for n in region.graph.find_nodes(op="get_attr")] == ["a.weight", "a.bias"]
+
+
+def test_attention_module_is_written_out() -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.reshape(2, -1, 8)
+        y, _ = m.a(x, x, x, need_weights=False)
+        return x + y
+
+    gm = check(model_of(forward, a=attention), image(2, 5, 8))
+    assert count(gm)["attention"] == 1 and count(gm)["linear"] == 2
+    assert outside(gm) == {"reshape": 1}  # of the input: a view
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention_between_two_sequences(batch_first: bool, bias: bool) -> None:
+    attention = nn.MultiheadAttention(8, 2, bias=bias, batch_first=batch_first)
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = x.permute(0, 1, 2), y.permute(0, 1, 2)
+        return m.a(x, y, y)[0]
+
+    gm = check(model_of(forward, a=attention), image(3, 3, 8), image(3, 3, 8, seed=1))
+    assert count(gm)["attention"] == 1 and count(gm)["linear"] == 4
+
+
+ATTENTION_REFUSED = {
+    "the weights are read": lambda m, x: m.a(x, x, x),
+    "a mask": lambda m, x: m.a(x, x, x, attn_mask=m.mask)[0],
+    "rank unknown": lambda m, x: m.a(x, x, x)[0],
+}
+
+
+@pytest.mark.parametrize("why", ATTENTION_REFUSED)
+def test_attention_stays(why: str) -> None:
+    function = ATTENTION_REFUSED[why]
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        return function(m, x if why == "rank unknown" else x.permute(0, 1, 2))
+
+    model = model_of(forward, a=nn.MultiheadAttention(8, 2, batch_first=True))
+    model.register_buffer("mask", torch.zeros(5, 5, dtype=torch.float64))
+    gm = check(model, image(2, 5, 8))
+    assert count(gm)["attention"] == 0
+    if why == "rank unknown":
+        check_equal(model, gm, image(5, 8))
