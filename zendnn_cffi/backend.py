@@ -1,0 +1,319 @@
+"""torch.compile(model, backend="zendnn"): the graphs that TorchDynamo captures, through the same passes as optimize().
+
+    dynamo graph (torch functions; parameters, sizes and floats are inputs of it)
+      -> bind       parameters, buffers and floats of this call become constants of the graph; sizes follow from tensors
+      -> fx_passes  normalize, fold, fuse, partition, regions: as in optimize()
+
+A bound graph is right for the tensors it was bound to. Each call checks that they are the same objects with the same
+contents (identity, version counter, address), and binds again where they are not: two layers of one class may share a
+captured graph, and parameters may be loaded or moved between calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from zendnn_cffi.library import is_available, unavailable_reason
+from zendnn_cffi.log import get_logger
+from zendnn_cffi.optimize import DTYPES, TUNE_MODES
+
+log = get_logger(__name__)
+MAX_BINDINGS = 64  # graphs bound to different parameters that one captured graph keeps (one per layer that shares it)
+_MAX_CHANGES = 4  # a tensor whose contents changed this often is an input, not a constant
+_OPTIONS = {"dtype", "allow_winograd", "tune"}
+_warned: set[str] = set()
+
+
+def zendnn_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """Return a callable that computes gm; registered as the backends "zendnn" and "zendnn_cffi" of torch.compile.
+
+    options  torch.compile(..., options={"dtype": torch.bfloat16, "tune": "off", "allow_winograd": True}): as in
+             optimize()
+    Graphs that train, or whose inputs require gradients, run as plain PyTorch, with one warning.
+    """
+    options = _checked(dict(kwargs.get("options") or {}))
+    if not is_available():
+        _warn_once(f"torch.compile runs plain PyTorch: {unavailable_reason()}")
+        return gm.forward
+    if is_training(gm):
+        _warn_once("a module in training mode runs as plain PyTorch under torch.compile: call model.eval() first")
+        return gm.forward
+    return CompiledGraph(gm, options)
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise ValueError(f"unknown options {unknown} for the zendnn backend: it takes {sorted(_OPTIONS)}")
+    if options.get("dtype") not in DTYPES:
+        raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {options['dtype']!r}")
+    if options.get("tune", "auto") not in TUNE_MODES:
+        raise ValueError(f"tune must be one of {', '.join(map(repr, TUNE_MODES))}, got {options['tune']!r}")
+    return options
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(f"zendnn_cffi: {message}", RuntimeWarning, stacklevel=3)
+
+
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+
+
+def is_training(gm: fx.GraphModule) -> bool:
+    """Whether the graph has operations in training mode (dropout that drops, batch statistics)."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in _DROPOUTS:
+            p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+            if (node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)) is True and p:
+                return True
+        if node.op == "call_function" and node.target is F.batch_norm:
+            if (node.args[5] if len(node.args) > 5 else node.kwargs.get("training", False)) is True:
+                return True
+    return False
+
+
+class CompiledGraph:
+    """A captured graph, bound on demand to the parameters it is called with."""
+
+    def __init__(self, gm: fx.GraphModule, options: dict[str, Any]) -> None:
+        self.gm = gm
+        self.options = options
+        prepare(gm)
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self.floats = [i for i, node in enumerate(placeholders) if is_float(node)]
+        self.constants = [i for i, node in enumerate(placeholders) if is_static(node)]
+        self._changes = dict.fromkeys(self.constants, 0)
+        self._bindings: OrderedDict[tuple[Any, ...], Binding | None] = OrderedDict()
+        self._latest: Binding | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph on dynamo's inputs; parameters are among them."""
+        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            _warn_once("gradients are required, so this runs as plain PyTorch: call the model under torch.no_grad()")
+            return self.gm.forward(*args)
+        binding = self._latest
+        if binding is None or not binding.matches(args):
+            binding = self._bind(args)
+            if binding is None:
+                return self.gm.forward(*args)
+        return binding(args)
+
+    def _bind(self, args: Sequence[Any]) -> Binding | None:
+        """The binding for these arguments, made if there is none; None where floats change all the time."""
+        with self._lock:
+            floats = tuple(args[i].item() for i in self.floats)
+            key = (floats, *(id(args[i]) for i in self.constants))
+            binding = self._bindings.get(key)
+            if binding is not None and not binding.matches(args):
+                self._note_changes(binding, args)
+                del self._bindings[key]
+                key, binding = (floats, *(id(args[i]) for i in self.constants)), None
+            if binding is None:
+                if len({k[0] for k in self._bindings}) > _MAX_CHANGES:
+                    return None
+                binding = Binding(self.gm, args, self.constants, self.floats, self.options)
+                while len(self._bindings) >= MAX_BINDINGS:
+                    self._bindings.popitem(last=False)
+                self._bindings[key] = binding
+            self._bindings.move_to_end(key)
+            self._latest = binding
+            return binding
+
+    def _note_changes(self, binding: Binding, args: Sequence[Any]) -> None:
+        """Tensors whose contents keep changing (a cache that is written in place) become inputs."""
+        for i in binding.changed(args):
+            self._changes[i] += 1
+            if self._changes[i] >= (_MAX_CHANGES if isinstance(args[i], nn.Parameter) else 1):
+                self.constants.remove(i)
+                self._bindings.clear()
+
+
+class Binding:
+    """The optimized module for one set of constants."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        args: Sequence[Any],
+        constants: Sequence[int],
+        floats: Sequence[int],
+        options: dict[str, Any],
+    ) -> None:
+        from fx_passes.pipeline import build
+        from fx_passes.region import RegionOptions
+        from fx_passes.trace import Traced
+
+        self._indices = tuple(constants)
+        self._tensors = [args[i] for i in constants]
+        self._float_indices = tuple(floats)
+        self._floats = [args[i].item() for i in floats]
+        self._state = self._contents(self._tensors)
+        fixed = {*constants, *floats}
+        self._inputs = tuple(i for i in range(len(args)) if i not in fixed)
+        dtype = options.get("dtype")
+        region = RegionOptions(
+            dtype if dtype == torch.bfloat16 else None, options.get("allow_winograd", True), options.get("tune", "auto")
+        )
+        with torch.no_grad():
+            root, graph = bind(gm, args, constants, floats)
+            self.module = build(Traced(root, graph), make_region=region)
+        self._forward = self.module.forward
+        log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        return self._forward(*(args[i] for i in self._inputs))
+
+    @staticmethod
+    def _contents(tensors: Sequence[torch.Tensor]) -> list[int]:
+        """What changes when a tensor is written, or given other storage."""
+        addresses = [t.data_ptr() for t in tensors]
+        return addresses + [0 if t.is_inference() else t._version for t in tensors]
+
+    def matches(self, args: Sequence[Any]) -> bool:
+        """Whether the constants are those among args, unchanged."""
+        return (
+            all([args[i] is t for i, t in zip(self._indices, self._tensors, strict=True)])
+            and self._contents(self._tensors) == self._state
+            and [args[i].item() for i in self._float_indices] == self._floats
+        )
+
+    def changed(self, args: Sequence[Any]) -> list[int]:
+        """The indices of constants whose contents changed."""
+        now, n = self._contents(self._tensors), len(self._tensors)
+        return [
+            self._indices[k]
+            for k in range(n)
+            if args[self._indices[k]] is self._tensors[k]
+            and (now[k], now[n + k]) != (self._state[k], self._state[n + k])
+        ]
+
+
+def is_static(node: fx.Node) -> bool:
+    """Whether a placeholder is a parameter or buffer of the model, and not written by the graph."""
+    example = node.meta.get("example_value")
+    if not isinstance(example, torch.Tensor) or is_float(node):
+        return False
+    owned = isinstance(example, nn.Parameter) or "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    return owned and not is_subclass(example) and not example.is_meta
+
+
+def is_subclass(tensor: torch.Tensor) -> bool:
+    """Whether the example of an input is of a type of its own (quantized, distributed), not a plain tensor."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return type(tensor) not in (torch.Tensor, nn.Parameter, FakeTensor, nn.Buffer)
+
+
+def is_float(node: fx.Node) -> bool:
+    """Whether a placeholder is a Python float that dynamo wrapped: a number that only item() reads."""
+    example = node.meta.get("example_value")
+    return (
+        isinstance(example, torch.Tensor)
+        and example.dtype == torch.float64
+        and example.ndim == 0
+        and bool(node.users)
+        and all(user.op == "call_method" and user.target == "item" for user in node.users)
+    )
+
+
+def prepare(gm: fx.GraphModule) -> None:
+    """Note what dynamo knows of every value where the passes look for it, and erase what computes nothing."""
+    for node in list(gm.graph.nodes):
+        if "example_value" in node.meta:
+            node.meta["val"] = node.meta["example_value"]
+        if node.op == "call_function" and node.target is torch._C._log_api_usage_once and not node.users:
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def bind(
+    gm: fx.GraphModule, args: Sequence[Any], constants: Sequence[int], floats: Sequence[int]
+) -> tuple[nn.Module, fx.Graph]:
+    """Return a module that owns the constants, and gm's graph over it, with the other inputs alone."""
+    from fx_passes import ops
+    from fx_passes.graph import copy_graph
+
+    root = nn.Module()
+    root.training = False
+    for name, child in gm.named_children():
+        root.add_module(name, child)
+    for node in gm.graph.find_nodes(op="get_attr"):
+        if "." not in node.target and not hasattr(root, node.target):
+            setattr(root, node.target, getattr(gm, node.target))
+    graph = copy_graph(gm.graph)
+    graph.set_codegen(fx.graph.CodeGen())
+    placeholders = graph.find_nodes(op="placeholder")
+    for i in constants:
+        node, value = placeholders[i], args[i]
+        name = _name(root, node.name)
+        if isinstance(value, nn.Parameter):
+            root.register_parameter(name, value)
+        else:
+            root.register_buffer(name, value)
+        with graph.inserting_before(node):
+            constant = graph.get_attr(name)
+        constant.meta["val"] = value
+        node.replace_all_uses_with(constant)
+        graph.erase_node(node)
+    for i in floats:
+        node, number = placeholders[i], args[i].item()
+        for user in list(node.users):
+            user.replace_all_uses_with(number)
+            graph.erase_node(user)
+        graph.erase_node(node)
+    for node, (tensor, dim) in _sizes(graph).items():
+        with graph.inserting_after(_last_placeholder(graph)):
+            size = graph.call_function(ops.size, (tensor, dim))
+        size.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(size)
+    return root, graph
+
+
+def _sizes(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, int]]:
+    """Placeholders that are sizes -> (tensor input, dimension) of that size."""
+    found: dict[str, tuple[fx.Node, int]] = {}
+    placeholders = graph.find_nodes(op="placeholder")
+    for node in placeholders:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    found.setdefault(str(size.node.expr), (node, dim))
+    sizes = {}
+    for node in placeholders:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and node.users and str(value.node.expr) in found:
+            sizes[node] = found[str(value.node.expr)]
+    return sizes
+
+
+def _last_placeholder(graph: fx.Graph) -> fx.Node:
+    return list(graph.find_nodes(op="placeholder"))[-1]
+
+
+def _name(root: nn.Module, wanted: str) -> str:
+    name, number = wanted, 0
+    while hasattr(root, name):
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
+def register() -> None:
+    """Make the backend names known to torch.compile where the package is not installed (its entry points do that)."""
+    from torch._dynamo.backends import registry
+
+    for name in ("zendnn", "zendnn_cffi"):
+        if name not in registry._COMPILER_FNS:
+            registry.register_backend(zendnn_backend, name=name)
