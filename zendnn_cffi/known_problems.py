@@ -41,6 +41,8 @@ def known_problem(
         and dst.format not in _CHANNELS_FIRST
     ):
         return "writes densely into a strided channels-last destination, over its neighbours"
+    if not implementation.startswith("ref") and (kind := _repeated_eltwise(post_ops)) is not None:
+        return f"gives both {kind} post-ops the parameters of one"
     if op.kind == "convolution":
         if implementation == "zendnn":
             return "aborts the process on layouts other than nhwc"
@@ -52,6 +54,17 @@ def known_problem(
             return f"gives wrong maxima with a padding index, or rows not {', '.join(map(str, MAX_WIDTHS))} long"
     if implementation == "zendnn" and op.kind in ("matmul", "inner_product"):
         return next((p for entry in post_ops if (p := _zendnn_post_op_problem(entry)) is not None), None)
+    return None
+
+
+def _repeated_eltwise(post_ops: PostOps) -> str | None:
+    """Return an eltwise kind that occurs twice with different parameters: the generated kernels keep one set per
+    kind.
+    """
+    parameters: dict[str, tuple[Any, ...]] = {}
+    for _, kind, *numbers in (entry for entry in post_ops if entry[0] == "eltwise"):
+        if parameters.setdefault(kind, tuple(numbers)) != tuple(numbers):
+            return str(kind)
     return None
 
 

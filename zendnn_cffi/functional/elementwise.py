@@ -20,7 +20,7 @@ def eltwise(src: Any, kind: str, alpha: float = 0.0, beta: float = 0.0, *, out: 
     """Return kind(src; alpha, beta) for every element; the names and their parameters are those of
     ``attributes.ELTWISE``.
 
-    src      any shape, float32 or bfloat16 ("round": float32 only), any strides
+    src      any shape, float32 or bfloat16, any strides
     out      may be src itself
     Returns  shape and dtype of src; dense in the same order of dimensions
     Raises   TypeError, ValueError for arguments that do not fit
