@@ -96,6 +96,8 @@ def check_tensor(tensor: Any, name: str) -> torch.Tensor:
 
 def data_pointer(tensor: torch.Tensor, name: str) -> int:
     """Return the address of a checked tensor's first element; refuses fakes and wrappers, which have none."""
+    if type(tensor) is not torch.Tensor and type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
+        raise ValueError(f"{name} has no storage of its own ({type(tensor).__name__}): pass a plain tensor")
     try:
         address = tensor.data_ptr()
     except Exception as error:  # functorch wrappers, FakeTensor and tracing subclasses raise different types here

@@ -75,6 +75,10 @@ class GemmPostOps:
         if tuple(tensor.shape) != (self.n,):
             raise ValueError(f"{name} must have shape [{self.n}], one value per column, got {list(tensor.shape)}")
         tensor = self._keep(name, tensor.contiguous())
+        if self.n == 1 and self.src in _INT8 and tensor.dtype == torch.float32:
+            # one column of an 8-bit product gets another row's bias: add it as a matrix
+            self._append_matrix(_MATRIX_ADD, "matrix_add", self._keep(name, tensor.expand(self.m, 1).contiguous()))
+            return
         self._sequence.append(_BIAS)
         self._entries["bias"].append({"bias": tensor, "stor_type": _STORAGE[tensor.dtype]})
 
@@ -85,6 +89,11 @@ class GemmPostOps:
         elif kind == "prelu" or kind not in _ALGORITHMS:
             raise ValueError(
                 f"the kind of {name} must be one of {', '.join(k for k in _ALGORITHMS if k != 'prelu')}; got {kind!r}"
+            )
+        if kind in ("clip", "prelu") and self.result in (*_INT8, torch.int32):
+            raise ValueError(
+                f"{name}: clip and a sloped relu go with float results only (the library misreads their parameters "
+                "for integer ones)"
             )
         if kind == "swish" and not numbers:
             raise ValueError(f"{name} needs swish's alpha: ('eltwise', 'swish', 1.0) is silu")
@@ -106,9 +115,12 @@ class GemmPostOps:
         if (tensor.stride(1) != 1 and self.n > 1) or (self.m > 1 and tensor.stride(0) < self.n):
             tensor = tensor.contiguous()
         self._keep(f"the tensor of {name}", tensor)
-        one = self._keep(name, torch.ones(1))
-        self._sequence.append(_MATRIX_ADD if kind == "add" else _MATRIX_MUL)
-        self._entries["matrix_" + kind].append(
+        self._append_matrix(_MATRIX_ADD if kind == "add" else _MATRIX_MUL, "matrix_" + kind, tensor)
+
+    def _append_matrix(self, number: int, kind: str, tensor: torch.Tensor) -> None:
+        one = self._keep(kind, torch.ones(1))
+        self._sequence.append(number)
+        self._entries[kind].append(
             {
                 "matrix": tensor,
                 "scale_factor": one,
@@ -124,6 +136,9 @@ class GemmPostOps:
         scales = self._numbers(scale, f"the scales of {name}", torch.float32)
         kind = self.result if self.result in _INT8 else torch.float32
         zeros = self._numbers(zero, f"the zero points of {name}", kind)
+        shift = None
+        if self.src == torch.bfloat16 and bool(zeros.any()):  # its kernels misread f32 zero points: add them as a bias
+            shift, zeros = zeros, self._keep(name, torch.zeros(1))
         self._sequence.append(_SCALE)
         self._entries["sum"].append(
             {
@@ -135,6 +150,8 @@ class GemmPostOps:
                 "sf_stor_type": 0,
             }
         )
+        if shift is not None:
+            self.bias(shift.expand(self.n), f"the zero points of {name}")
 
     def _numbers(self, value: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
         """Return one number, or one per column, in dtype."""

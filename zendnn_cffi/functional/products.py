@@ -129,9 +129,9 @@ def gemm(
     out_dtype  float32 a: float32; bfloat16: bfloat16 (default) or float32; 8-bit: int32 (default), float32, bfloat16,
                int8, uint8
     alpha, beta  numbers, whole ones for 8-bit a; beta needs out (32-bit results only)
-    post_ops   at most 8, in order: ("eltwise", kind, alpha, beta) with relu, gelu_erf, gelu_tanh, tanh, logistic,
-               swish, clip; ("binary", "add" or "mul", [M, N] tensor), ("bias", [N] tensor), ("scale", scales,
-               zero_points): x * scale + zero_point, each a number or [N] values
+    post_ops   at most 8 (bias counts, and a zero point of a bfloat16 product), in order: ("eltwise", kind, alpha, beta)
+               with relu, gelu_erf, gelu_tanh, tanh, logistic, swish, clip; ("binary", "add" or "mul", [M, N] tensor),
+               ("bias", [N] tensor), ("scale", scales, zero_points): x * scale + zero_point, each a number or [N] values
     Returns    [M, N]; integer results are rounded to even and saturated
     Raises     TypeError, ValueError for arguments that do not fit
     """

@@ -1,0 +1,66 @@
+"""reorder against torch's own copies and conversions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tolerance import assert_close
+from tests.zendnn_cffi.functional.support import few, hold, randn, ways
+from zendnn_cffi import functional as zf
+
+shapes = st.lists(st.sampled_from([1, 2, 3, 5, 17]), min_size=0, max_size=5).map(tuple)
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@few
+@given(shapes, ways, ways, st.sampled_from(FLOATS), st.sampled_from(FLOATS))
+def test_copies_and_converts(shape: tuple[int, ...], way: str, target: str, src: torch.dtype, dst: torch.dtype) -> None:
+    if {src, dst} == {torch.float16, torch.bfloat16}:
+        return  # the library has no such conversion; test_refusals
+    x, out = hold(randn(*shape, dtype=src), way), hold(randn(*shape, dtype=dst), target)
+    assert zf.reorder(x, out=out) is out
+    assert torch.equal(out, x.to(dst))
+    assert torch.equal(zf.reorder(x, dtype=dst, layout="contiguous"), x.to(dst))
+
+
+@pytest.mark.parametrize("layout", ["same", "contiguous", "channels_last"])
+def test_layouts(layout: str) -> None:
+    x = hold(randn(2, 5, 4, 3), "channels_last")
+    result = zf.reorder(x, layout=layout)
+    assert torch.equal(result, x)
+    assert result.is_contiguous(
+        memory_format=torch.contiguous_format if layout == "contiguous" else torch.channels_last
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+def test_quantizes_with_saturation(dtype: torch.dtype) -> None:
+    x = torch.tensor([-100.0, -1.26, -0.5, 0.5, 1.5, 2.5, 3.49, 100.0])
+    info = torch.iinfo(dtype)
+    expected = (x.double() * 4).round().clamp(info.min, info.max).to(dtype)
+    assert torch.equal(zf.reorder(x, dtype=dtype, scale=4.0), expected)
+
+
+def test_integers_become_floats() -> None:
+    x = torch.arange(-5, 5, dtype=torch.int8)
+    assert_close(zf.reorder(x, dtype=torch.float32, scale=0.25), x.double() / 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: zf.reorder(randn(2, 3), layout="nhwc"), "layout must be one of"),
+        (lambda: zf.reorder(randn(2, 3), layout="channels_last"), r"\[N, C"),
+        (lambda: zf.reorder(randn(2, 3), dtype=torch.float64), "dtype must be one of"),
+        (lambda: zf.reorder(randn(2, 3), scale="x"), "scale must be a number"),
+        (lambda: zf.reorder(randn(2, 3), out=torch.zeros(3, 2)), "out must have shape"),
+    ],
+)
+def test_refusals(call: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
