@@ -22,7 +22,7 @@ from fx_passes.lower.layouts import activation_layouts, row_major
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import PrimitiveDesc
 
@@ -42,22 +42,22 @@ def lower_eltwise(node: fx.Node, context: LoweringContext) -> Operation:
 def _eltwise(
     node: fx.Node, context: LoweringContext, src_node: fx.Node, src: TensorSpec, spelled: Sequence[EltwisePostOp]
 ) -> Operation:
-    """One eltwise primitive; further functions of a chain are its post-ops."""
+    """One eltwise primitive; further functions of a chain work in place on its result."""
     dtype = context.dtype(src)
     operation = Operation(node, node.name, "eltwise", (src_node,), context.values.specs[node])
     for desc in activation_layouts(src.shape or (1,), dtype):
+        calls = []
+        for step, function in enumerate(spelled):
 
-        def create(desc: MemoryDesc = desc) -> PrimitiveDesc:
-            first, *others = spelled
-            post_ops = PostOps()
-            for other in others:
-                post_ops = post_ops.eltwise(other.kind, other.alpha, other.beta)
-            return PrimitiveDesc(descriptors.eltwise(first.kind, desc, first.alpha, first.beta), Attr(post_ops))
+            def create(desc: MemoryDesc = desc, function: EltwisePostOp = function) -> PrimitiveDesc:
+                return PrimitiveDesc(descriptors.eltwise(function.kind, desc, function.alpha, function.beta), Attr())
 
-        for pd in usable_implementations(create)[:1]:
-            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
-            template = PrimitiveTemplate(pd, args, "eltwise")
-            operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,), may_overwrite=0))
+            for pd in usable_implementations(create)[:1]:
+                args: dict[int, Argument] = {ARG_SRC: Result() if step else Operand(0), ARG_DST: Result()}
+                calls.append(PrimitiveTemplate(pd, args, "eltwise"))
+        if len(calls) == len(spelled):
+            implementation = calls[0].pd.implementation
+            operation.candidates.append(Candidate(implementation, (desc,), desc, tuple(calls), may_overwrite=0))
     if not operation.candidates:
         raise NotLowered(f"no implementation of eltwise {spelled[0].kind} takes {src}")
     return operation

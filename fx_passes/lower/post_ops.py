@@ -22,6 +22,7 @@ _LINEAR = {
     "mul": lambda c: (c, 0.0),
     "div": lambda c: (1.0 / c, 0.0) if c else None,
 }
+MAX_POST_OPS = 31  # the library takes 32, and refuses the argument of a binary one in the last place at execution
 FUSABLE_BINARY = frozenset({"add", "sub", "mul", "div", "max", "min"})
 
 
@@ -104,6 +105,8 @@ def append_post_ops(chain: Sequence[PostOp], more: Sequence[PostOp]) -> list[Pos
             joined[-1] = EltwisePostOp("linear", last.alpha * p.alpha, p.alpha * last.beta + p.beta)
         else:
             joined.append(p)
+    if len(joined) > MAX_POST_OPS:
+        return None
     distinct = {p for p in joined if isinstance(p, EltwisePostOp)}
     return joined if len(distinct) == len({p.kind for p in distinct}) else None
 
@@ -127,12 +130,14 @@ def build_chain(
     *,
     sum_node: fx.Node | None = None,
     view: tuple[int, ...] | None = None,
+    channel_axis: int = -1,
 ) -> Chain:
     """Return the chain for a result in layout dst.
 
     operands  the operation's operands; those of binary post-ops come last, in order
     sum_node  node whose memory the result takes over (its addition becomes a sum post-op)
-    view      the primitive's own shape of the result where it is not the node's (leading dimensions made one)
+    view      the primitive's own shape [M, N] of the result where it is not the node's: all dimensions but one made one
+    channel_axis  that one, in the node's shape
     """
     chain = Chain()
     index = len(operands) - sum(isinstance(e, BinaryPostOp) and e.constant is None for e in entries)
@@ -142,7 +147,7 @@ def build_chain(
             chain.text.append(entry.kind)
             continue
         layout = dst if entry.full else row_major(entry.shape, dtype)
-        seen = _seen(layout, view, entry)
+        seen = layout if view is None else _seen_flat(layout, view, entry, channel_axis)
         chain.text.append("sum" if entry.node is sum_node else f"binary_{entry.kind}")
         if entry.node is sum_node:
             chain.post_ops, chain.overwrites = chain.post_ops.sum(), index
@@ -157,13 +162,10 @@ def build_chain(
     return chain
 
 
-def _seen(layout: MemoryDesc, view: tuple[int, ...] | None, entry: BinaryPostOp) -> MemoryDesc:
-    """The layout as the primitive sees it: full operands in its own shape, others brought to its rank."""
-    if view is None:
-        return layout
-    if entry.full:
-        return row_major(view, _dtype(layout))
-    return row_major((1,) * (len(view) - 1) + entry.shape[-1:], _dtype(layout))
+def _seen_flat(layout: MemoryDesc, view: tuple[int, ...], entry: BinaryPostOp, channel_axis: int) -> MemoryDesc:
+    """The layout as a primitive on [M, N] sees it: full operands whole, others as one row."""
+    shape = view if entry.full else (1, entry.shape[channel_axis])
+    return row_major(shape, _dtype(layout))
 
 
 def _dtype(desc: MemoryDesc) -> torch.dtype:
@@ -171,9 +173,14 @@ def _dtype(desc: MemoryDesc) -> torch.dtype:
     return desc.dtype
 
 
-def fits_view(entry: PostOp, ndim: int) -> bool:
-    """Whether it can be seen in a shape whose leading dimensions were made one: full, or along the last only."""
-    return isinstance(entry, EltwisePostOp) or entry.full or all(n == 1 for n in entry.shape[: ndim - 1])
+def fits_view(entry: PostOp, channel_axis: int = -1) -> bool:
+    """Whether it can be seen on [M, N], all dimensions but one made one: in full, or along that one alone."""
+    if isinstance(entry, EltwisePostOp):
+        return True
+    others = [n for axis, n in enumerate(entry.shape) if axis != channel_axis % len(entry.shape)]
+    if all(n == 1 for n in others):
+        return True
+    return entry.full and (entry.constant is None or channel_axis % len(entry.shape) == len(entry.shape) - 1)
 
 
 def plain_strides(tensor: torch.Tensor) -> MemoryDesc:
