@@ -103,7 +103,9 @@ def offload(
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
         assert ours.stride() == theirs.stride() or 0 in theirs.stride() or theirs.numel() == 0
         assert torch.equal(torch.nan_to_num(ours), torch.nan_to_num(again)), "two calls differ"
-        wide = dtype or (theirs.dtype if theirs.is_floating_point() else None)
+        wide = dtype if dtype is not None and theirs.dtype == torch.float32 else theirs.dtype
+        if wide == torch.float64 and any(p.dtype == torch.float32 for p in model.parameters()):
+            wide = torch.float32  # promoted late
         size = scale or max(1.0, expected.abs().max().item() if expected.numel() else 0.0)
         assert_close(ours, expected, dtype=wide, k=k, scale=size)
     for given, kept in zip(inputs, before, strict=True):
@@ -136,3 +138,8 @@ def check_regions(gm: Any) -> None:
 def kinds(explanation: Explanation) -> list[str]:
     """What each node became, views left out."""
     return [node.became for node in explanation.nodes if node.became != "view"]
+
+
+def fallbacks(explanation: Explanation) -> list[str]:
+    """Names of the nodes inside regions that plain PyTorch computes."""
+    return [node.name for node in explanation.nodes if node.became == "torch" and node.region]

@@ -5,7 +5,7 @@ Nothing here shares code with the planner: bytes come from the calls' slots and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class Touched:
     reads: np.ndarray
     writes: np.ndarray
     scratchpad: np.ndarray
-    slots: tuple[Slot, ...]
+    spans: tuple[tuple[int, int], ...]
     written_spaces: tuple[str, ...]
 
 
@@ -73,7 +73,7 @@ def touched(program: Program, call: Any) -> Touched:
     if isinstance(call, TorchCall):
         reads = [_mask(program, view.slot, view) for view in call.srcs]
         writes, pads = [_mask(program, call.dst.slot, call.dst)], []
-        slots, spaces = (*(v.slot for v in call.srcs), call.dst.slot), (call.dst.slot.space,)
+        spans, spaces = _spans((v.slot, v) for v in (*call.srcs, call.dst)), (call.dst.slot.space,)
     else:
         assert isinstance(call, PrimitiveCall)
         args = call.args
@@ -82,9 +82,9 @@ def touched(program: Program, call: Any) -> Touched:
         reads = [_mask(program, *where) for arg, where in args.items() if arg not in (ARG_DST, ARG_SCRATCHPAD)]
         if any(entry[0] == "sum" for entry in call.primitive.pd.attr.post_ops):
             reads += writes
-        slots = tuple(slot for slot, _ in args.values())
+        spans = _spans(args.values())
         spaces = tuple(args[a][0].space for a in (ARG_DST, ARG_SCRATCHPAD) if a in args)
-    return Touched(_union(program, reads), _union(program, writes), _union(program, pads), slots, spaces)
+    return Touched(_union(program, reads), _union(program, writes), _union(program, pads), spans, spaces)
 
 
 def check_plan(program: Program) -> list[np.ndarray]:
@@ -99,10 +99,26 @@ def check_plan(program: Program) -> list[np.ndarray]:
         live = (after & ~made.writes) | made.reads
         before.append(live)
         assert set(made.written_spaces) <= {"arena", "output"}, f"{call.name} writes into {made.written_spaces}"
-        for slot in made.slots:
-            assert slot.space != "arena" or slot.offset_bytes % ALIGNMENT_BYTES == 0, f"{call.name}: {slot}"
+    _check_alignment({span for made in calls for span in made.spans}, program)
     assert not live.any(), "something is read that no call wrote"
     return before[::-1]
+
+
+def _spans(places: Iterable[tuple[Slot, Any]]) -> tuple[tuple[int, int], ...]:
+    """First byte and end of what lies in the arena."""
+    found = []
+    for slot, desc in places:
+        if slot.space == "arena" and (offsets := element_offsets(desc)).size:
+            found.append((slot.offset_bytes, slot.offset_bytes + int(offsets.max()) + desc.dtype.itemsize))
+    return tuple(found)
+
+
+def _check_alignment(spans: set[tuple[int, int]], program: Program) -> None:
+    """Everything starts on a cache line, or lies within something that does (a piece of a concatenation)."""
+    aligned = [span for span in spans if span[0] % ALIGNMENT_BYTES == 0]
+    for start, end in spans:
+        assert 0 <= start and end <= program.arena_bytes
+        assert any(a <= start and end <= b for a, b in aligned), f"bytes {start} to {end}"
 
 
 def run_poisoned(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,0 +1,19 @@
+"""What tests of the compiler share: results of measurements go to a folder of the test run, never the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measured results in a folder of this run."""
+    from fx_passes.search.tuner import database_for
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZENDNN_CFFI_CACHE", str(tmp_path_factory.mktemp("cache")))
+        database_for.cache_clear()
+        yield
+    database_for.cache_clear()
