@@ -54,8 +54,8 @@ def is_constant(node: Any) -> bool:
 # Python's arithmetic on sizes.
 ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.getitem,
-     operator.iadd, operator.isub, operator.imul, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
-     math.ceil, math.floor, int, max, min}
+     operator.iadd, operator.isub, operator.imul, operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
+     operator.ge, math.ceil, math.floor, int, max, min}
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class OptimizedModule(fx.GraphModule):
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "_source", (traced, build, options))
         self._owns_storage = False
-        self._checked = bool(traced.specialized) or traced.guards is not None
+        self._checked = bool(traced.specialized or traced.given) or traced.guards is not None
         self.graph = copy_graph(traced.graph) if traced.graph is not None else whole_model_graph(root)
         self.training = False
 

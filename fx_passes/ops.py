@@ -218,9 +218,10 @@ def concat(srcs: Sequence[Tensor], dim: int) -> Tensor:
 def resample(
     src: Tensor, kind: str, size: tuple[int, ...] | int | None, scale_factor: tuple[float, ...] | float | None
 ) -> Tensor:
-    """Return src interpolated, kind "nearest" or "linear" (per dimension; half-pixel centres, align_corners=False)."""
-    mode = kind if kind == "nearest" else {3: "linear", 4: "bilinear", 5: "trilinear"}[src.ndim]
-    return F.interpolate(src, size, scale_factor, mode)
+    """Return src interpolated; kind is F.interpolate's mode: "nearest", or linear in 1, 2 or 3 dimensions ("linear",
+    "bilinear", "trilinear"; half-pixel centres, align_corners=False).
+    """
+    return F.interpolate(src, size, scale_factor, kind)
 
 
 def attention(

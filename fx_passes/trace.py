@@ -15,6 +15,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -42,6 +43,7 @@ class Traced:
     graph        refers to them; None where the model stays whole
     leaves       submodule kept whole -> reason
     specialized  optional argument -> the only value the graph is right for
+    given        optional arguments that the graph needs (the example had a tensor for them, not the default)
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
     """
@@ -50,17 +52,32 @@ class Traced:
     graph: fx.Graph | None
     leaves: dict[str, str] = field(default_factory=dict)
     specialized: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
     guards: Guards | None = None
     example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the graph computes what the model would for these arguments."""
-        if self.specialized:
-            names = list(inspect.signature(self.root.forward).parameters)
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            if any(given[n] is not v and given[n] != v for n, v in self.specialized.items() if n in given):
+        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        for name, value in self.specialized.items():
+            other = values.get(name, self.parameters[name])
+            if other is not value and (type(other) is not type(value) or other != value):
                 return False
-        return self.guards is None or self.guards.hold(args, kwargs)
+        if any(values.get(name) is None for name in self.given):
+            return False
+        if self.guards is None or self.example is None:
+            return True
+        expected = [*list(self.parameters)[: len(self.example[0])], *self.example[1]]
+        if values.keys() != set(expected):
+            return False
+        ordered = [values[name] for name in expected]
+        n = len(self.example[0])
+        return self.guards.hold(tuple(ordered[:n]), dict(zip(expected[n:], ordered[n:], strict=True)))
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of forward in order, with their defaults."""
+        return {p.name: p.default for p in inspect.signature(self.root.forward).parameters.values()}
 
     def copy(self, root: nn.Module) -> Traced:
         """The same graph over another module tree of the same structure."""
@@ -190,11 +207,11 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
             " model.eval() first"
         )
     args, kwargs = _as_call(example_inputs)
-    specialized = _specialized_arguments(model, args, kwargs)
+    specialized, given = _specialize(model, args, kwargs)
     leaves: dict[str, str] = {}
     while True:
         try:
-            return _trace_symbolically(model, leaves, specialized)
+            return _trace_symbolically(model, leaves, specialized, given)
         except _Untraceable as failure:
             if example_inputs is not None and not leaves:
                 exported = _try_export(model, args, kwargs)
@@ -215,7 +232,9 @@ class _Untraceable(Exception):
         self.submodule = submodule
 
 
-def _trace_symbolically(model: nn.Module, leaves: Mapping[str, str], specialized: Mapping[str, Any]) -> Traced:
+def _trace_symbolically(
+    model: nn.Module, leaves: Mapping[str, str], specialized: Mapping[str, Any], given: frozenset[str]
+) -> Traced:
     traced_root = skeleton(model)
     tracer = SubmoduleTracer(leaves, specialized)
     rng = torch.get_rng_state()
@@ -230,7 +249,7 @@ def _trace_symbolically(model: nn.Module, leaves: Mapping[str, str], specialized
     for node in graph.find_nodes(op="get_attr"):  # tensors that forward creates, which the tracer left on its root
         if "." not in node.target and not hasattr(root, node.target):
             setattr(root, node.target, getattr(traced_root, node.target))
-    return Traced(root, graph, dict(leaves), dict(specialized))
+    return Traced(root, graph, dict(leaves), dict(specialized), given)
 
 
 def _try_export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
@@ -256,11 +275,18 @@ def _as_call(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, 
     return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
 
 
-def _specialized_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Optional arguments that forward is likely to branch on, with the default that the graph is made for."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return {
-        p.name: p.default
-        for i, p in enumerate(parameters)
-        if i >= len(args) and p.name not in kwargs and (p.default is None or isinstance(p.default, bool | str))
-    }
+def _specialize(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Arguments that forward is likely to branch on: those fixed to a value, those that have to be given."""
+    parameters = inspect.signature(model.forward).parameters
+    values = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    fixed: dict[str, Any] = {}
+    given = set()
+    for p in parameters.values():
+        value = values.get(p.name, p.default)
+        if value is None or isinstance(value, bool | str):
+            fixed[p.name] = value
+        elif p.name in values and p.default is None:
+            given.add(p.name)
+    return fixed, frozenset(given)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fx_passes.normalize import builders as b
+from fx_passes.normalize.interpolation import interpolate
 
 Builder = Callable[..., b.Built]
 
@@ -110,6 +111,7 @@ FUNCTIONS: dict[Any, Builder] = {
     F.scaled_dot_product_attention: b.attention,
     operator.getitem: b.index,
     F.pad: b.pad,
+    F.interpolate: interpolate,
     operator.add: b.binary("add"),
     operator.sub: b.binary("sub"),
     operator.mul: b.binary("mul"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from fx_passes.module import OptimizedModule
 from fx_passes.pipeline import PASSES, build, compile_graph
@@ -48,10 +49,22 @@ def check_equal(model: nn.Module, gm: nn.Module, *inputs: Any, **kwargs: Any) ->
     mine, theirs = copy.deepcopy((inputs, kwargs)), copy.deepcopy((inputs, kwargs))
     with torch.no_grad():
         expected, actual = copy.deepcopy(model)(*theirs[0], **theirs[1]), gm(*mine[0], **mine[1])
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    _assert_same(actual, expected)
+    _assert_same(mine, theirs)
     state, original = gm.state_dict(), model.state_dict()
     assert list(state) == list(original)
+
+
+def _assert_same(actual: Any, expected: Any) -> None:
+    """Equal structures, tensors as close as float64 computes them."""
+    leaves, structure = pytree.tree_flatten(actual)
+    others, other_structure = pytree.tree_flatten(expected)
+    assert structure == other_structure
+    for leaf, other in zip(leaves, others, strict=True):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(leaf, other, rtol=1e-10, atol=1e-12)
+        else:
+            assert leaf == other
 
 
 def after(passes: int | str, model: nn.Module) -> fx.GraphModule:

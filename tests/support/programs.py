@@ -117,7 +117,7 @@ def _check_alignment(spans: set[tuple[int, int]], program: Program) -> None:
     """Everything starts on a cache line, or lies within something that does (a piece of a concatenation)."""
     aligned = [span for span in spans if span[0] % ALIGNMENT_BYTES == 0]
     for start, end in spans:
-        assert 0 <= start and end <= program.arena_bytes
+        assert start >= 0 and end <= program.arena_bytes
         assert any(a <= start and end <= b for a, b in aligned), f"bytes {start} to {end}"
 
 

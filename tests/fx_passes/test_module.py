@@ -1,0 +1,144 @@
+"""What is returned behaves like the model: state, copies, pickles, modes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fx_passes.module import OptimizedModule
+from fx_passes.pipeline import PlainRegion, compile_graph
+from tests.support.graphs import check_equal, image
+
+
+class Net(nn.Module):
+    """Picklable: convolution, norm, a tied layer, buffers of both kinds, a root parameter."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.scale = nn.Parameter(torch.rand(1))
+        self.a = nn.Conv2d(3, 4, 3)
+        self.n = nn.BatchNorm2d(4)
+        self.b = nn.Linear(5, 5)
+        self.tied = self.b
+        self.register_buffer("offset", torch.rand(1))
+        self.register_buffer("hidden", torch.rand(1), persistent=False)
+        self.double().eval()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.tied(self.b(self.n(self.a(x)).relu_())) * self.scale + self.offset + self.hidden}
+
+
+class Sizes(Net):
+    """Traced by torch.export only."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x if x.shape[0] < 10 else x[:10])
+
+
+@pytest.fixture(params=["symbolic", "export"])
+def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, OptimizedModule]:
+    if request.param == "export":
+        return Sizes(), compile_graph(Sizes(), (image(),))
+    return Net(), compile_graph(Net())
+
+
+def _pickled(gm: OptimizedModule) -> Any:
+    return pickle.loads(pickle.dumps(gm))
+
+
+def _saved(gm: OptimizedModule) -> Any:
+    file = io.BytesIO()
+    torch.save(gm, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, copy.copy, _pickled, _saved])
+def test_copies(pair: tuple[nn.Module, OptimizedModule], again: Any) -> None:
+    model, gm = pair
+    copied = again(gm)
+    assert isinstance(copied, OptimizedModule) and copied.regions().keys() == gm.regions().keys()
+    check_equal(model, copied, image())
+    assert copied.regions().keys() and all(copied.regions()[n] is not r for n, r in gm.regions().items())
+    if again is not copy.copy:
+        with torch.no_grad():
+            copied.a.weight.zero_()
+        check_equal(model, gm, image())
+    check_equal(model, again(gm), image())
+
+
+def test_state_is_the_model_s(pair: tuple[nn.Module, OptimizedModule]) -> None:
+    model, gm = pair
+    assert list(gm.state_dict()) == list(model.state_dict())
+    assert dict(gm.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    assert dict(gm.named_buffers()).keys() == dict(model.named_buffers()).keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(gm.state_dict()[name], value)
+    nn.Module.load_state_dict(model, gm.state_dict())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_load_state_dict_changes_the_result_and_not_the_model(
+    pair: tuple[nn.Module, OptimizedModule], assign: bool
+) -> None:
+    _, gm = pair
+    source, other = type(gm._source[0].root)(), type(gm._source[0].root)(seed=1)
+    gm = compile_graph(source, (image(),))
+    before = copy.deepcopy(source.state_dict())
+    told = []
+    for region in gm.regions().values():
+        region.invalidate = lambda: told.append(True)  # type: ignore[assignment]
+    assert (
+        str(gm.load_state_dict(copy.deepcopy(other.state_dict()), assign=assign)) == "<All keys matched successfully>"
+    )
+    other.hidden = source.hidden
+    check_equal(other, gm, image())
+    assert told and all(torch.equal(v, before[k]) for k, v in source.state_dict().items())
+
+
+def test_modes(pair: tuple[nn.Module, OptimizedModule]) -> None:
+    _, gm = pair
+    assert gm.eval() is gm and not gm.training and gm.train(False) is gm
+    with pytest.raises(RuntimeError, match="train the original model"):
+        gm.train()
+
+
+def test_conversions_reach_every_parameter_and_tell_the_regions() -> None:
+    model = Net()
+    gm = compile_graph(model)
+    told = []
+    for region in gm.regions().values():
+        region.invalidate = lambda: told.append(True)  # type: ignore[assignment]
+    assert gm.float() is gm and told
+    assert {p.dtype for p in gm.parameters()} == {torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    torch.testing.assert_close(gm(image().float())["y"], copy.deepcopy(model).float()(image().float())["y"])
+
+
+def test_it_is_a_readable_graph_module() -> None:
+    gm = compile_graph(Net())
+    assert isinstance(gm, torch.fx.GraphModule) and type(gm).__name__ == "Net"
+    assert "zen_region_0" in gm.print_readable(print_output=False)
+    assert isinstance(gm.get_submodule("zen_region_0"), PlainRegion) and gm.get_submodule("a").kernel_size == (3, 3)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_gradient_modes(mode: Any) -> None:
+    model = Net()
+    gm = compile_graph(model)
+    with mode():
+        torch.testing.assert_close(gm(image())["y"], model(image())["y"])
+
+
+def test_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = Net()
+        gm = compile_graph(model)
+        torch.testing.assert_close(gm(image())["y"], model(image())["y"])
