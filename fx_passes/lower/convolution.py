@@ -30,7 +30,7 @@ from fx_passes.lower.context import (
     usable_implementations,
 )
 from fx_passes.lower.layouts import layout, row_major, spatial_tags
-from fx_passes.lower.post_ops import PostOp, build_chain
+from fx_passes.lower.post_ops import PostOp, build_chain, fits_view
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
@@ -81,6 +81,8 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
     for src, dst in _layout_pairs(conv):
         for algorithm in _algorithms(conv, context):
             operation.candidates += _candidates(conv, post_ops, operands, src, dst, algorithm, sum_node)
+    if _is_matrix_product(conv) and all(fits_view(p, channel_axis=1) for p in post_ops):
+        operation.candidates += _inner_product_candidates(conv, post_ops, operands, sum_node)
     fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
@@ -174,4 +176,43 @@ def _candidates(
         if pd.scratchpad_desc is not None:
             args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
         template = PrimitiveTemplate(pd, args, "convolution")
+        yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)
+
+
+def _is_matrix_product(conv: _Convolution) -> bool:
+    """Whether the convolution multiplies each pixel's channels by one matrix: 1x1, stride 1, no padding, no groups."""
+    ones = {1, *conv.weight.shape[2:], *conv.stride, conv.groups} == {1}
+    return ones and not any((*conv.padding_l, *conv.padding_r))
+
+
+def _inner_product_candidates(
+    conv: _Convolution, post_ops: Sequence[PostOp], operands: Sequence[fx.Node], sum_node: fx.Node | None
+) -> Iterator[Candidate]:
+    """A 1x1 convolution on channels-last activations as one inner_product over all pixels, which has faster kernels."""
+    tag = spatial_tags(conv.src.ndim)[0]
+    src, dst = layout(conv.src.shape, conv.dtype, tag), layout(conv.base.shape, conv.dtype, tag)
+    n, k = conv.weight.shape[:2]
+    m = conv.src.numel // k
+    src_view, dst_view = row_major((m, k), conv.dtype), row_major((m, n), conv.dtype)
+    chain = build_chain(post_ops, operands, dst, conv.dtype, sum_node=sum_node, view=(m, n), channel_axis=1)
+    bias = None if conv.bias is None else row_major((n,), torch.float32)
+
+    def create() -> PrimitiveDesc:
+        desc = descriptors.inner_product(src_view, MemoryDesc((n, k), conv.dtype, "any"), bias, dst_view)
+        return PrimitiveDesc(desc, Attr(chain.post_ops))
+
+    for pd in usable_implementations(create):
+        if pd.implementation.startswith("ref"):
+            continue
+        args: dict[int, Argument] = {
+            ARG_SRC: Operand(0, src_view),
+            ARG_WEIGHTS: packed_weights(conv.weight_key, conv.weight.reshape(n, k), pd),
+            ARG_DST: Result(dst_view),
+            **chain.args,
+        }
+        if conv.bias is not None and bias is not None:
+            args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, bias)
+        if pd.scratchpad_desc is not None:
+            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
+        template = PrimitiveTemplate(pd, args, "inner_product")
         yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)

@@ -44,7 +44,7 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered(f"src {src} with weight {list(weight.shape)} of {weight.dtype}")
     dtype, base = context.dtype(src), context.values.base(node)
     post_ops = context.post_ops(arguments["post_ops"], base)
-    if not all(fits_view(post_op, base.ndim) for post_op in post_ops):
+    if not all(fits_view(post_op) for post_op in post_ops):
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
     operands = run_time_operands((arguments["src"],), post_ops)
     n, k = weight.shape
