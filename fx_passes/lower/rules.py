@@ -12,22 +12,27 @@ from fx_passes import ops
 from fx_passes.lower.candidates import Operation
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
 from fx_passes.lower.convolution import lower_convolution
+from fx_passes.lower.deconvolution import lower_deconvolution
 from fx_passes.lower.elementwise import lower_binary, lower_eltwise, lower_prelu
 from fx_passes.lower.linear import lower_linear, lower_matmul
 from fx_passes.lower.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
 from fx_passes.lower.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
 from fx_passes.lower.pooling import lower_adaptive_pool, lower_pool, lower_reduce
+from fx_passes.lower.resampling import lower_resample
 from fx_passes.lower.specs import RegionValues, TensorSpec
+from fx_passes.lower.views import VIEW_RULES
 
 Rule = Callable[[fx.Node, LoweringContext], Operation]
 
 RULES: dict[Callable[..., object], Rule] = {
     ops.convolution: lower_convolution,
+    ops.deconvolution: lower_deconvolution,
     ops.linear: lower_linear,
     ops.matmul: lower_matmul,
     ops.pool: lower_pool,
     ops.adaptive_pool: lower_adaptive_pool,
     ops.reduce: lower_reduce,
+    ops.resample: lower_resample,
     ops.eltwise: lower_eltwise,
     ops.binary: lower_binary,
     ops.prelu: lower_prelu,
@@ -41,8 +46,9 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.transpose: lower_permute,
     ops.narrow: lower_narrow,
     operator.getitem: lower_getitem,
+    **VIEW_RULES,
 }
-SHARING = frozenset({ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.concat})
+SHARING = frozenset({ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.concat, *VIEW_RULES})
 
 
 class Readers:

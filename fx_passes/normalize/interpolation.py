@@ -29,8 +29,9 @@ def interpolate(
 
 def upsample(module: Any, parameter: Any, args: tuple[Any, ...]) -> b.Built:
     """nn.Upsample."""
+    (src,) = args
     return interpolate(
-        *args, module.size, module.scale_factor, module.mode, module.align_corners, module.recompute_scale_factor
+        src, module.size, module.scale_factor, module.mode, module.align_corners, module.recompute_scale_factor
     )
 
 
