@@ -166,7 +166,6 @@ class TestMemory:
             (torch.zeros(2, 3, dtype=torch.float64), TypeError, "float64"),
             (torch.zeros(2, 3, device="meta"), ValueError, "meta"),
             (torch.zeros(2, 3).to_sparse(), ValueError, "to_dense"),
-            (torch.quantize_per_tensor(torch.zeros(2, 3), 1.0, 0, torch.qint8), ValueError, "quantized"),
             (torch.zeros(30, dtype=torch.uint8)[1:].view(torch.uint8), ValueError, None),
             (torch._efficientzerotensor((2, 3)), ValueError, "no data"),
             (torch.complex(torch.zeros(2, 3), torch.ones(2, 3)).conj().imag, ValueError, "resolve_neg"),
@@ -187,6 +186,11 @@ class TestMemory:
             return
         with pytest.raises(error, match=message):
             Memory(desc, data)
+
+    @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+    def test_refuses_quantized_tensors(self) -> None:
+        with pytest.raises(ValueError, match="quantized"):
+            Memory(MemoryDesc((2, 3), torch.int8), torch.quantize_per_tensor(torch.zeros(2, 3), 1.0, 0, torch.qint8))
 
     def test_counts_the_storage_behind_the_first_element(self) -> None:
         buffer = torch.zeros(10)

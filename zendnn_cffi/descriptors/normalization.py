@@ -1,0 +1,93 @@
+"""Normalizations."""
+
+from __future__ import annotations
+
+import torch
+
+from zendnn_cffi import checks
+from zendnn_cffi.attributes import kind_value
+from zendnn_cffi.descriptors.common import (
+    INFERENCE,
+    LRN,
+    NORM_GLOBAL_STATS,
+    NORM_RELU,
+    NORM_SCALE,
+    NORM_SHIFT,
+    OpDesc,
+    fill,
+    need,
+    need_layout,
+)
+from zendnn_cffi.memory import MemoryDesc
+
+
+def batch_normalization(
+    src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True, relu: bool = False
+) -> OpDesc:
+    """Batch normalization with given statistics: f32 [C] memories ARG_MEAN, ARG_VARIANCE and, where asked, ARG_SCALE,
+    ARG_SHIFT.
+    """
+    need(src=src)
+    need_layout(src, "src")
+    if src.ndim < 2:
+        raise ValueError(f"src must be [N, C, ...], got {src}")
+    per_channel = MemoryDesc((src.dims[1],), torch.float32)
+    flags = NORM_GLOBAL_STATS | NORM_SCALE * bool(scale) | NORM_SHIFT * bool(shift) | NORM_RELU * bool(relu)
+    eps = checks.as_float(eps, "eps")
+    fields = {"data_desc": src, "stat_desc": per_channel}
+    if scale or shift:
+        fields["data_scaleshift_desc"] = per_channel
+    return fill(
+        "batch_normalization",
+        {"src": src},
+        _fields=fields,
+        prop_kind=INFERENCE,
+        batch_norm_epsilon=eps,
+        flags=flags,
+        params={"eps": eps, "flags": flags},
+    )
+
+
+def layer_normalization(src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True) -> OpDesc:
+    """Layer normalization over the last axis; f32 [C] memories ARG_SCALE, ARG_SHIFT where asked."""
+    need(src=src)
+    need_layout(src, "src")
+    if src.ndim < 2:
+        raise ValueError(f"src must have at least 2 dimensions, got {src}")
+    flags = NORM_SCALE * bool(scale) | NORM_SHIFT * bool(shift)
+    eps = checks.as_float(eps, "eps")
+    fields = {"data_desc": src, "stat_desc": MemoryDesc(src.dims[:-1], torch.float32)}
+    if flags:
+        fields["data_scaleshift_desc"] = MemoryDesc(src.dims[-1:], torch.float32)
+    return fill(
+        "layer_normalization",
+        {"src": src},
+        _fields=fields,
+        prop_kind=INFERENCE,
+        layer_norm_epsilon=eps,
+        flags=flags,
+        params={"eps": eps, "flags": flags},
+    )
+
+
+def lrn(kind: str, src: MemoryDesc, *, local_size: int, alpha: float, beta: float, k: float = 1.0) -> OpDesc:
+    """Local response normalization, kind "across_channels" (torch's) or "within_channel"."""
+    need(src=src)
+    need_layout(src, "src")
+    if src.ndim < 2:
+        raise ValueError(f"src must be [N, C, ...], got {src}")
+    alg = kind_value(LRN, kind, "kind")
+    local_size = checks.as_int(local_size, "local_size", minimum=1, maximum=2**20)
+    alpha, beta, k = checks.as_float(alpha, "alpha"), checks.as_float(beta, "beta"), checks.as_float(k, "k")
+    return fill(
+        "lrn",
+        {"src": src},
+        _fields={"data_desc": src},
+        prop_kind=INFERENCE,
+        alg_kind=alg,
+        local_size=local_size,
+        lrn_alpha=alpha,
+        lrn_beta=beta,
+        lrn_k=k,
+        params={"kind": kind, "local_size": local_size, "alpha": alpha, "beta": beta, "k": k},
+    )
