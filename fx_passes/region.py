@@ -11,16 +11,18 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.autograd import forward_ad
 
 import zendnn_cffi
 from fx_passes.lower.compile import LoweredRegion
 from fx_passes.lower.context import NotLowered
-from fx_passes.lower.specs import evaluate_constants
+from fx_passes.lower.specs import evaluate_constants, overlaps_itself
 from fx_passes.lower.variants import choose_variant
 from fx_passes.plan.prepack import WeightStore
 
@@ -72,16 +74,24 @@ class ZenRegion(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Run the region; tensors in, a tensor or a tuple of tensors out."""
+        if _is_watched():
+            return self.run_plain(inputs)
         for value in inputs:
-            if type(value) not in _TENSORS or not value.is_cpu or value.is_neg():
+            if type(value) not in _TENSORS or not value.is_cpu or value.layout is not _STRIDED or value.is_neg():
+                return self.run_plain(inputs)
+            if value.is_nested or value.is_quantized:
                 return self.run_plain(inputs)
             if value.requires_grad and torch.is_grad_enabled():
                 return self.run_plain(inputs)
+        if torch.is_autocast_enabled("cpu"):
+            return self.run_plain(inputs)
         signature = (torch.get_num_threads(), *((t.shape, t.dtype, t.stride()) for t in inputs))
         lowered = self._lowered.get(signature, _MISSING)
         if lowered is _MISSING:
             lowered = self._lower(signature, inputs)
-        if lowered is None or torch.is_autocast_enabled("cpu"):
+        elif len(self._lowered) == MAX_PROGRAMS:  # only then does it matter which was used last
+            self._touch(signature)
+        if lowered is None:
             return self.run_plain(inputs)
         program = lowered.program
         outputs = program(inputs) if self.on_run is None else self.on_run(self, program, inputs)
@@ -100,14 +110,21 @@ class ZenRegion(nn.Module):
             self._lowered[signature] = lowered
             return lowered
 
+    def _touch(self, signature: Signature) -> None:
+        with self._lock:
+            if signature in self._lowered:
+                self._lowered.move_to_end(signature)
+
     def _try_lower(self, inputs: Sequence[torch.Tensor]) -> tuple[LoweredRegion | None, str]:
         """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours."""
         if not zendnn_cffi.is_available():
             return None, zendnn_cffi.unavailable_reason() or "the library is not available"
         if any(t.numel() == 0 for t in inputs):
             return None, "an input is empty"
+        if any(0 not in t.stride() and overlaps_itself(t) for t in inputs):
+            return None, "elements of an input share memory"
         try:
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), _on_cpu():
                 lowered = choose_variant(
                     self.graph, inputs, self._constants, self.weights, self.options, self.run_plain
                 )
@@ -116,6 +133,8 @@ class ZenRegion(nn.Module):
         except NotLowered as reason:
             return None, str(reason)
         except Exception as error:
+            with torch.no_grad():
+                self.run_plain(inputs)  # what PyTorch refuses too is no defect of ours: its own error goes out
             log.exception("%s: lowering failed, plain PyTorch runs instead", self.name)
             warnings.warn(
                 f"zendnn_cffi: {self.name} could not be lowered and runs as plain PyTorch"
@@ -127,10 +146,12 @@ class ZenRegion(nn.Module):
     def run_plain(self, inputs: Sequence[Any]) -> Any:
         """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""
         track = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in inputs)
-        if self._plain_constants is None:
+        constants = self._plain_constants  # another thread may set it to None meanwhile
+        if constants is None:
             with torch.inference_mode(False):
-                self._plain_constants = evaluate_constants(self.graph, self._constants)
-        values: dict[fx.Node, Any] = dict(self._plain_constants)
+                constants = evaluate_constants(self.graph, self._constants)
+            self._plain_constants = constants
+        values: dict[fx.Node, Any] = dict(constants)
         remaining = iter(inputs)
         with torch.set_grad_enabled(track):
             for node in self.graph.nodes:
@@ -166,5 +187,23 @@ class ZenRegion(nn.Module):
         return f"{ops} operations, lowered for {len(self._lowered)} signatures"
 
 
+def _is_watched() -> bool:
+    """Whether operations must be PyTorch's own now: function transforms, forward derivatives, tracers and modes that
+    look at each of them."""
+    return (
+        _transforms() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def _on_cpu() -> AbstractContextManager[Any]:
+    """New tensors on the CPU, whatever the default device."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+_transforms = torch._C._functorch.peek_interpreter_stack
+_STRIDED = torch.strided
 _TENSORS = (torch.Tensor, nn.Parameter)
 _MISSING: Any = object()

@@ -57,7 +57,7 @@ def choose_variant(
     if options.tune == "off":
         return lower(specs)
     values = RegionValues(graph, specs, parameters)
-    database, key = Tuner(options.tune).database, _fingerprint(graph, specs, options)
+    database, key = Tuner(options.tune).database, _fingerprint(graph, specs, parameters, options)
     built: dict[str, LoweredRegion] = {}
 
     def build(name: str) -> LoweredRegion:
@@ -128,7 +128,10 @@ def _measure(run: Callable[[Sequence[torch.Tensor]], Any], inputs: Sequence[torc
     return Result(best * 1e9, 0.0, True)
 
 
-def _fingerprint(graph: fx.Graph, specs: Sequence[TensorSpec], options: RegionOptions) -> str:
-    """A key that is equal for the same graph on the same shapes with the same options."""
-    text = f"{graph}|{specs}|{options}"
+def _fingerprint(
+    graph: fx.Graph, specs: Sequence[TensorSpec], parameters: Mapping[str, torch.Tensor], options: RegionOptions
+) -> str:
+    """A key that is equal for the same graph on the same shapes, of parameters too, with the same options."""
+    shapes = {name: TensorSpec.of(value) for name, value in parameters.items()}
+    text = f"{graph}|{specs}|{shapes}|{options}"
     return "region " + hashlib.sha256(text.encode()).hexdigest()
