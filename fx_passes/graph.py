@@ -35,7 +35,7 @@ def is_constant(node: Any) -> bool:
     Numbers, None and such are constant too. A get_attr is constant if normalize found nobody who writes to it.
     """
     if not isinstance(node, fx.Node):
-        return not isinstance(node, list | tuple | dict | slice) or not _nodes_in(node)
+        return not isinstance(node, list | tuple | dict | slice) or not nodes_in(node)
     seen, pending = set(), [node]  # not recursive: a deep network is deeper than Python's stack
     while pending:
         if (node := pending.pop()) in seen:
@@ -68,7 +68,7 @@ def is_shape(node: Any) -> bool:
     return node.target in ARITHMETIC and bool(node.all_input_nodes) and all(map(is_shape, node.all_input_nodes))
 
 
-def _nodes_in(argument: Any) -> list[fx.Node]:
+def nodes_in(argument: Any) -> list[fx.Node]:
     """The nodes inside a nested argument."""
     found: list[fx.Node] = []
     fx.node.map_arg(argument, found.append)
@@ -77,7 +77,7 @@ def _nodes_in(argument: Any) -> list[fx.Node]:
 
 def reads(node: fx.Node, source: fx.Node) -> int:
     """How often node reads source: 2 in add(x, x), where source.users counts 1."""
-    return _nodes_in((node.args, node.kwargs)).count(source)
+    return nodes_in((node.args, node.kwargs)).count(source)
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -46,6 +46,7 @@ ELTWISE: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "linear": lambda x, a, b: (x if a == 1 else x * a) + b if b else x * a,
     "exp": lambda x, a, b: torch.exp(x),
     "log": lambda x, a, b: torch.log(x),
+    "rsqrt": lambda x, a, b: torch.rsqrt(x),
     "sqrt": lambda x, a, b: torch.sqrt(x),
     "square": lambda x, a, b: torch.square(x),
     "abs": lambda x, a, b: torch.abs(x),
@@ -153,6 +154,20 @@ def layer_norm(
 ) -> Tensor:
     """Return the layer normalization of src over its last len(normalized_shape) dimensions."""
     return F.layer_norm(src, list(normalized_shape), weight, bias, eps)
+
+
+def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float) -> Tensor:
+    """Return src / sqrt(mean(src * src, -1) + eps) * weight, in float32 inside; weight [K] or None."""
+    x = src.float()
+    norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True)
+    result = (x * torch.rsqrt(norm * norm / src.shape[-1] + eps)).to(src.dtype)
+    return result if weight is None else weight * result
+
+
+def rotary(src: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return src * cos + concat(-second half, first half) * sin, halves along the last dimension; broadcast."""
+    half = src.shape[-1] // 2
+    return src * cos + torch.cat((-src[..., half:], src[..., :half]), -1) * sin
 
 
 def softmax(src: Tensor, dim: int, log: bool = False) -> Tensor:
@@ -411,6 +426,11 @@ def scale_channels(weight: Tensor, scale: Tensor) -> Tensor:
     return (weight.double() * _along(scale.double().reshape(-1), 0, weight.ndim)).to(weight.dtype)
 
 
+def no_bias(weight: Tensor) -> Tensor:
+    """The bias [N] of a linear that has none."""
+    return weight.new_zeros(weight.shape[0])
+
+
 def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
     """Bias [O] with one summand per output (or a single one); O and dtype are those of the weight `like`."""
     total = summand.double().reshape(-1) + (0.0 if bias is None else bias.double())
@@ -419,7 +439,7 @@ def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
 
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
     {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
-     adaptive_pool, reduce, concat, resample, attention, embedding_bag}
+     adaptive_pool, reduce, concat, resample, attention, embedding_bag, rms_norm, rotary}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
     {reshape, flatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous, pad}
@@ -427,7 +447,7 @@ MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
 SHAPE: frozenset[Callable[..., Any]] = frozenset({size, rank})
 CONSTANT: frozenset[Callable[..., Any]] = frozenset(
     {fold_bn_weight, fold_bn_bias, fold_bn_deconv_weight, fold_pre_bn_weight, fold_pre_bn_bias, scale_channels,
-     add_channels}
+     add_channels, no_bias}
 )  # fmt: skip
 WITH_POST_OPS: frozenset[Callable[..., Any]] = frozenset({convolution, deconvolution, linear, matmul, batch_norm})
 VOCABULARY = COMPUTE | MOVEMENT | SHAPE | CONSTANT

@@ -9,12 +9,16 @@ from typing import Any
 from torch import fx, nn
 
 from fx_passes.fold.batch_norm import fold_batch_norm
+from fx_passes.fold.casts import fold_casts
 from fx_passes.fold.channel_scale import fold_channel_scale
 from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fuse.gates import fuse_gates
 from fx_passes.fuse.post_ops import fuse_post_ops
+from fx_passes.fuse.projections import fuse_projections
+from fx_passes.fuse.rms_norm import fuse_rms_norm
+from fx_passes.fuse.rotary import fuse_rotary
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.partition import partition
@@ -26,11 +30,15 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
     normalize,
+    fold_casts,
     fold_shapes,
     fold_identities,
     fold_pad,
     fold_batch_norm,
     fold_channel_scale,
+    fuse_rms_norm,
+    fuse_rotary,
+    fuse_projections,
     fuse_gates,
     fuse_post_ops,
 )

@@ -22,7 +22,7 @@ from fx_passes.normalize.aliasing import Aliasing
 
 log = logging.getLogger("zendnn_cffi.passes")
 
-MAX_POST_OPS = 32  # what an attribute of the library holds
+MAX_POST_OPS = 31  # the library takes 32, but not the argument of a binary one in the last place
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,27 @@ def matmul(input: Any, other: Any, *, out: Any = None) -> Built:
     return None if out is not None else Call(ops.matmul, (input, other), {"post_ops": ()})
 
 
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Built:
+    """beta * input + alpha * batch1 @ batch2, as post-ops of the product."""
+    if out is not None or not is_number(beta) or not is_number(alpha) or not isinstance(input, fx.Node):
+        return None
+    scale = () if alpha == 1 else (("eltwise", "linear", float(alpha), 0.0),)
+    product = Call(ops.matmul, (batch1, batch2), {"post_ops": scale})
+    if beta == 0:
+        return product  # input is not read at all, as in eager
+    return Call(ops.binary, (product, input if beta == 1 else Call(ops.binary, (input, beta, "mul")), "add"))
+
+
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Built:
+    """input + mat1 @ mat2, mat2 the transpose of a linear's weight: its bias where input is a vector."""
+    if out is not None or not (is_number(beta) and is_number(alpha)) or (beta, alpha) != (1, 1):
+        return baddbmm(input, mat1, mat2, beta=beta, alpha=alpha, out=out)
+    value = input.meta.get("val") if isinstance(input, fx.Node) else None
+    if getattr(value, "ndim", None) != 1:
+        return baddbmm(input, mat1, mat2)
+    return Call(ops.linear, (mat1, Call(ops.transpose, (mat2, 0, 1)), input), {"post_ops": ()})
+
+
 def einsum(equation: Any, *operands: Any) -> Built:
     """The two forms that are a matrix product with the same leading dimensions throughout."""
     if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
@@ -230,6 +251,13 @@ def layer_norm(
         return None
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     return Call(ops.layer_norm, (input, shape, weight, bias), {"eps": eps})
+
+
+def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Built:
+    """Over the last dimension, with a given eps (the default depends on the dtype)."""
+    if not static(normalized_shape, eps) or not is_number(eps) or len(tuple(normalized_shape)) != 1:
+        return None
+    return Call(ops.rms_norm, (input, weight), {"eps": eps})
 
 
 def softmax(log: bool) -> Callable[..., Built]:

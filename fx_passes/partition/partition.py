@@ -18,10 +18,21 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_shape, is_vocabulary, sort
+from fx_passes.graph import (
+    finish,
+    get_attribute,
+    is_call,
+    is_constant,
+    is_shape,
+    is_vocabulary,
+    nodes_in,
+    sort,
+)
 from fx_passes.normalize.aliasing import Aliasing
 
 log = logging.getLogger("zendnn_cffi.passes")
+
+_SIZES_AT = {ops.reshape: 1, ops.expand: 1, ops.resample: 2}  # where arguments may be numbers computed at run time
 
 Ordering = dict[fx.Node, list[fx.Node]]  # node -> nodes that it has to follow though it does not read them
 MakeRegion = Callable[[fx.Graph, "Constants", str], nn.Module]
@@ -77,8 +88,8 @@ def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
         return False
     if node.target in (ops.chunk, ops.split):
         return all(is_call(user, operator.getitem) for user in node.users)
-    if node.target in (ops.reshape, ops.expand):
-        return all(isinstance(s, int) or is_shape(s) for s in node.args[1])
+    if node.target in _SIZES_AT:
+        return all(map(is_shape, nodes_in(node.args[_SIZES_AT[node.target] :])))
     return True
 
 

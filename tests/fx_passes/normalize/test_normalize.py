@@ -88,6 +88,8 @@ MODULE_EXAMPLES: dict[type[nn.Module], tuple[nn.Module, tuple[int, ...], str | N
     nn.ConstantPad1d: (nn.ConstantPad1d(1, 2.0), LINE, "pad"),
     nn.ConstantPad2d: (nn.ConstantPad2d(1, 2.0), PLANE, "pad"),
     nn.ConstantPad3d: (nn.ConstantPad3d(1, 2.0), SPACE, "pad"),
+    nn.Upsample: (nn.Upsample(scale_factor=2), PLANE, "resample"),
+    nn.UpsamplingNearest2d: (nn.UpsamplingNearest2d(scale_factor=3), PLANE, "resample"),
     nn.Identity: (nn.Identity(), PLANE, None),
     nn.Dropout: (nn.Dropout(), PLANE, None),
     nn.Dropout1d: (nn.Dropout1d(), LINE, None),

@@ -155,3 +155,8 @@ def test_what_is_not_supported_stays_outside() -> None:
     partition(gm, PlainRegion, supported=lambda node: False)
     assert not [n for n in gm.graph.nodes if n.op == "call_module"]
     assert operator.index(len(list(gm.graph.find_nodes(op="call_function", target=ops.binary)))) == 2
+
+
+def test_sizes_that_are_inputs_stay_outside() -> None:
+    gm = check(model_of(lambda m, x, n: m.c(x).reshape(n, -1), c=nn.Conv2d(3, 4, 1)), image(), 4)
+    assert outside(gm) == {"reshape": 1} and count(gm)["convolution"] == 1

@@ -1,0 +1,70 @@
+"""Drop conversions that convert nothing, checks that torch.export found to hold, and empty pieces of concatenations.
+
+    Before: y = x.to(torch.float32)            with x float32: eager returns x itself
+    After:  y = x
+    Needs:  meta["val"]; nodes without it stay as they are
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes import ops
+from fx_passes.graph import finish, is_call, replace
+
+aten = torch.ops.aten
+_METHODS = frozenset({"to", "float", "double", "bfloat16", "half", "type_as"})
+_OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy.default", "alias.default"})
+_CHECKS = frozenset({"_assert_tensor_metadata.default"})
+
+
+def fold_casts(gm: fx.GraphModule) -> fx.GraphModule:
+    """Remove what changes neither dtype nor device, and legacy empty tensors among the pieces of a concatenation."""
+    for node in list(gm.graph.nodes):
+        if _overload(node) in _CHECKS and not node.users:
+            gm.graph.erase_node(node)
+        elif is_cast(node) and _changes_nothing(node):
+            replace(node, node.args[0])
+        elif is_call(node, ops.concat):
+            _drop_empty(node)
+    return finish(gm)
+
+
+def is_cast(node: Any) -> bool:
+    """Whether node is one of the conversions of dtype or device."""
+    if not isinstance(node, fx.Node) or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    return (node.op == "call_method" and node.target in _METHODS) or _overload(node) in _OVERLOADS
+
+
+def _overload(node: fx.Node) -> str:
+    """The name of an aten overload without its namespace; empty for anything else."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return ""
+    return str(node.target).removeprefix("aten.") if node.target.namespace == "aten" else ""
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    have, want = node.args[0].meta.get("val"), node.meta.get("val")
+    if not isinstance(have, torch.Tensor) or not isinstance(want, torch.Tensor):
+        return False
+    copies = node.kwargs.get("copy") or node.kwargs.get("memory_format") is not None or node.args[3:]
+    return have.dtype == want.dtype and have.device == want.device and have.layout == want.layout and not copies
+
+
+def _drop_empty(node: fx.Node) -> None:
+    """torch.cat ignores pieces of shape [0], whatever the rank of the others; at least one piece stays."""
+    pieces, dim = node.args
+    full = tuple(p for p in pieces if not _is_legacy_empty(p))
+    if full and len(full) < len(pieces) and isinstance(full[0].meta.get("val"), torch.Tensor):
+        node.args = (full, dim)
+
+
+def _is_legacy_empty(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.ndim == 1 and value.shape[0] == 0
+
+
