@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.zendnn_cffi.functional.support import few
 from zendnn_cffi import Engine, Memory, MemoryDesc, Primitive, PrimitiveDesc, Stream, ZenDNNError
 from zendnn_cffi.memory import default_stream
 from zendnn_cffi.primitive import ARG_DST, ARG_SRC
@@ -67,6 +68,7 @@ class TestMemoryDesc:
         desc = MemoryDesc((2, 3), F32, "any")
         assert desc.is_any and desc.format == "any" and desc.size_bytes == 0 and desc.strides is None
 
+    @few
     @given(st.lists(SIZES, min_size=1, max_size=5), st.randoms(use_true_random=False))
     def test_describes_any_permuted_tensor(self, dims: list[int], random: Any) -> None:
         axes = list(range(len(dims)))
@@ -77,6 +79,7 @@ class TestMemoryDesc:
         assert desc == MemoryDesc(dims, F32).permute(axes)
         assert torch.equal(copied(tensor, MemoryDesc(tensor.shape, F32)), tensor)
 
+    @few
     @given(st.lists(SIZES, min_size=4, max_size=4), st.sampled_from(["nhwc", "nChw16c", "nChw8c", "nchw", "cdba"]))
     def test_copies_through_any_layout_and_back(self, dims: list[int], tag: str) -> None:
         tensor = torch.randn(dims)
