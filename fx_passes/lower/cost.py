@@ -27,13 +27,15 @@ _SHARES = (
     ("jit_dw", 0.28),
     ("jit_1x1", 0.86),
     ("jit_bf16", 0.80),
-    ("jit:avx512", 0.84),
+    ("jit:", 0.84),
     ("brgemm", 0.90),
     ("brg", 0.90),
-    ("jit:avx2", 0.40),
     ("x64:gemm", 0.35),
     ("ref", 0.004),
 )
+
+# Kernels for older instruction sets, beside those for AVX-512: by the end of the name.
+_NARROW = ((":sse41", 0.25), (":avx2", 0.5))
 
 
 def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> float:
@@ -41,7 +43,7 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
     if candidate.is_view or candidate.slices_bytes:
         return 0.0
     moved = candidate.dst.size_bytes + sum(src.size_bytes for src in candidate.srcs)
-    time_ns = moved / _BYTES_PER_NS
+    time_ns = moved / _BYTES_PER_NS / _vector_share(candidate)
     for template in candidate.calls:
         time_ns += _TORCH_CALL_NS if isinstance(template, TorchTemplate) else _CALL_NS
     if operation.flops:
@@ -58,4 +60,9 @@ def reorder_ns(have: MemoryDesc, want: MemoryDesc) -> float:
 def _share(candidate: Candidate) -> float:
     template = candidate.calls[0]
     name = template.pd.implementation if isinstance(template, PrimitiveTemplate) else ""
-    return next((share for start, share in _SHARES if name.startswith(start)), 0.5)
+    return _vector_share(candidate) * next((share for start, share in _SHARES if name.startswith(start)), 0.5)
+
+
+def _vector_share(candidate: Candidate) -> float:
+    """Share of the machine's vector width that the kernel uses."""
+    return next((factor for isa, factor in _NARROW if candidate.implementation.endswith(isa)), 1.0)

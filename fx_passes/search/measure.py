@@ -10,7 +10,16 @@ import torch
 from torch import fx
 
 from fx_passes.layout.reorder import reorder_into
-from fx_passes.lower.candidates import Candidate, Operand, Operation, PrimitiveTemplate, Result, Scratchpad, Weights
+from fx_passes.lower.candidates import (
+    Candidate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Scratchpad,
+    TorchTemplate,
+    Weights,
+)
 from fx_passes.lower.layouts import row_major
 from fx_passes.lower.specs import RegionValues
 from fx_passes.plan.prepack import prepack
@@ -18,7 +27,7 @@ from fx_passes.search import database
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.memory import Memory, MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.program import PrimitiveCall, Program, Slot
+from zendnn_cffi.program import Call, PrimitiveCall, Program, Slot, TensorView, TorchCall
 
 # Largest error relative to the largest output. f32: Winograd's transforms and long sums in another order; bf16: inputs,
 # weights and result rounded to 8 bits each.
@@ -62,9 +71,11 @@ class Bench:
             result = candidate.overwrites
         else:
             buffers.append(aligned_buffer(candidate.dst))
-        calls = []
+        calls: list[Call] = []
         for template in candidate.calls:
-            assert isinstance(template, PrimitiveTemplate)
+            if isinstance(template, TorchTemplate):
+                calls.append(self._torch_call(template, candidate))
+                continue
             args: dict[int, tuple[Slot, MemoryDesc]] = {}
             for arg, argument in template.args.items():
                 match argument:
@@ -81,12 +92,24 @@ class Bench:
             calls.append(PrimitiveCall(self.operation.name, Primitive(template.pd), args, template.kind))
         return Program(calls, (), buffers), buffers[result]
 
+    def _torch_call(self, template: TorchTemplate, candidate: Candidate) -> TorchCall:
+        """The call on buffers in the order of _prepare: operands, then the result."""
+        descs = (*candidate.srcs, candidate.dst)
+        views = [TensorView(Slot("constant", i), d.dims, d.strides, d.dtype) for i, d in enumerate(descs)]
+        return TorchCall(
+            self.operation.name, template.function, tuple(views[:-1]), views[-1], self.operation.kind,
+            into=template.into,
+        )  # fmt: skip
+
     def _error(self, result: torch.Tensor, desc: MemoryDesc) -> float:
         """Largest difference from the expected result, relative to its largest value; nan where infinities differ."""
         plain = torch.empty(self.expected.shape or (1,), dtype=self.expected.dtype)
         primitive_source = Memory(desc, result.data_ptr())
         reorder_into(primitive_source, plain, row_major(tuple(plain.shape), plain.dtype))
-        actual, expected = plain.reshape(self.expected.shape).double(), self.expected.double()
+        actual, expected = plain.reshape(self.expected.shape), self.expected
+        difference = float((actual - expected).abs().max())
+        if math.isfinite(difference):
+            return difference / max(float(expected.abs().max()), 1e-30)
         finite = expected.isfinite()
         if not torch.equal(actual.isfinite(), finite):
             return math.nan
@@ -131,7 +154,9 @@ def fingerprint(candidate: Candidate) -> str:
     """A key that is equal for equal work: every primitive's descriptor, attributes and implementation."""
     digest = hashlib.sha256()
     for template in candidate.calls:
-        assert isinstance(template, PrimitiveTemplate)
+        if isinstance(template, TorchTemplate):
+            digest.update(repr((template.key, *map(_torch_layout, (*candidate.srcs, candidate.dst)))).encode())
+            continue
         pd = template.pd
         digest.update(repr((template.kind, pd.implementation, sorted(pd.op.params.items()) if pd.op else ())).encode())
         descs = pd.op.descs if pd.op else {"src": pd.src_desc, "dst": pd.dst_desc}  # a reorder has no descriptor
@@ -142,17 +167,26 @@ def fingerprint(candidate: Candidate) -> str:
     return digest.hexdigest()
 
 
-def primitives(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that primitives compute: views and concatenations in place cost nothing, torch calls have no rival."""
+def _torch_layout(desc: MemoryDesc) -> tuple[object, ...]:
+    return desc.dims, desc.dtype, desc.strides
+
+
+def measurable(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those to measure: views and concatenations in place cost nothing, torch calls without a key have no rival."""
     return [
         c
         for c in candidates
-        if c.calls and not c.slices_bytes and all(isinstance(t, PrimitiveTemplate) for t in c.calls)
+        if c.calls and not c.slices_bytes and all(isinstance(t, PrimitiveTemplate) or t.key for t in c.calls)
     ]
 
 
+def is_rival(candidate: Candidate) -> bool:
+    """Whether PyTorch computes it where primitives do as well."""
+    return any(isinstance(t, TorchTemplate) and t.key for t in candidate.calls)
+
+
 def time_reorder(have: MemoryDesc, want: MemoryDesc) -> float:
-    """The time of a reorder between two layouts, ns."""
+    """The time of one reorder, ns."""
     args = {ARG_SRC: (Slot("constant", 0), have), ARG_DST: (Slot("constant", 1), want)}
     call = PrimitiveCall("reorder", Primitive(PrimitiveDesc.reorder(have, want)), args, "reorder")
     program = Program([call], (), [aligned_buffer(have), aligned_buffer(want)])
@@ -160,5 +194,6 @@ def time_reorder(have: MemoryDesc, want: MemoryDesc) -> float:
 
 
 def reorder_fingerprint(have: MemoryDesc, want: MemoryDesc) -> str:
-    """A key for a reorder."""
-    return hashlib.sha256(b"reorder" + have.key + want.key).hexdigest()
+    """A key for reorders that take about as long per byte: formats, types, and size to within a factor of two."""
+    magnitude = (have.size_bytes + want.size_bytes).bit_length()
+    return f"reorder {have.dtype} {have.format} {want.dtype} {want.format} 2^{magnitude} bytes"

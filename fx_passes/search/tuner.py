@@ -11,11 +11,11 @@ from functools import lru_cache
 
 import torch
 
-from fx_passes.lower.candidates import Candidate, Operation
+from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate
 from fx_passes.lower.cost import estimate_ns, reorder_ns
 from fx_passes.lower.specs import RegionValues
 from fx_passes.search.database import Database, Result, cache_folder
-from fx_passes.search.measure import Bench, fingerprint, primitives, reorder_fingerprint, time_reorder
+from fx_passes.search.measure import Bench, fingerprint, is_rival, measurable, reorder_fingerprint, time_reorder
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import MemoryDesc
 
@@ -59,12 +59,18 @@ class Tuner:
             if self.progress is not None:
                 self.progress(number, len(operations))
             estimates = [replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates]
-            operation.candidates = self._measured(operation, values, estimates) if self.mode != "off" else estimates
+            if self.mode == "off":
+                operation.candidates = [c for c in estimates if not is_rival(c)] or estimates
+            elif operation.kind == "concat":
+                others = [self._priced_concat(c) for c in estimates if not is_rival(c)]
+                operation.candidates = others + self._measured(operation, values, [c for c in estimates if is_rival(c)])
+            else:
+                operation.candidates = self._measured(operation, values, estimates)
         if self.measured:
             log.info("measured %d candidates in %.1f s", self.measured, time.perf_counter() - start)
 
     def _measured(self, operation: Operation, values: RegionValues, candidates: list[Candidate]) -> list[Candidate]:
-        rivals = primitives(candidates)
+        rivals = measurable(candidates)
         if not rivals:
             return candidates
         bench: Bench | None = None
@@ -79,6 +85,14 @@ class Tuner:
                 best_ns = min(best_ns, result.time_ns)
                 kept.append(replace(candidate, cost_ns=result.time_ns))
         return kept
+
+    def _priced_concat(self, candidate: Candidate) -> Candidate:
+        """A concatenation is its reorders, or costs nothing where its pieces are written in place."""
+        if candidate.slices_bytes or not measurable([candidate]):
+            return candidate
+        pds = [template.pd for template in candidate.calls if isinstance(template, PrimitiveTemplate)]
+        cost_ns = sum(self.reorder_ns(pd.src_desc, pd.dst_desc) for pd in pds if pd.src_desc and pd.dst_desc)
+        return replace(candidate, cost_ns=cost_ns)
 
     def _prospects(self, candidates: list[Candidate]) -> list[Candidate]:
         """The candidates worth measuring: per choice of layouts, those estimated near the best of that choice."""
@@ -107,7 +121,7 @@ class Tuner:
 
     def approve(self, operation: Operation, candidate: Candidate, values: RegionValues) -> bool:
         """Whether the candidate's numbers are right: known, or found out now."""
-        if not primitives([candidate]):
+        if not measurable([candidate]):
             return True
         key = fingerprint(candidate)
         result = self.database.get(key)
@@ -116,13 +130,14 @@ class Tuner:
         return result.right
 
     def reorder_ns(self, have: MemoryDesc, want: MemoryDesc) -> float:
-        """The time of a reorder between two layouts."""
+        """The time of a reorder between two layouts: from one of the same formats and about the same size."""
         if self.mode == "off":
             return reorder_ns(have, want)
+        size_bytes = have.size_bytes + want.size_bytes
         key = reorder_fingerprint(have, want)
         result = self.database.get(key)
         if result is None:
-            result = Result(time_reorder(have, want), 0.0, True)
+            result = Result(time_reorder(have, want) / size_bytes, 0.0, True)
             self.measured += 1
             self.database.put(key, result)
-        return result.time_ns
+        return result.time_ns * size_bytes
