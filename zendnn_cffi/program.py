@@ -81,7 +81,10 @@ class TensorView:
 
 @dataclass(frozen=True)
 class TorchCall:
-    """One plain PyTorch computation between the primitives: dst.copy_(function(*srcs))."""
+    """One plain PyTorch computation between the primitives: dst.copy_(function(*srcs)).
+
+    With into, function(*srcs, dst) writes its result itself.
+    """
 
     name: str
     function: Callable[..., torch.Tensor]
@@ -90,15 +93,27 @@ class TorchCall:
     kind: str = "torch"
     flops: int = 0
     implementation: str = "torch"
+    into: bool = False
 
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """A Python function with C's convention: 0 is success."""
-        return self._run, (context,)
+        """A Python function with C's convention: 0 is success. Tensors that stay where they are, are made once."""
+        tensors = [None if _moves(view) else context.tensor(view) for view in (*self.srcs, self.dst)]
+        return self._run, (context, tensors)
 
-    def _run(self, context: Context) -> int:
+    def _run(self, context: Context, fixed: Sequence[torch.Tensor | None]) -> int:
+        views = (*self.srcs, self.dst)
         with torch.no_grad():
-            context.tensor(self.dst).copy_(self.function(*(context.tensor(src) for src in self.srcs)))
+            tensors = [context.tensor(v) if t is None else t for t, v in zip(fixed, views, strict=True)]
+            if self.into:
+                self.function(*tensors)
+            else:
+                tensors[-1].copy_(self.function(*tensors[:-1]))
         return 0
+
+
+def _moves(view: TensorView) -> bool:
+    """Whether the tensor is another one in each run."""
+    return view.slot.space in ("input", "output")
 
 
 class Call(Protocol):
@@ -135,7 +150,7 @@ class Context:
     def __post_init__(self) -> None:
         alignment = HUGE_PAGE_BYTES if self.arena_bytes >= 2 * HUGE_PAGE_BYTES else ARENA_ALIGNMENT_BYTES
         with torch.inference_mode(False):
-            raw = torch.empty(self.arena_bytes + alignment, dtype=torch.uint8)
+            raw = torch.empty(self.arena_bytes + alignment, dtype=torch.uint8, device="cpu")
         start = -raw.data_ptr() % alignment
         self.arena = raw[start : start + self.arena_bytes]
         self._arena_pointer = raw.data_ptr() + start
@@ -158,12 +173,13 @@ class Context:
     def tensor(self, view: TensorView) -> torch.Tensor:
         """The slot as a torch tensor."""
         slot = view.slot
-        if slot.space == "arena":
+        spaces = {"input": self.inputs, "output": self.outputs, "constant": self.constants}
+        base = self.arena if slot.space == "arena" else spaces[slot.space][slot.index]
+        if base.dtype == torch.uint8 != view.dtype:  # bytes: the arena, packed constants
             start = slot.offset_bytes
             span = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + 1
-            raw = self.arena[start : start + span * view.dtype.itemsize].view(view.dtype)
+            raw = base[start : start + span * view.dtype.itemsize].view(view.dtype)
             return raw.as_strided(view.shape, view.strides)
-        base = {"input": self.inputs, "output": self.outputs, "constant": self.constants}[slot.space][slot.index]
         if slot.offset_bytes == 0 and base.shape == view.shape and base.stride() == view.strides:
             return base
         offset = base.storage_offset() + slot.offset_bytes // view.dtype.itemsize
@@ -204,7 +220,7 @@ class Program:
 
     def new_outputs(self) -> list[torch.Tensor]:
         """Return uninitialised output tensors."""
-        return [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype) for spec in self.outputs]
+        return [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu") for spec in self.outputs]
 
     def run_into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Compute into given outputs, which must have the shapes, strides and dtypes of `outputs`."""
@@ -281,7 +297,9 @@ class SlicedProgram:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for these inputs."""
-        outputs = [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype) for spec in self.outputs]
+        outputs = [
+            torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu") for spec in self.outputs
+        ]
         for start in range(0, self.slices * self.slice_size, self.slice_size):
             self.program.run_into(*(self._slices(tensors, start) for tensors in (inputs, outputs)))
         return outputs

@@ -70,10 +70,17 @@ class PrimitiveTemplate:
 
 @dataclass(frozen=True)
 class TorchTemplate:
-    """One plain PyTorch computation over the operands, in their eager strides."""
+    """One plain PyTorch computation over the operands, in the candidate's layouts.
 
-    function: Callable[..., torch.Tensor]
+    reason  why no primitive computes it, "" where primitives do as well
+    into    function(*operands, result) writes its result itself; otherwise it returns it
+    key     equal for equal work: it is measured beside primitives; "" where there are none
+    """
+
+    function: Callable[..., Any]
     reason: str
+    into: bool = False
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class Candidate:
     calls           what runs; empty for a view, where the result is operand 0's memory seen through dst
     overwrites      operand whose memory becomes the result's (residual sums); None: the result has its own
     may_overwrite   operand whose memory the result may take over where nothing reads it later
+    offset_bytes    of a view: where in operand 0's memory its first element lies
     slices_bytes    of a concatenation whose pieces may be written in place: the offset of each in the result; its calls
                     copy one piece each
     cost_ns         measured or estimated time
@@ -99,6 +107,7 @@ class Candidate:
     may_overwrite: int | None = None
     slices_bytes: tuple[int, ...] = ()
     cost_ns: float = 0.0
+    offset_bytes: int = 0
 
     @property
     def is_view(self) -> bool:

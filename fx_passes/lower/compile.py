@@ -18,6 +18,7 @@ from fx_passes.lower.rules import lower_graph
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
+from fx_passes.search.measure import is_rival
 from fx_passes.search.tuner import Tuner
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.program import Program, SlicedProgram
@@ -113,6 +114,11 @@ def _choose(
 
 
 def _report(operation: Operation, candidate: Candidate) -> NodeReport:
+    reason = operation.fallback_reason
+    if not reason and is_rival(candidate):
+        others = [c.cost_ns for c in operation.candidates if not is_rival(c)]
+        reason = f"plain PyTorch measured faster ({candidate.cost_ns / 1e3:.0f} us"
+        reason += f" against {min(others) / 1e3:.0f} us)" if others else ")"
     entries: Any = operation.node.kwargs.get("post_ops", ())
     post_ops = tuple(str(entry[1]) for entry in entries)
     return NodeReport(
@@ -122,6 +128,6 @@ def _report(operation: Operation, candidate: Candidate) -> NodeReport:
         candidate.implementation,
         candidate.dst.format,
         post_ops,
-        operation.fallback_reason,
+        reason,
         operation.flops,
     )

@@ -19,6 +19,7 @@ from fx_passes.lower.movement import lower_concat, lower_getitem, lower_narrow, 
 from fx_passes.lower.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
 from fx_passes.lower.pooling import lower_adaptive_pool, lower_pool, lower_reduce
 from fx_passes.lower.resampling import lower_resample
+from fx_passes.lower.rivals import add_rivals
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.lower.views import VIEW_RULES
 
@@ -124,7 +125,9 @@ def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
             raise NotLowered(f"no rule lowers {getattr(node.target, '__name__', node.target)}")
         if context.values.specs[node].numel == 0:
             raise NotLowered("the result is empty")
-        return rule(node, context)
+        operation = rule(node, context)
+        add_rivals(operation, node, context)
+        return operation
     except NotLowered as reason:
         return torch_operation(node, context.values, str(reason))
 

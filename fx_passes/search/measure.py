@@ -95,7 +95,10 @@ class Bench:
     def _torch_call(self, template: TorchTemplate, candidate: Candidate) -> TorchCall:
         """The call on buffers in the order of _prepare: operands, then the result."""
         descs = (*candidate.srcs, candidate.dst)
-        views = [TensorView(Slot("constant", i), d.dims, d.strides, d.dtype) for i, d in enumerate(descs)]
+        views = []
+        for number, desc in enumerate(descs):
+            assert desc.strides is not None and desc.dtype is not None
+            views.append(TensorView(Slot("constant", number), desc.dims, desc.strides, desc.dtype))
         return TorchCall(
             self.operation.name, template.function, tuple(views[:-1]), views[-1], self.operation.kind,
             into=template.into,

@@ -1,0 +1,132 @@
+"""Plain PyTorch as one more candidate for operations that its own kernels compute well.
+
+Measured beside the primitives, in row-major and channels-last layouts; where PyTorch has a function with `out`, it
+writes straight into the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes import ops
+from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.layouts import layout, row_major, spatial_tags
+from fx_passes.lower.specs import TensorSpec
+
+aten = torch.ops.aten
+
+RIVALS: frozenset[Callable[..., Any]] = frozenset(
+    {ops.eltwise, ops.binary, ops.prelu, ops.pool, ops.adaptive_pool, ops.batch_norm, ops.layer_norm, ops.softmax,
+     ops.concat, ops.resample, ops.reduce, ops.pad}
+)  # fmt: skip
+
+Into = Callable[..., Any]
+
+# kind -> function(x, alpha, beta, out=)
+_ELTWISE: dict[str, Into] = {
+    "relu": lambda x, a, b, out: aten.leaky_relu.out(x, a, out=out) if a else aten.clamp_min.out(x, 0, out=out),
+    "gelu_erf": lambda x, a, b, out: aten.gelu.out(x, out=out),
+    "gelu_tanh": lambda x, a, b, out: aten.gelu.out(x, approximate="tanh", out=out),
+    "logistic": lambda x, a, b, out: torch.sigmoid(x, out=out),
+    "tanh": lambda x, a, b, out: torch.tanh(x, out=out),
+    "hardswish": lambda x, a, b, out: aten.hardswish.out(x, out=out),
+    "hardsigmoid": lambda x, a, b, out: aten.hardsigmoid.out(x, out=out),
+    "elu": lambda x, a, b, out: aten.elu.out(x, a, out=out),
+    "clip": lambda x, a, b, out: torch.clamp(x, a, b, out=out),
+    "exp": lambda x, a, b, out: torch.exp(x, out=out),
+    "log": lambda x, a, b, out: torch.log(x, out=out),
+    "sqrt": lambda x, a, b, out: torch.sqrt(x, out=out),
+    "square": lambda x, a, b, out: torch.mul(x, x, out=out),
+    "abs": lambda x, a, b, out: torch.abs(x, out=out),
+    "mish": lambda x, a, b, out: aten.mish.out(x, out=out),
+}
+_BINARY: dict[str, Into] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum,
+}  # fmt: skip
+
+
+def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) -> None:
+    """Append candidates in which PyTorch computes node, to an operation that primitives can compute too."""
+    if node.target not in RIVALS or operation.fallback_reason or operation.kind == "view":
+        return
+    specs = [context.values.specs[n] for n in operation.operands]
+    try:
+        dtypes = [context.dtype(spec) for spec in (*specs, operation.spec)]
+    except NotLowered:
+        return
+    function, into = _function(operation, node, context)
+    for channels_last in (False, True):
+        if channels_last and (operation.spec.ndim not in (4, 5) or any(s.ndim != operation.spec.ndim for s in specs)):
+            continue
+        descs = [_desc(s, d, channels_last) for s, d in zip((*specs, operation.spec), dtypes, strict=True)]
+        key = f"{torch.__version__} {_described(node, context)} {into}"
+        template = TorchTemplate(function, "", into, key)
+        operation.candidates.append(Candidate("torch", tuple(descs[:-1]), descs[-1], (template,)))
+
+
+def _desc(spec: TensorSpec, dtype: torch.dtype, channels_last: bool) -> Any:
+    if channels_last:
+        return layout(spec.shape, dtype, spatial_tags(spec.ndim)[0])
+    return row_major(spec.shape or (1,), dtype)
+
+
+def _function(operation: Operation, node: fx.Node, context: LoweringContext) -> tuple[Into, bool]:
+    """The computation, and whether it writes its result itself."""
+    values, operands = context.values, operation.operands
+    writing = _writing(node, values.arguments(node), operands)
+    if writing is not None and len(set(operands)) == len(operands):
+        return writing, True
+
+    def function(*tensors: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = values.compute(node, dict(zip(operands, tensors, strict=True)))
+        return result
+
+    return function, False
+
+
+def _writing(node: fx.Node, arguments: dict[str, Any], operands: tuple[fx.Node, ...]) -> Into | None:
+    """function(*operands, result) where PyTorch has one with `out`."""
+    match node.target:
+        case ops.eltwise if arguments["kind"] in _ELTWISE:
+            kind, alpha, beta = _ELTWISE[arguments["kind"]], arguments["alpha"], arguments["beta"]
+            return lambda x, out: kind(x, alpha, beta, out)
+        case ops.binary if arguments["kind"] in _BINARY:
+            return _binary(_BINARY[arguments["kind"]], arguments["a"], arguments["b"], operands)
+        case ops.softmax:
+            function = aten._log_softmax.out if arguments["log"] else aten._softmax.out
+            return lambda x, out: function(x, arguments["dim"], False, out=out)
+        case ops.concat if tuple(arguments["srcs"]) == operands:
+            return lambda *xs: torch.cat(xs[:-1], arguments["dim"], out=xs[-1])
+    return None
+
+
+def _binary(function: Into, a: Any, b: Any, operands: tuple[fx.Node, ...]) -> Into | None:
+    if (a, b) == operands:
+        return lambda x, y, out: function(x, y, out=out)
+    if (b, a) == operands:
+        return lambda y, x, out: function(x, y, out=out)
+    if isinstance(b, torch.Tensor) and (a,) == operands:
+        return lambda x, out: function(x, b, out=out)
+    return None
+
+
+def _described(node: fx.Node, context: LoweringContext) -> str:
+    """A text that is equal for equal work: the operation and its arguments, tensors by shape and dtype."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return str(context.values.specs.get(value, "?"))
+        if isinstance(value, torch.Tensor):
+            return f"constant {tuple(value.shape)} {value.dtype}"
+        if isinstance(value, dict):
+            return str({k: text(v) for k, v in value.items()})
+        if isinstance(value, tuple | list):
+            return str([text(v) for v in value])
+        return repr(value)
+
+    return f"{node.target.__name__} {text(context.values.arguments(node))}"
