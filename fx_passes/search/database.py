@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import sqlite3
 import threading
@@ -94,7 +95,8 @@ class Database:
         try:
             with self._connect() as connection:
                 for key, time_ns, error, right in connection.execute("SELECT * FROM results"):
-                    self._results[str(key)] = Result(float(time_ns), float(error), bool(right))
+                    known = math.nan if error is None else float(error)  # SQLite keeps no NaN
+                    self._results[str(key)] = Result(float(time_ns), known, bool(right))
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             self._results.clear()
             self._set_aside(error)
