@@ -1,0 +1,153 @@
+"""Layout assignment: exact where it says so, and reorders no more than needed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx
+
+from fx_passes.layout import assign
+from fx_passes.layout.assign import Table, assign_layouts, minimise
+from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.lower.layouts import layout
+from fx_passes.lower.specs import TensorSpec
+from zendnn_cffi.memory import MemoryDesc
+
+SHAPE = (1, 32, 4, 4)  # two blocks of 16: all three layouts are other bytes
+LAYOUTS = [layout(SHAPE, torch.float32, tag) for tag in ("nhwc", "nChw16c", "nchw")]
+CALL = (TorchTemplate(lambda *t: t[0], ""),)
+
+
+def total(tables: Sequence[Table], choice: Sequence[int]) -> float:
+    """What a choice costs."""
+    return sum(float(costs[tuple(choice[v] for v in scope)]) for scope, costs in tables)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[Table], list[int]]:
+    """Variables with tables over one, two or three of them, in any order."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))
+    scopes = st.lists(st.sampled_from(range(len(sizes))), min_size=1, max_size=3, unique=True).map(tuple)
+    tables = []
+    for scope in draw(st.lists(scopes, max_size=8)):
+        shape = [sizes[v] for v in scope]
+        costs = draw(st.lists(st.integers(0, 9), min_size=math.prod(shape), max_size=math.prod(shape)))
+        tables.append((scope, np.array(costs, dtype=float).reshape(shape)))
+    return tables, sizes
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_minimise_equals_brute_force(problem: tuple[list[Table], list[int]]) -> None:
+    tables, sizes = problem
+    choice = minimise(tables, sizes)
+    assert len(choice) == len(sizes) and all(0 <= c < n for c, n in zip(choice, sizes, strict=True))
+    assert total(tables, choice) == min(total(tables, c) for c in itertools.product(*map(range, sizes)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems())
+def test_descent_is_legal_and_no_worse_than_a_uniform_choice(problem: tuple[list[Table], list[int]]) -> None:
+    tables, sizes = problem
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assign, "MAX_TABLE", 1)
+        choice = minimise(tables, sizes)
+    assert all(0 <= c < n for c, n in zip(choice, sizes, strict=True))
+    for start in range(max(sizes)):
+        assert total(tables, choice) <= total(tables, [min(start, n - 1) for n in sizes])
+
+
+def test_a_long_chain_is_quick_and_exact() -> None:
+    rng = np.random.default_rng(0)
+    sizes = [4] * 300
+    tables: list[Table] = [((i, i + 1), rng.integers(0, 100, (4, 4)).astype(float)) for i in range(299)]
+    best = np.zeros(4)
+    for _, costs in tables:
+        best = (best[:, None] + costs).min(axis=0)
+    assert total(tables, minimise(tables, sizes)) == best.min()
+
+
+class Problem:
+    """Operations over one shape, each with candidates named by their layouts."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.input = self.graph.placeholder("x")
+        self.operations: list[Operation] = []
+
+    def add(self, operands: Sequence[fx.Node], candidates: Sequence[tuple[int, int, float]]) -> fx.Node:
+        """An operation that takes all operands in one layout and leaves another, at a cost."""
+        node = self.graph.call_function(len, tuple(operands))
+        made = [Candidate(f"{s}->{d}", (LAYOUTS[s],) * len(operands), LAYOUTS[d], CALL, cost_ns=c)
+                for s, d, c in candidates]  # fmt: skip
+        spec = TensorSpec(SHAPE, torch.float32, (512, 16, 4, 1))
+        self.operations.append(Operation(node, node.name, "test", tuple(operands), spec, made))
+        return node
+
+    def solve(self, leaves: fx.Node, reorder_ns: float = 10.0, wanted: int = 2) -> tuple[list[str], float]:
+        chosen = assign_layouts(
+            self.operations, {self.input: LAYOUTS[2]}, {leaves: LAYOUTS[wanted]}, lambda a, b: reorder_ns
+        )
+        return [c.implementation for c in chosen], self.cost(chosen, leaves, reorder_ns, wanted)
+
+    def cost(self, chosen: Sequence[Candidate], leaves: fx.Node, reorder_ns: float, wanted: int) -> float:
+        """What the choice costs when every value is reordered once per layout that is asked for."""
+        have: dict[fx.Node, MemoryDesc] = {self.input: LAYOUTS[2]}
+        asked: set[tuple[fx.Node, MemoryDesc]] = {(leaves, LAYOUTS[wanted])}
+        price = 0.0
+        for operation, candidate in zip(self.operations, chosen, strict=True):
+            have[operation.node] = candidate.dst
+            price += candidate.cost_ns
+            asked |= set(zip(operation.operands, candidate.srcs, strict=True))
+        return price + reorder_ns * sum(have[node] != want for node, want in asked)
+
+
+ANY = [(i, i, 1.0) for i in range(3)]
+
+
+def test_layouts_follow_the_reorders_they_save() -> None:
+    """A faster kernel in another layout is chosen when it pays for two reorders, and only then."""
+    for gain, expected in ((15.0, "2->2"), (25.0, "1->1")):
+        problem = Problem()
+        a = problem.add([problem.input], ANY)
+        b = problem.add([a], [(2, 2, 30.0), (1, 1, 30.0 - gain)])
+        c = problem.add([b], ANY)
+        names, _ = problem.solve(c)
+        assert names[1] == expected
+
+
+def test_a_reorder_that_readers_share_counts_once() -> None:
+    problem = Problem()
+    a = problem.add([problem.input], [(2, 2, 1.0)])
+    readers = [problem.add([a], [(0, 2, 1.0), (2, 2, 5.0)]) for _ in range(4)]
+    last = problem.add(readers, [(2, 2, 1.0)])
+    names, cost = problem.solve(last)  # 4 readers save 4 each: together more than one reorder, alone less
+    assert names[1:5] == ["0->2"] * 4 and cost == 1 + 10 + 4 + 1
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Problem, fx.Node]:
+    """Random graphs of up to five operations."""
+    problem = Problem()
+    nodes = [problem.input]
+    for _ in range(draw(st.integers(1, 5))):
+        operands = draw(st.lists(st.sampled_from(nodes), min_size=1, max_size=2))
+        every = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 30).map(float))
+        nodes.append(problem.add(operands, draw(st.lists(every, min_size=1, max_size=3))))
+    return problem, nodes[-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(0, 2))
+def test_assignment_is_the_cheapest_of_all(drawn: tuple[Problem, fx.Node], wanted: int) -> None:
+    problem, leaves = drawn
+    _, cost = problem.solve(leaves, wanted=wanted)
+    every = itertools.product(*(operation.candidates for operation in problem.operations))
+    assert cost == min(problem.cost(chosen, leaves, 10.0, wanted) for chosen in every)

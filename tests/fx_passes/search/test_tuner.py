@@ -1,0 +1,186 @@
+"""Measuring: wrong numbers are rejected, and nothing is measured twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import zendnn_cffi
+from fx_passes import ops
+from fx_passes.lower.candidates import Operation, PrimitiveTemplate
+from fx_passes.lower.rules import lower_graph
+from fx_passes.lower.specs import RegionValues, TensorSpec
+from fx_passes.search import measure, tuner
+from fx_passes.search.measure import Bench, fingerprint
+from fx_passes.search.tuner import Tuner, database_for
+from tests.support.lowering import net, noise
+from zendnn_cffi import descriptors
+from zendnn_cffi.attributes import Attr, PostOps
+from zendnn_cffi.primitive import PrimitiveDesc
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for results that no other test writes to."""
+    monkeypatch.setenv("ZENDNN_CFFI_CACHE", str(tmp_path))
+    database_for.cache_clear()
+    yield tmp_path
+    database_for.cache_clear()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operations whose candidates were run, and "reorder" for reorders."""
+    seen: list[str] = []
+    check, time_reorder = Bench.check_and_time, measure.time_reorder
+    monkeypatch.setattr(Bench, "check_and_time", lambda self, *a: seen.append(self.operation.name) or check(self, *a))
+    monkeypatch.setattr(tuner, "time_reorder", lambda *a: seen.append("reorder") or time_reorder(*a))
+    return seen
+
+
+def lowered(shape: tuple[int, ...] = (1, 16, 8, 8), kind: str = "relu") -> tuple[list[Operation], RegionValues]:
+    """One convolution with an eltwise post-op."""
+    graph = fx.Graph()
+    x, w = graph.placeholder("x"), graph.get_attr("w")
+    graph.output(graph.call_function(ops.convolution, (x, w), {
+        "stride": (1, 1), "padding_l": (1, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1,
+        "post_ops": (("eltwise", kind, 0.0, 0.0),)}))  # fmt: skip
+    return lower_graph(graph, [TensorSpec.of(torch.empty(shape))], {"w": noise(16, shape[1], 3, 3)})
+
+
+def test_every_candidate_of_a_plain_convolution_is_right() -> None:
+    (operation,), values = lowered()
+    assert len(operation.candidates) > 2
+    bench = Bench(operation, values)
+    for candidate in operation.candidates:
+        result = bench.check_and_time(candidate)
+        assert result.right and result.error < 5e-5 and 0 < result.time_ns < math.inf
+
+
+def test_wrong_numbers_are_rejected(fresh: Path) -> None:
+    """A candidate whose primitive computes something else (a missing post-op) is never used."""
+    (operation,), values = lowered()
+    good = operation.candidates[0]
+    (template,) = good.calls
+    assert isinstance(template, PrimitiveTemplate)
+    wrong_pd = PrimitiveDesc(template.pd.op, Attr(PostOps().eltwise("relu", 0.7)))
+    wrong = replace(good, implementation="fake", calls=(replace(template, pd=wrong_pd),), cost_ns=0.0)
+    result = Bench(operation, values).check_and_time(wrong)
+    assert not result.right and result.time_ns == math.inf and result.error > 1e-2
+    operation.candidates = [wrong, good]
+    for mode in ("full", "off"):
+        assert not Tuner(mode).approve(operation, wrong, values)
+        assert Tuner(mode).approve(operation, good, values)
+    Tuner("full").price([operation], values)
+    assert [c.implementation for c in operation.candidates] == [good.implementation]
+
+
+def test_a_wrong_library_ends_in_plain_pytorch(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every convolution wrong, the result is still right."""
+    right = descriptors.convolution
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        return right(*args, **{**kwargs, "padding_l": (0, 2), "padding_r": (2, 0)})
+
+    monkeypatch.setattr(descriptors, "convolution", wrong)
+    model, x = net(lambda m, x: F.relu(m[0](x)), nn.Conv2d(3, 17, 3, padding=1)), noise(2, 3, 9, 8)
+    for mode in ("off", "full"):
+        gm = zendnn_cffi.optimize(model, tune=mode)
+        torch.testing.assert_close(gm(x), model(x))
+        (node,) = zendnn_cffi.explain(gm).nodes
+        assert node.became == "torch" and node.reason
+
+
+def test_a_refusing_candidate_is_passed_over(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Bench, candidate: Any, best_ns: float = math.inf) -> Any:
+        raise zendnn_cffi.ZenDNNError("no")
+
+    monkeypatch.setattr(Bench, "check_and_time", refuse)
+    (operation,), values = lowered()
+    assert not Tuner("full").approve(operation, operation.candidates[0], values)
+
+
+@pytest.mark.parametrize("mode", ("auto", "full"))
+def test_a_warm_start_measures_nothing(mode: str, fresh: Path, runs: list[str]) -> None:
+    model = net(lambda m, x: m[1](torch.cat([F.relu(m[0](x)), x], 1)), nn.Conv2d(16, 16, 3, padding=1),
+                nn.Conv2d(32, 16, 1))  # fmt: skip
+    x = noise(2, 16, 8, 8)
+    first = zendnn_cffi.optimize(model, tune=mode)
+    first(x)
+    assert runs and list(fresh.glob("*.sqlite"))
+    runs.clear()
+    zendnn_cffi.optimize(model, tune=mode)(x)
+    assert runs == [], "in the same process"
+    database_for.cache_clear()
+    second = zendnn_cffi.optimize(model, tune=mode)
+    second(x)
+    assert runs == [], "from the file"
+    assert str(zendnn_cffi.explain(first)) == str(zendnn_cffi.explain(second))
+
+
+def test_full_measures_more_than_auto_and_off_only_checks(
+    fresh: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {}
+    for mode in ("off", "auto", "full"):
+        monkeypatch.setenv("ZENDNN_CFFI_CACHE", "")
+        database_for.cache_clear()
+        runs.clear()
+        (operation,), values = lowered((1, 32, 16, 16))
+        Tuner(mode).price([operation], values)
+        counts[mode] = len(runs)
+    assert counts["off"] == 0 < counts["auto"] <= counts["full"]
+
+
+def test_modes_are_named() -> None:
+    with pytest.raises(ValueError, match="tune must be one of auto, full, off|tune must be one of auto, off, full"):
+        Tuner("fast")
+
+
+def test_progress_is_told(fresh: Path) -> None:
+    (operation,), values = lowered()
+    told: list[tuple[int, int]] = []
+    Tuner("auto", lambda done, all: told.append((done, all))).price([operation], values)
+    assert told and told[0] == (0, 1)
+
+
+def test_equal_work_has_equal_keys() -> None:
+    """Keys depend on shapes, post-ops and layouts, not on weights or names."""
+
+    def keys(*args: Any) -> list[str]:
+        return [fingerprint(c) for c in lowered(*args)[0][0].candidates]
+
+    assert keys() == keys() and len(set(keys())) == len(keys())
+    assert not set(keys()) & set(keys((2, 16, 8, 8))) and not set(keys()) & set(keys((1, 16, 8, 8), "abs"))
+
+
+def test_reorders_of_other_shapes_have_other_keys() -> None:
+    def keys(*widths: int) -> set[str]:
+        graph = fx.Graph()
+        nodes = [graph.placeholder(f"x{i}") for i in range(len(widths))]
+        graph.output(graph.call_function(ops.concat, (tuple(nodes), 1)))
+        operations, _ = lower_graph(graph, [TensorSpec.of(torch.empty(1, w, 4, 4)) for w in widths], {})
+        return {fingerprint(c) for c in operations[0].candidates}
+
+    assert keys(16, 32) and not keys(16, 32) & keys(32, 16)
+
+
+def test_one_value_in_two_places_is_one_tensor() -> None:
+    """x + conv(x): the reference and the candidate must see the same x twice."""
+    graph = fx.Graph()
+    x, w = graph.placeholder("x"), graph.get_attr("w")
+    graph.output(graph.call_function(ops.convolution, (x, w), {
+        "stride": (1, 1), "padding_l": (1, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1,
+        "post_ops": (("binary", "add", x),)}))  # fmt: skip
+    (operation,), values = lower_graph(graph, [TensorSpec.of(torch.empty(1, 16, 8, 8))], {"w": noise(16, 16, 3, 3)})
+    bench = Bench(operation, values)
+    assert bench.operands[0] is bench.operands[1]
+    assert bench.check_and_time(operation.candidates[0]).right
