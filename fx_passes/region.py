@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -70,6 +71,7 @@ class ZenRegion(nn.Module):
         self._reasons: dict[Signature, str] = {}
         self._plain_constants: dict[fx.Node, Any] | None = None
         self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
+        _regions.add(self)
         self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
 
     def forward(self, *inputs: Any) -> Any:
@@ -105,8 +107,7 @@ class ZenRegion(nn.Module):
             if lowered is None:
                 self._reasons[signature] = reason
             while len(self._lowered) >= MAX_PROGRAMS:
-                old, _ = self._lowered.popitem(last=False)
-                self._reasons.pop(old, None)
+                self._drop_oldest()
             self._lowered[signature] = lowered
             return lowered
 
@@ -114,6 +115,15 @@ class ZenRegion(nn.Module):
         with self._lock:
             if signature in self._lowered:
                 self._lowered.move_to_end(signature)
+
+    def _drop_oldest(self) -> None:
+        """Forget the least recently used program, or a signature without one where there is none."""
+        used = {signature: lowered.program.last_used for signature, lowered in self._lowered.items() if lowered}
+        old = min(used, key=used.__getitem__) if used else next(iter(self._lowered))
+        lowered = self._lowered.pop(old)
+        self._reasons.pop(old, None)
+        if lowered is not None:
+            lowered.program.close()
 
     def _try_lower(self, inputs: Sequence[torch.Tensor]) -> tuple[LoweredRegion | None, str]:
         """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours."""
@@ -167,16 +177,30 @@ class ZenRegion(nn.Module):
     def invalidate(self) -> None:
         """The parameters may have changed: forget programs, prepacked and folded weights."""
         with self._lock:
-            self._lowered.clear()
+            self.clear()
             self._reasons.clear()
-            self._plain_constants = None
             self.weights.clear()
+
+    def clear(self) -> None:
+        """Forget programs and what they keep; the next call lowers again."""
+        with self._lock:
+            for lowered in self._lowered.values():
+                if lowered is not None:
+                    lowered.program.close()
+            self._lowered.clear()
+            self._plain_constants = None
 
     @property
     def lowered(self) -> dict[Signature, LoweredRegion | None]:
         """What was lowered, by signature; None where plain PyTorch runs."""
         with self._lock:
             return dict(self._lowered)
+
+    @property
+    def original_bytes(self) -> int:
+        """Bytes of the parameters that the region reads."""
+        tensors = {self._constants[name].data_ptr(): self._constants[name] for name in self._constants}
+        return sum(t.numel() * t.element_size() for t in tensors.values())
 
     def reason(self, signature: Signature) -> str:
         """Why plain PyTorch runs for a signature."""
@@ -205,5 +229,13 @@ def _on_cpu() -> AbstractContextManager[Any]:
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 _STRIDED = torch.strided
+
+
+def living_regions() -> list[ZenRegion]:
+    """Every region of every optimized module that is alive."""
+    return list(_regions)
+
+
+_regions: weakref.WeakSet[ZenRegion] = weakref.WeakSet()
 _TENSORS = (torch.Tensor, nn.Parameter)
 _MISSING: Any = object()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
     from . import functional
     from .attributes import Attr, PostOps
+    from .cache import cache_clear, cache_info
     from .config import show_config
     from .errors import LibraryError, UnsupportedError, ZenDNNError
     from .explain import explain
@@ -43,6 +44,8 @@ _EXPORTS: dict[str, str | None] = {
     "optimize": "optimize",
     "explain": "explain",
     "profile": "profile",
+    "cache_info": "cache",
+    "cache_clear": "cache",
     "show_config": "config",
     "__config__": "config",
     "__version__": "config",
@@ -72,6 +75,8 @@ __all__ = [
     "UnsupportedError",
     "ZenDNNError",
     "blis",
+    "cache_clear",
+    "cache_info",
     "explain",
     "ffi",
     "functional",

@@ -10,12 +10,14 @@ the same program at once never share one, and a program called by one thread bui
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from zendnn_cffi import arenas
 from zendnn_cffi.errors import ZenDNNError, check
 from zendnn_cffi.library import load
 from zendnn_cffi.memory import Memory, MemoryDesc
@@ -156,6 +158,11 @@ class Context:
         self._arena_pointer = raw.data_ptr() + start
         self._memories: dict[tuple[Slot, MemoryDesc], Memory] = {}
 
+    def close(self) -> None:
+        """Give up the arena and the handles now: calls may refer back to this context."""
+        self.calls, self.keep_alive, self.moving, self._memories = [], [], [], {}
+        self.arena = self.arena[:0].clone()
+
     def memory(self, slot: Slot, desc: MemoryDesc) -> Memory:
         """The memory handle of a slot seen through desc; one per pair, shared by the calls that read it."""
         memory = self._memories.get((slot, desc))
@@ -211,6 +218,10 @@ class Program:
         self._cast = load().ffi.cast
         self._void = load().ffi.typeof("void *")
         self._idle: list[Context] = []
+        self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+        self._closed = False
+        self.last_used = 0
+        arenas.register(self)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for these inputs, whose shapes, strides and dtypes must be those the program is for."""
@@ -248,6 +259,7 @@ class Program:
             context = self._idle.pop()
         except IndexError:
             context = self._new_context()
+        self.last_used = next(arenas.clock)
         context.inputs, context.outputs = inputs, outputs
         pointers = {"input": [t.data_ptr() for t in inputs], "output": [t.data_ptr() for t in outputs]}
         for space, index, offset, handle in context.moving:
@@ -257,9 +269,36 @@ class Program:
     def _leave(self, context: Context) -> None:
         context.inputs = context.outputs = ()
         self._idle.append(context)
+        if self._closed:
+            self.free_idle()
+
+    @property
+    def arenas_bytes(self) -> int:
+        """Bytes of the arenas of every context there is now."""
+        return self.arena_bytes * len(self._contexts)
+
+    def free_idle(self) -> int:
+        """Give up the contexts that no call is using; return the bytes of their arenas."""
+        freed = 0
+        while self._idle:
+            try:
+                context = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            self._contexts.discard(context)
+            context.close()
+            freed += self.arena_bytes
+        return freed
+
+    def close(self) -> None:
+        """Keep no context any longer; calls that are running, and later ones, still work."""
+        self._closed = True
+        self.free_idle()
 
     def _new_context(self) -> Context:
+        arenas.make_room(self.arena_bytes)
         context = Context(self.constants, self.arena_bytes)
+        self._contexts.add(context)
         context.calls = [call.bind(context) for call in self.calls]
         return context
 
@@ -294,6 +333,14 @@ class SlicedProgram:
     @property
     def constants(self) -> tuple[torch.Tensor, ...]:
         return self.program.constants
+
+    @property
+    def last_used(self) -> int:
+        return self.program.last_used
+
+    def close(self) -> None:
+        """As Program.close."""
+        self.program.close()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for these inputs."""

@@ -77,6 +77,9 @@ def choose_variant(
     times[PLAIN] /= _CLEARLY_FASTER
     best = min(times, key=times.__getitem__)
     database.save()
+    for name, lowered in built.items():
+        if name != best:
+            lowered.program.close()
     log.debug("variants: %s", ", ".join(f"{name} {ns / 1e6:.2f} ms" for name, ns in times.items()))
     if best == PLAIN:
         times[PLAIN] *= _CLEARLY_FASTER

@@ -1,0 +1,85 @@
+"""cache_info() and cache_clear(): what optimized modules keep between calls, in bytes, and how to get it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from zendnn_cffi import arenas
+from zendnn_cffi.library import is_available, load
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """What cache_info() returns, over every optimized module that is alive.
+
+    regions                 regions of optimized modules
+    programs                programs that regions keep, one per input signature
+    programs_limit          the most one region keeps; the least recently used go first
+    arenas_bytes            memory for activations, kept between calls
+    arenas_limit_bytes      where arenas together would pass this, those least recently used are freed
+                            (ZENDNN_CFFI_ARENA_MB, in MiB)
+    packed_weights_bytes    weights in the layouts that kernels want
+    original_weights_bytes  the parameters they were made from, shared with the original model
+    primitives_limit        compiled primitives that the library keeps
+    """
+
+    regions: int
+    programs: int
+    programs_limit: int
+    arenas_bytes: int
+    arenas_limit_bytes: int
+    packed_weights_bytes: int
+    original_weights_bytes: int
+    primitives_limit: int
+
+    def __str__(self) -> str:
+        lines = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            shown = f"{value / (1 << 20):.1f} MiB" if field.name.endswith("bytes") else str(value)
+            lines.append(f"{field.name.removesuffix('_bytes').replace('_', ' '):17} {shown}")
+        return "\n".join(lines)
+
+
+def cache_info() -> CacheInfo:
+    """Return what optimized modules keep between calls."""
+    from fx_passes.region import MAX_PROGRAMS, living_regions
+
+    regions = living_regions()
+    return CacheInfo(
+        regions=len(regions),
+        programs=sum(lowered is not None for region in regions for lowered in region.lowered.values()),
+        programs_limit=MAX_PROGRAMS,
+        arenas_bytes=sum(program.arenas_bytes for program in arenas.programs()),
+        arenas_limit_bytes=arenas.limit_bytes(),
+        packed_weights_bytes=sum(region.weights.size_bytes for region in regions),
+        original_weights_bytes=sum(region.original_bytes for region in regions),
+        primitives_limit=_primitives_limit(),
+    )
+
+
+def cache_clear() -> None:
+    """Free programs, arenas, packed weights and the library's primitives; the next calls make them again.
+
+    Calls that are running keep what they use until they return. What was measured stays known.
+    """
+    from fx_passes.region import living_regions
+
+    for region in living_regions():
+        region.clear()
+    for program in arenas.programs():
+        program.free_idle()
+    if is_available():
+        limit = _primitives_limit()
+        lib = load().lib
+        lib.zendnn_set_primitive_cache_capacity(0)
+        lib.zendnn_set_primitive_cache_capacity(limit)
+
+
+def _primitives_limit() -> int:
+    if not is_available():
+        return 0
+    library = load()
+    value = library.ffi.new("int *")
+    library.lib.zendnn_get_primitive_cache_capacity(value)
+    return int(value[0])
