@@ -20,12 +20,21 @@ _SAME_RANK = {ops.eltwise, ops.prelu, ops.softmax, ops.batch_norm, ops.layer_nor
 _FROM_WEIGHT = {ops.convolution, ops.deconvolution, ops.linear}
 
 
+# Modules outside of the vocabulary that return one tensor.
+_TENSOR_MODULES = {nn.Embedding, nn.EmbeddingBag, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+                   nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.Unfold,
+                   nn.Fold, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d}  # fmt: skip
+
+
 def is_tensor(node: Any) -> bool:
     """Whether node is a tensor for certain."""
     if not isinstance(node, fx.Node):
         return False
     if node.op == "get_attr" or isinstance(node.meta.get("val"), torch.Tensor):
         return True
+    if node.op == "call_module":
+        owner = node.graph.owning_module
+        return owner is not None and type(owner.get_submodule(node.target)) in _TENSOR_MODULES
     if node.op == "placeholder":
         return node.type is torch.Tensor or any(_takes_tensor(user, node) for user in node.users)
     if is_call(node, operator.getitem):

@@ -11,8 +11,10 @@ captured graph, and parameters may be loaded or moved between calls.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,8 +30,15 @@ from zendnn_cffi.optimize import DTYPES, TUNE_MODES
 log = get_logger(__name__)
 MAX_BINDINGS = 64  # graphs bound to different parameters that one captured graph keeps (one per layer that shares it)
 _MAX_CHANGES = 4  # a tensor whose contents changed this often is an input, not a constant
+_numbers = itertools.count()
 _OPTIONS = {"dtype", "allow_winograd", "tune"}
 _warned: set[str] = set()
+_bindings: weakref.WeakSet[Binding] = weakref.WeakSet()
+
+
+def compiled_modules() -> list[fx.GraphModule]:
+    """Return the optimized modules that live behind torch.compile, oldest first: for explain() and profile()."""
+    return [binding.module for binding in sorted(_bindings, key=lambda b: b.number)]
 
 
 def zendnn_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -169,6 +178,8 @@ class Binding:
             root, graph = bind(gm, args, constants, floats)
             self.module = build(Traced(root, graph), make_region=region)
         self._forward = self.module.forward
+        self.number = next(_numbers)
+        _bindings.add(self)
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
 
     def __call__(self, args: Sequence[Any]) -> Any:

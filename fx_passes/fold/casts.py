@@ -1,8 +1,8 @@
 """Drop conversions that convert nothing, checks that torch.export found to hold, and empty pieces of concatenations.
 
-    Before: y = x.to(torch.float32)            with x float32: eager returns x itself
-    After:  y = x
-    Needs:  meta["val"]; nodes without it stay as they are
+Before: y = x.to(torch.float32)            with x float32: eager returns x itself
+After:  y = x
+Needs:  meta["val"]; nodes without it stay as they are
 """
 
 from __future__ import annotations
@@ -66,5 +66,3 @@ def _drop_empty(node: fx.Node) -> None:
 def _is_legacy_empty(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return isinstance(value, torch.Tensor) and value.ndim == 1 and value.shape[0] == 0
-
-

@@ -1,7 +1,7 @@
 """Recognise root-mean-square normalization where models write it out.
 
-    Before: mul(weight, cast(mul(cast(x), rsqrt(add(mean(square(cast(x)), -1), eps)))))
-    After:  rms_norm(x, weight, eps)
+Before: mul(weight, cast(mul(cast(x), rsqrt(add(mean(square(cast(x)), -1), eps)))))
+After:  rms_norm(x, weight, eps)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recognise rotary position embedding where models write it out.
 
-    Before: add(mul(x, cos), mul(concat(mul(x[..., h:], -1), x[..., :h]), sin))
-    After:  rotary(x, cos, sin)
+Before: add(mul(x, cos), mul(concat(mul(x[..., h:], -1), x[..., :h]), sin))
+After:  rotary(x, cos, sin)
 """
 
 from __future__ import annotations

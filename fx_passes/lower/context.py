@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from fx_passes.lower.specs import RegionValues, TensorSpec
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitive import PrimitiveDesc
 
+MAX_LAYOUTS = 4  # of one value, that readers offer views of
 PRIMITIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 # Implementations never used where another one exists. "zendnn" ignores parameters of some post-ops and aborts on some
@@ -43,12 +44,26 @@ class LoweringContext:
     compute_dtype   dtype of activations and weights inside; None keeps each node's own
     overwritable    (reader, operand) -> whether reader is the last to read operand's memory and may write there
     allow_winograd  whether Winograd convolutions are candidates
+    operations      what nodes before this one were lowered to
     """
 
     values: RegionValues
     compute_dtype: torch.dtype | None
     overwritable: Callable[[fx.Node, fx.Node], bool]
     allow_winograd: bool = True
+    operations: dict[fx.Node, Operation] = field(default_factory=dict)
+
+    def plain_strides(self, node: fx.Node) -> list[tuple[int, ...]]:
+        """Strides (elements) of the plain layouts that node may leave its value in, the likeliest first."""
+        operation, spec = self.operations.get(node), self.values.specs[node]
+        if operation is None or operation.fallback_reason:
+            return [spec.strides]
+        found: dict[tuple[int, ...], None] = {}
+        for candidate in operation.candidates:
+            steps = candidate.dst.strides
+            if steps is not None and candidate.dst.dims == spec.shape:
+                found[tuple(steps)] = None
+        return list(found)[:MAX_LAYOUTS]
 
     def dtype(self, spec: TensorSpec) -> torch.dtype:
         """The dtype a value of this spec has inside the region; NotLowered where no primitive computes in it."""
@@ -119,16 +134,11 @@ def torch_operation(node: fx.Node, values: RegionValues, reason: str) -> Operati
     """The node as one plain PyTorch call on operands in their eager strides and dtypes."""
     spec = values.specs[node]
     operands = values.operands(node)
-
-    def function(*tensors: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = values.compute(node, dict(zip(operands, tensors, strict=True)))
-        return result
-
     candidate = Candidate(
         implementation="torch",
         srcs=tuple(eager_layout(values.specs[n]) for n in operands),
         dst=eager_layout(spec),
-        calls=(TorchTemplate(function, reason),),
+        calls=(TorchTemplate(values.computation(node, operands), reason),),
     )
     kind = getattr(node.target, "__name__", str(node.target))
     return Operation(node, node.name, kind, operands, spec, [candidate], fallback_reason=reason)

@@ -65,6 +65,8 @@ def translate_eltwise(kind: str, alpha: object, beta: object) -> tuple[EltwisePo
     """Return the library's spelling of a vocabulary eltwise: one or two of its own; None where it has none."""
     if kind == "hardsigmoid":
         return EltwisePostOp("linear", 1 / 6, 0.5), EltwisePostOp("clip", 0.0, 1.0)
+    if kind == "rsqrt":
+        return (EltwisePostOp("pow", 1.0, -0.5),)
     if kind not in ELTWISE or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
         return None
     return (EltwisePostOp(kind, float(alpha), float(beta)),)

@@ -9,6 +9,8 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.lower.aliases import VIEWS, add_views
+from fx_passes.lower.attention import lower_attention, lower_rms_norm, lower_rotary
 from fx_passes.lower.candidates import Operation
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
 from fx_passes.lower.convolution import lower_convolution
@@ -40,6 +42,9 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.batch_norm: lower_batch_norm,
     ops.layer_norm: lower_layer_norm,
     ops.softmax: lower_softmax,
+    ops.attention: lower_attention,
+    ops.rms_norm: lower_rms_norm,
+    ops.rotary: lower_rotary,
     ops.concat: lower_concat,
     ops.reshape: lower_reshape,
     ops.flatten: lower_reshape,
@@ -49,7 +54,7 @@ RULES: dict[Callable[..., object], Rule] = {
     operator.getitem: lower_getitem,
     **VIEW_RULES,
 }
-SHARING = frozenset({ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.concat, *VIEW_RULES})
+SHARING = frozenset({ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.concat, *VIEW_RULES, *VIEWS, ops.chunk, ops.split})
 
 
 class Readers:
@@ -110,7 +115,8 @@ def lower_graph(
             continue
         while True:
             try:
-                operations.append(_lower_node(node, context))
+                context.operations[node] = _lower_node(node, context)
+                operations.append(context.operations[node])
                 break
             except SplitPostOps as split:
                 split_post_ops(node, split.keep, values)
@@ -126,10 +132,13 @@ def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
         if context.values.specs[node].numel == 0:
             raise NotLowered("the result is empty")
         operation = rule(node, context)
+        if node.target in VIEWS:
+            add_views(operation, node, context)
         add_rivals(operation, node, context)
         return operation
     except NotLowered as reason:
-        return torch_operation(node, context.values, str(reason))
+        seen = add_views(None, node, context) if node.target in VIEWS else None
+        return seen or torch_operation(node, context.values, str(reason))
 
 
 def split_post_ops(node: fx.Node, keep: int, values: RegionValues) -> None:

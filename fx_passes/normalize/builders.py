@@ -497,7 +497,7 @@ def index(input: Any, item: Any) -> Built:
     items = item if isinstance(item, tuple) else (item,)
     if not all(i is None or i is Ellipsis or type(i) is int or isinstance(i, slice) for i in items):
         return None
-    return Call(ops.index, (input, item)) if static(item) else None
+    return Call(ops.index, (input, item))
 
 
 def unsqueeze(input: Any, dim: Any) -> Built:

@@ -32,7 +32,12 @@ from fx_passes.normalize.aliasing import Aliasing
 
 log = logging.getLogger("zendnn_cffi.passes")
 
-_SIZES_AT = {ops.reshape: 1, ops.expand: 1, ops.resample: 2}  # where arguments may be numbers computed at run time
+_SIZES_AT = {
+    ops.reshape: 1,
+    ops.expand: 1,
+    ops.index: 1,
+    ops.resample: 2,
+}  # where arguments may be numbers computed at run time
 
 Ordering = dict[fx.Node, list[fx.Node]]  # node -> nodes that it has to follow though it does not read them
 MakeRegion = Callable[[fx.Graph, "Constants", str], nn.Module]
@@ -108,8 +113,9 @@ def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], befor
     """Return the regions worth making, each a list of nodes in graph order."""
     stages: dict[fx.Node, int] = {}
     members: dict[fx.Node, bool] = {}
+    growing = growing_nodes(gm)
     for node in gm.graph.nodes:
-        members[node] = is_member(node, supported)
+        members[node] = node not in growing and is_member(node, supported) and is_real(node)
         sources = [*operands(node), *before.get(node, ())]
         stages[node] = max(
             (stages[s] + (members[node] and not members[s]) for s in sources), default=int(members[node])
@@ -118,8 +124,54 @@ def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], befor
     for node, stage in stages.items():
         if members[node]:
             regions.setdefault(stage, []).append(node)
-    trimmed = [trim(nodes) for nodes in regions.values()]
+    trimmed = [trim(worth_keeping(nodes)) for nodes in regions.values()]
     return [nodes for nodes in trimmed if any(n.target in ops.COMPUTE for n in nodes)]
+
+
+_LIGHT = frozenset({ops.eltwise, ops.binary, ops.concat, ops.prelu, ops.reduce, ops.rotary})
+
+
+def is_real(node: fx.Node) -> bool:
+    """Whether node computes what primitives compute in, as far as is known: masks and positions stay outside."""
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or value.dtype in (torch.float32, torch.bfloat16)
+
+
+def worth_keeping(nodes: list[fx.Node]) -> list[fx.Node]:
+    """Nodes without the connected parts that are element-wise alone, where their values are known to be small change.
+
+    That is where shapes are known: models compute positions and masks in such parts, some of which are truncated to
+    integers afterwards and must be what PyTorch computes to the last bit.
+    """
+    part: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        joined = [node]
+        for group in {id(part[s]): part[s] for s in operands(node) if s in part}.values():
+            joined = group + joined
+        part.update(dict.fromkeys(joined, joined))
+    return [node for node in nodes if any(n.target in ops.COMPUTE - _LIGHT or "val" not in n.meta for n in part[node])]
+
+
+def growing_nodes(gm: fx.GraphModule) -> set[fx.Node]:
+    """Nodes of a decoding step that have another shape in each step: what reads a growing cache.
+
+    Where every linear has one shape and other nodes have sizes that are not known yet, those would make each call a new
+    signature of their region; outside, the regions around them stay as they are.
+    """
+    linears = gm.graph.find_nodes(op="call_function", target=ops.linear)
+    if not linears or any(_is_symbolic(node) or "val" not in node.meta for node in linears):
+        return set()
+    return {
+        node
+        for node in gm.graph.nodes
+        if node.op == "call_function" and (_is_symbolic(node) or any(map(_is_symbolic, node.all_input_nodes)))
+    }
+
+
+def _is_symbolic(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def trim(nodes: list[fx.Node]) -> list[fx.Node]:

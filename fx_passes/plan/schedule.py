@@ -86,7 +86,13 @@ class Schedule:
         wanted = zip(operation.operands, candidate.srcs, strict=True)
         sources = [(self.fetch(node, desc, operation.name), desc) for node, desc in wanted]
         if candidate.is_view:
-            self.places[operation.node] = [(candidate.dst, sources[0][0])]
+            buffer = sources[0][0]
+            if candidate.offset_bytes:
+                inside = Buffer(candidate.dst.size_bytes, len(self.steps), len(self.steps))
+                inside.home = buffer, candidate.offset_bytes
+                self.buffers.append(inside)
+                buffer = inside
+            self.places[operation.node] = [(candidate.dst, buffer)]
             return
         if candidate.overwrites is not None:
             result = sources[candidate.overwrites][0]
@@ -172,7 +178,8 @@ def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Cal
         assert step.operation is not None
         srcs = tuple(_view(slots[buffer], desc) for buffer, desc in step.srcs)
         kind = step.operation.kind
-        return TorchCall(step.name, step.template.function, srcs, _view(slots[step.dst[0]], step.dst[1]), kind)
+        dst, flops = _view(slots[step.dst[0]], step.dst[1]), step.operation.flops
+        return TorchCall(step.name, step.template.function, srcs, dst, kind, flops, into=step.template.into)
     args: dict[int, tuple[Slot, MemoryDesc]] = {}
     for arg, argument in step.template.args.items():
         match argument:

@@ -1,0 +1,123 @@
+"""Attention, root-mean-square normalization and rotary embedding: what PyTorch's own kernels are good at, planned here.
+
+No primitive computes these. Their operands are read where and as they lie (slices of a wide projection, transposed
+heads), the results are written into the arena in the layout that the next operation wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
+from fx_passes.lower.layouts import is_known_dtype, row_major, strided
+from fx_passes.lower.specs import TensorSpec
+from zendnn_cffi.memory import MemoryDesc
+
+
+def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.attention of [B, H, L, D] to PyTorch's flash kernel, the result laid out as [B, L, H, D]."""
+    arguments = context.values.arguments(node)
+    query, spec = context.tensor(arguments["query"], "query"), context.values.specs[node]
+    nodes = [arguments[name] for name in ("query", "key", "value")]
+    mask = arguments["mask"]
+    if query.ndim != 4 or any(context.tensor(n, "an operand").ndim != 4 for n in nodes):
+        raise NotLowered("attention of another rank than 4")
+    dtype = context.dtype(query)
+    options = {name: arguments[name] for name in ("is_causal", "scale", "enable_gqa")}
+    constant = mask if isinstance(mask, Tensor) else None
+    masks = [mask] if isinstance(mask, fx.Node) else []
+    mask_dtype = context.values.specs[mask].dtype if masks else None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *given: Tensor) -> Tensor:
+        bias = given[0] if given else constant
+        if bias is not None and bias.dtype not in (torch.bool, q.dtype):
+            bias = bias.to(q.dtype)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, 0.0, **options)
+
+    srcs = [_as_it_lies(n, context, dtype) for n in nodes]
+    if masks:
+        known = mask_dtype if mask_dtype != torch.float32 else dtype
+        srcs.append(_as_it_lies(mask, context, known or dtype))
+    b, h, length, d = spec.shape
+    dst = strided(spec.shape, dtype, (length * h * d, d, h * d, 1))
+    flops = 2 * spec.numel * context.values.specs[nodes[1]].shape[2] * 2
+    return _operation(node, context, "attention", (*nodes, *masks), srcs, dst, attend, flops=flops)
+
+
+def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.rms_norm: three passes of PyTorch over rows in cache, the last one into the arena."""
+    arguments = context.values.arguments(node)
+    src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
+    weight = arguments["weight"]
+    weight = None if weight is None else context.constant(weight, "weight")
+    dtype, size, eps = context.dtype(src), src.shape[-1], arguments["eps"]
+    if spec.dtype != src.dtype:
+        raise NotLowered("the weight promotes the result")
+    weight = weight.to(dtype) if weight is not None else None
+
+    def normalize(x: Tensor, out: Tensor) -> None:
+        norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
+        inverse = norm.mul_(norm).mul_(1.0 / size).add_(eps).rsqrt_()
+        torch.mul(x, inverse, out=out)
+        if weight is not None:
+            out.mul_(weight)
+
+    desc = row_major(src.shape, dtype)
+    nodes = (arguments["src"],)
+    return _operation(node, context, "rms_norm", nodes, [desc], row_major(spec.shape, dtype), normalize, into=True)
+
+
+def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.rotary: src * cos, then both halves of the rotated source added in place."""
+    arguments = context.values.arguments(node)
+    nodes = [arguments[name] for name in ("src", "cos", "sin")]
+    specs = [context.tensor(n, "an operand") for n in nodes]
+    spec, half = context.values.specs[node], specs[0].shape[-1] // 2
+    if spec.shape != specs[0].shape or len({s.dtype for s in specs}) > 1 or any(s.shape[-1] != 2 * half for s in specs):
+        raise NotLowered("rotary embedding that broadcasts or promotes its source")
+    dtype = context.dtype(spec)
+
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+        torch.mul(x, cos, out=out)
+        out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+        out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+
+    srcs = [_as_it_lies(n, context, dtype) for n in nodes]
+    return _operation(node, context, "rotary", nodes, srcs, row_major(spec.shape, dtype), rotate, into=True)
+
+
+def _operation(
+    node: fx.Node,
+    context: LoweringContext,
+    kind: str,
+    operands: Sequence[fx.Node],
+    srcs: Sequence[Any],
+    dst: MemoryDesc,
+    function: Callable[..., Any],
+    *,
+    into: bool = False,
+    flops: int = 0,
+) -> Operation:
+    template = TorchTemplate(function, "", into)
+    candidate = Candidate("torch", tuple(srcs), dst, (template,))
+    return Operation(node, node.name, kind, tuple(operands), context.values.specs[node], [candidate], flops=flops)
+
+
+def _as_it_lies(node: fx.Node, context: LoweringContext, dtype: torch.dtype) -> Any:
+    """The layout in which node's value is there without a copy, its last dimension dense."""
+    spec = context.values.specs[node]
+    if not is_known_dtype(dtype):
+        return eager_layout(spec)
+    steps = [s for s in context.plain_strides(node) if s[-1:] == (1,) or spec.shape[-1:] == (1,)]
+    return _layout(spec, dtype, steps[-1]) if steps else row_major(spec.shape or (1,), dtype)
+
+
+def _layout(spec: TensorSpec, dtype: torch.dtype, steps: tuple[int, ...]) -> Any:
+    if 0 in steps:
+        return row_major(spec.shape or (1,), dtype)
+    return strided(spec.shape or (1,), dtype, steps or (1,))
