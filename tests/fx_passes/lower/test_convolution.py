@@ -264,7 +264,7 @@ def test_shared_weights_and_modules() -> None:
     ("model", "shape", "why"),
     (
         (net(lambda m, x: m[0](x), nn.Conv2d(3, 4, 3)), (3, 8, 8), "batch"),
-        (net(lambda m, x: m[0](x), nn.ConvTranspose2d(3, 4, 3)), (1, 3, 8, 8), "no rule"),
+        (net(lambda m, x: m[0](x), nn.ConvTranspose2d(3, 4, 3)), (3, 8, 8), "batch"),
     ),
 )
 def test_what_stays_plain_says_why(model: nn.Module, shape: tuple[int, ...], why: str) -> None:
