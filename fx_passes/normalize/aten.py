@@ -9,6 +9,7 @@ import torch
 
 from fx_passes import ops
 from fx_passes.normalize import builders as b
+from fx_passes.normalize import embedding
 from fx_passes.normalize.spellings import NAMED
 
 Builder = Callable[..., b.Built]
@@ -105,6 +106,7 @@ FIRST_RESULT: dict[Any, Builder] = {
     aten.native_layer_norm.default: native_layer_norm,
     aten.max_pool2d_with_indices.default: b.max_pool(2),
     aten.max_pool3d_with_indices.default: b.max_pool(3),
+    **embedding.FIRST_RESULT,
 }
 
 

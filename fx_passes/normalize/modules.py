@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fx_passes.normalize import builders as b
-from fx_passes.normalize import interpolation
+from fx_passes.normalize import embedding, interpolation
 from fx_passes.trace import has_hooks
 
 Parameter = Callable[[str], Any]  # attribute name -> get_attr node (None where the module has none)
@@ -149,6 +149,7 @@ MODULES: dict[type[nn.Module], Row] = {
     nn.AlphaDropout: _evaluated,
     nn.FeatureAlphaDropout: _evaluated,
     **interpolation.MODULES,
+    **embedding.MODULES,
 }
 
 

@@ -22,7 +22,7 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.facts import is_tensor
-from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_vocabulary, replace
+from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_shape, is_vocabulary, nodes_in, replace
 from fx_passes.normalize import builders as b
 from fx_passes.normalize.aliasing import Aliasing
 from fx_passes.normalize.aten import FIRST_RESULT, overload_builder
@@ -154,6 +154,8 @@ class Normalizer:
         source, item = node.args
         if is_constant(source) and is_constant(item):
             return b.Call(ops.index, (source, item))
+        if not all(map(is_shape, nodes_in(item))):
+            return None
         taken_apart = isinstance(item, tuple) and any(i is Ellipsis or isinstance(i, slice) for i in item)
         return b.index(source, item) if taken_apart or is_tensor(source) else None
 

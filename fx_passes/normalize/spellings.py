@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fx_passes.normalize import builders as b
+from fx_passes.normalize import embedding
 from fx_passes.normalize.interpolation import interpolate
 
 Builder = Callable[..., b.Built]
@@ -117,6 +118,7 @@ FUNCTIONS: dict[Any, Builder] = {
     operator.getitem: b.index,
     F.pad: b.pad,
     F.interpolate: interpolate,
+    **embedding.FUNCTIONS,
     operator.add: b.binary("add"),
     operator.sub: b.binary("sub"),
     operator.mul: b.binary("mul"),

@@ -90,6 +90,7 @@ MODULE_EXAMPLES: dict[type[nn.Module], tuple[nn.Module, tuple[int, ...], str | N
     nn.ConstantPad3d: (nn.ConstantPad3d(1, 2.0), SPACE, "pad"),
     nn.Upsample: (nn.Upsample(scale_factor=2), PLANE, "resample"),
     nn.UpsamplingNearest2d: (nn.UpsamplingNearest2d(scale_factor=3), PLANE, "resample"),
+    nn.EmbeddingBag: (nn.EmbeddingBag(5, 3), (2, 4), "embedding_bag"),
     nn.Identity: (nn.Identity(), PLANE, None),
     nn.Dropout: (nn.Dropout(), PLANE, None),
     nn.Dropout1d: (nn.Dropout1d(), LINE, None),
@@ -109,7 +110,7 @@ def test_module(kind: type[nn.Module]) -> None:
     module, shape, operation = MODULE_EXAMPLES[kind]
     assert type(module) is kind
     model = model_of(lambda m, x: m.layer(x).tanh(), layer=module)
-    check(model, image(*shape))
+    check(model, image(*shape) if kind is not nn.EmbeddingBag else torch.tensor([[0, 3], [1, 1]]))
     gm = after("normalize", model)
     assert count(gm) == Counter(["eltwise"] + ([] if operation is None else [operation]))
     check_twice(gm, normalize)
@@ -248,6 +249,44 @@ def test_weight_norm_by_hooks_stays() -> None:
     assert outside(gm) == {"layer": 1}
     with torch.no_grad():
         torch.testing.assert_close(gm(image(*PLANE)), model(image(*PLANE)))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bags(mode: str) -> None:
+    indices, offsets = torch.tensor([0, 3, 3, 1, 4]), torch.tensor([0, 2, 5])
+
+    def forward(m: Any, i: torch.Tensor, o: torch.Tensor) -> Any:
+        weights = m.t.weight.mean(1)[i] if mode == "sum" else None
+        one = F.embedding_bag(i, m.t.weight, o, mode=mode, include_last_offset=True, padding_idx=1)
+        return torch.cat([one, m.t(i, o[:2], weights), F.embedding_bag(i.reshape(1, 5), m.t.weight).expand(2, 3)], 1)
+
+    model = model_of(forward, t=nn.EmbeddingBag(5, 3, mode=mode))
+    gm = check(model, indices, offsets)
+    assert count(gm)["embedding_bag"] == 3 and count(gm)["t"] == 0
+    exported = compile_graph(model, (indices, offsets))
+    check_equal(model, exported, indices, offsets)
+
+
+def test_a_table_that_is_renormalized_stays() -> None:
+    model = model_of(lambda m, i: m.t(i), t=nn.EmbeddingBag(5, 3, max_norm=0.1))
+    assert outside(check(model, torch.tensor([[0, 3], [1, 1]]))) == {"t": 1}
+
+
+def test_slices_by_sizes() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = m.c(x)
+        return (y + m.p[: y.shape[3]])[:, : y.size(1) - 1].relu()
+
+    model = model_of(forward, c=nn.Conv2d(4, 4, 1))
+    model.p = nn.Parameter(image(20))
+    gm = check(model, image(*PLANE))
+    assert outside(gm) == {} and len(gm.regions()) == 1
+    check_equal(model, gm, image(1, 4, 2, 11))
+
+
+def test_known_modules_outside_of_the_vocabulary_return_tensors() -> None:
+    gm = check(model_of(lambda m, x: m.g(x) + m.g(-x) * 2, g=nn.GroupNorm(2, 4)), image(*PLANE))
+    assert outside(gm)["g"] == 2 and count(gm)["binary"] >= 2
 
 
 REFUSED_CALLS: dict[str, Callable[..., Any]] = {
