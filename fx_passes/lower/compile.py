@@ -14,6 +14,7 @@ from torch import fx
 from fx_passes.layout.assign import assign_layouts
 from fx_passes.lower.candidates import Candidate, Operation
 from fx_passes.lower.context import NotLowered, eager_layout, torch_operation
+from fx_passes.lower.layouts import is_describable, is_known_dtype
 from fx_passes.lower.rules import lower_graph
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
@@ -72,6 +73,7 @@ def lower_region(
     Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
     """
     start = time.perf_counter()
+    _copy_inputs(graph, inputs)
     operations, values = lower_graph(
         graph, inputs, parameters, compute_dtype=options.dtype, allow_winograd=options.allow_winograd
     )
@@ -91,6 +93,20 @@ def lower_region(
         "lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), time.perf_counter() - start
     )
     return LoweredRegion(program, tuple(map(_report, operations, choice)))
+
+
+def _copy_inputs(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> None:
+    """Copy inputs whose strides the library does not take, before anything reads them."""
+    for node, spec in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if is_known_dtype(spec.dtype) and not is_describable(spec.shape, spec.strides):
+            with graph.inserting_after(node):
+                copied = graph.call_function(row_major_copy, (node,))
+            node.replace_all_uses_with(copied, delete_user_cb=lambda user, copied=copied: user is not copied)
+
+
+def row_major_copy(src: torch.Tensor) -> torch.Tensor:
+    """An input in strides that the library takes. No vocabulary: PyTorch runs it."""
+    return src.contiguous()
 
 
 def _choose(

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import DATA_TYPES, MemoryDesc
 
 # Per rank: channels last first (the layout most kernels are fastest in), then 16 channels a block, then plain.
@@ -52,6 +53,17 @@ def is_known_dtype(dtype: torch.dtype) -> bool:
 def strided(shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...]) -> MemoryDesc:
     """The memory descriptor of a plain tensor with these strides (elements)."""
     return MemoryDesc(shape, dtype, strides=strides)
+
+
+@lru_cache(maxsize=16384)
+def is_describable(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the library takes these strides (elements): not where rows reach into each other, as every second row of
+    an odd number does."""
+    try:
+        strided(shape or (1,), torch.float32, strides or (1,))
+    except (ZenDNNError, ValueError):
+        return False
+    return True
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from fx_passes import ops
+from fx_passes.lower.layouts import is_describable
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class RegionValues:
                 self._record(node, node.target(*args, **kwargs))
 
     def _record(self, node: fx.Node, result: Any) -> None:
-        if isinstance(result, torch.Tensor) and node.op != "placeholder" and overlaps_itself(result):
+        if isinstance(result, torch.Tensor) and node.op != "placeholder" and _needs_copy(result):
             result = torch.empty(result.shape, dtype=result.dtype)  # a value has memory of its own, for every element
         self._fakes[node] = result
         if isinstance(result, torch.Tensor):
@@ -129,11 +130,35 @@ class RegionValues:
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
         return node.target(*args, **kwargs)
 
+    def computation(self, node: fx.Node, operands: Sequence[fx.Node]) -> Callable[..., Any]:
+        """Return node's plain-torch body as a function of tensors for its operands; it holds no other constants."""
+        part = object.__new__(RegionValues)
+        part.constants, part.numbers = {}, {}
+        waiting = [node]
+        while waiting:
+            for source in waiting.pop().all_input_nodes:
+                if source in operands:
+                    continue
+                if source in self.constants:
+                    part.constants[source] = self.constants[source]
+                else:
+                    part.numbers[source] = self.numbers.get(source)
+                    waiting.append(source)
+
+        def function(*tensors: torch.Tensor) -> Any:
+            return part.compute(node, dict(zip(operands, tensors, strict=True)))
+
+        return function
+
     def arguments(self, node: fx.Node) -> dict[str, Any]:
         """The node's arguments by parameter name, defaults filled in, numbers and constants as what they stand for."""
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
         return {name: self.concrete(value) for name, value in bound.arguments.items()}
+
+
+def _needs_copy(tensor: torch.Tensor) -> bool:
+    return overlaps_itself(tensor) or not is_describable(tuple(tensor.shape), tuple(tensor.stride()))
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
