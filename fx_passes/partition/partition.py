@@ -134,7 +134,7 @@ _LIGHT = frozenset({ops.eltwise, ops.binary, ops.concat, ops.prelu, ops.reduce, 
 def is_real(node: fx.Node) -> bool:
     """Whether node computes what primitives compute in, as far as is known: masks and positions stay outside."""
     value = node.meta.get("val")
-    return not isinstance(value, torch.Tensor) or value.dtype in (torch.float32, torch.bfloat16)
+    return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
 
 def worth_keeping(nodes: list[fx.Node]) -> list[fx.Node]:
