@@ -126,7 +126,7 @@ class CompiledGraph:
             binding = self._bindings.get(key)
             if binding is not None and not binding.matches(args):
                 self._note_changes(binding, args)
-                del self._bindings[key]
+                self._bindings.pop(key, None)
                 key, binding = (floats, *(id(args[i]) for i in self.constants)), None
             if binding is None:
                 if len({k[0] for k in self._bindings}) > _MAX_CHANGES:

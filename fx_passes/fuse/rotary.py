@@ -60,12 +60,16 @@ def _rotated_source(node: Any) -> fx.Node | None:
 
 def _last_slice(node: Any, size: int) -> tuple[fx.Node, int, int] | None:
     """(x, start, stop) where node is a slice of x along its last dimension."""
+    bounds = node.args[2:] if is_call(node, ops.narrow) else ()
+    if any(isinstance(bound, fx.Node) for bound in bounds):
+        return None
     if is_call(node, ops.narrow) and node.args[1] in (-1, node.args[0].meta["val"].ndim - 1):
         start, stop, _ = slice(node.args[2], node.args[3]).indices(size)
         return node.args[0], start, stop
     if is_call(node, ops.index) and isinstance(node.args[1], tuple) and len(node.args[1]) == 2:
         dots, item = node.args[1]
-        if dots is Ellipsis and isinstance(item, slice) and item.step in (None, 1):
+        numbers = isinstance(item, slice) and not any(isinstance(v, fx.Node) for v in (item.start, item.stop))
+        if dots is Ellipsis and numbers and item.step in (None, 1):
             start, stop, _ = item.indices(size)
             return node.args[0], start, stop
     return None

@@ -19,6 +19,7 @@ from fx_passes import ops
 from fx_passes.lower.candidates import Candidate, Operation
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.layouts import row_major, strided
+from zendnn_cffi.errors import ZenDNNError
 
 # What may be computed by looking at the source's memory in another way.
 VIEWS: frozenset[Callable[..., Any]] = frozenset(
@@ -51,7 +52,10 @@ def add_views(operation: Operation | None, node: fx.Node, context: LoweringConte
         view = _view(function, src.shape, steps)
         if view is None or tuple(view.shape) != spec.shape:
             continue
-        have, dst = strided(src.shape or (1,), dtype, steps or (1,)), _described(view, dtype)
+        try:
+            have, dst = strided(src.shape or (1,), dtype, steps or (1,)), _described(view, dtype)
+        except ZenDNNError:
+            continue  # the library does not describe every set of strides
         if ((have,), dst) not in known:
             offset = view.storage_offset() * dtype.itemsize
             operation.candidates.append(Candidate("view", (have,), dst, (), offset_bytes=offset))

@@ -1,0 +1,214 @@
+"""torch.compile(model, backend="zendnn"): right, under every way the captured graph may be called again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import zendnn_cffi
+from zendnn_cffi import backend
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    backend.register()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model: Callable[..., object], **kwargs: object) -> Callable[..., Tensor]:
+    return torch.compile(model, backend="zendnn", options={"tune": "off"}, **kwargs)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block with written-out RMSNorm, rotary embedding, grouped heads and a gated MLP."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.depth = heads, width // heads
+        self.q, self.k, self.v = (nn.Linear(width, n, bias=False) for n in (width, width // 2, width // 2))
+        self.o, self.gate, self.up = nn.Linear(width, width), nn.Linear(width, 48), nn.Linear(width, 48)
+        self.down = nn.Linear(48, width)
+        self.norm1, self.norm2 = nn.Parameter(torch.rand(width)), nn.Parameter(torch.rand(width))
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        y = x.to(torch.float32)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return weight * y.to(x.dtype)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, length, _ = x.shape
+        h = self.norm(x, self.norm1)
+        q, k, v = (f(h).view(b, length, -1, self.depth).transpose(1, 2) for f in (self.q, self.k, self.v))
+        angle = torch.arange(length)[:, None] * torch.rand(self.depth // 2, generator=torch.Generator()).new_ones(
+            self.depth
+        )
+        q, k = self.rotate(q, angle.cos(), angle.sin()), self.rotate(k, angle.cos(), angle.sin())
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(a.transpose(1, 2).reshape(b, length, -1))
+        h = self.norm(x, self.norm2)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
+    assert actual.shape == expected.shape
+    assert float((actual - expected).abs().max()) <= tolerance * float(expected.abs().max())
+
+
+def test_both_names_are_known() -> None:
+    names = torch._dynamo.list_backends()
+    assert "zendnn" in names
+    assert "zendnn_cffi" in names
+
+
+def test_a_block_runs_in_few_regions() -> None:
+    block, x = Block().eval(), torch.randn(2, 5, 32)
+    with torch.no_grad():
+        run = compiled(block)
+        assert_close(run(x), block(x))
+    module = backend.compiled_modules()[-1]
+    text = str(zendnn_cffi.explain(module))
+    assert text.count("inner_product") >= 5, text  # q, k, v in one
+    for word in ("rms_norm", "rotary", "attention", "swish"):
+        assert word in text
+    assert len(module.regions()) <= 2
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_many_lengths_in_a_row(dynamic: bool | None) -> None:
+    block = Block().eval()
+    with torch.no_grad():
+        run = compiled(block, dynamic=dynamic)
+        for length in (1, 2, 3, 7, 5, 17, 2):
+            x = torch.randn(2, length, 32)
+            assert_close(run(x), block(x))
+
+
+def test_layers_that_share_a_captured_graph_keep_their_weights() -> None:
+    layers, x = [Block().eval() for _ in range(3)], torch.randn(1, 4, 32)
+    with torch.no_grad():
+        for layer in layers:
+            layer.compile(backend="zendnn", options={"tune": "off"})
+        for _ in range(2):
+            for layer in layers:
+                assert_close(layer(x), layer.forward(x))
+
+
+def test_parameters_that_change_are_noticed() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).eval(), torch.randn(3, 8)
+    with torch.no_grad():
+        run = compiled(model)
+        assert_close(run(x), model(x))
+        for _ in range(3):
+            model[0].weight.mul_(1.5)  # in place
+            assert_close(run(x), model(x))
+            model[2].weight.data = torch.randn(4, 8)  # other storage
+            assert_close(run(x), model(x))
+        model.load_state_dict({k: torch.randn_like(v) for k, v in model.state_dict().items()})
+        assert_close(run(x), model(x))
+
+
+def test_a_freed_and_reused_address_never_brings_old_weights_back() -> None:
+    """The library would keep weights by address if it were told that they are constant; it must not be."""
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        for _ in range(20):
+            model = nn.Linear(64, 64).eval()
+            torch._dynamo.reset()
+            assert_close(compiled(model)(x), model(x))
+            assert_close(zendnn_cffi.optimize(model, tune="off")(x), model(x))
+            del model
+
+
+def test_a_buffer_written_in_place_becomes_an_input() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(1.0)
+            return self.linear(x) + self.seen
+
+    model, x = Counter().eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        run, plain = compiled(model), nn.Linear(4, 4)
+        plain.load_state_dict(model.linear.state_dict())
+        for step in range(1, 6):
+            assert_close(run(x), plain(x) + step)
+
+
+def test_graph_breaks() -> None:
+    linear = nn.Linear(6, 6).eval()
+
+    def function(x: Tensor) -> Tensor:
+        y = F.relu(linear(x))
+        torch._dynamo.graph_break()
+        return linear(y) * 2
+
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        assert_close(compiled(function)(x), function(x))
+
+
+def test_training_and_gradients_stay_plain_with_one_warning() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.randn(2, 4)
+    backend._warned.clear()
+    with pytest.warns(RuntimeWarning, match="training mode"):
+        compiled(model)(x)
+    model.eval()
+    with pytest.warns(RuntimeWarning, match="gradients"):
+        result = compiled(model)(x)
+    result.sum().backward()
+    assert model[0].weight.grad is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        compiled(model)(x)
+
+
+def test_options() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(4, 64)
+    with torch.no_grad():
+        run = torch.compile(model, backend="zendnn_cffi", options={"dtype": torch.bfloat16, "tune": "off"})
+        assert_close(run(x), model(x), 3e-2)
+        assert run(x).dtype == torch.float32
+        with pytest.raises(Exception, match="unknown options"):
+            torch.compile(model, backend="zendnn", options={"speed": 11})(x)
+
+
+def test_a_growing_cache_does_not_make_new_programs() -> None:
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            q, k, v = self.qkv(x).view(1, 1, 3, 2, 8).permute(2, 0, 3, 1, 4)
+            keys, values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
+            a = F.scaled_dot_product_attention(q, keys, values)
+            return self.out(a.transpose(1, 2).reshape(1, 1, 16)), keys, values
+
+    model = Step().eval()
+    with torch.no_grad():
+        run = compiled(model)
+        cache = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8)
+        mine = cache
+        for _ in range(12):
+            x = torch.randn(1, 1, 16)
+            expected, *cache = model(x, *cache)
+            actual, *mine = run(x, *mine)
+            assert_close(actual, expected)
+    regions = backend.compiled_modules()[-1].regions().values()
+    assert max(len(region.lowered) for region in regions) == 1
