@@ -22,6 +22,12 @@ Build = Callable[..., "OptimizedModule"]
 _HOOKS = ("hooks", "_with_kwargs", "_always_called")
 
 
+_RELEASED = (
+    "{}: this module was made by optimize(..., release_weights=True) and keeps packed weights alone;"
+    " use the original model, or optimize it without release_weights"
+)
+
+
 class OptimizedModule(fx.GraphModule):
     """An fx.GraphModule over a skeleton, in evaluation mode.
 
@@ -43,6 +49,7 @@ class OptimizedModule(fx.GraphModule):
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "_source", (traced, build, options))
         self._owns_storage = False
+        self._release_due = self._released = False
         self._checked = bool(traced.specialized or traced.given) or traced.guards is not None
         self.graph = copy_graph(traced.graph) if traced.graph is not None else whole_model_graph(root)
         self.training = False
@@ -51,8 +58,37 @@ class OptimizedModule(fx.GraphModule):
         if self._checked:
             traced = self._source[0]
             if not traced.accepts(args, kwargs):
+                if self._released:
+                    raise RuntimeError(_RELEASED.format("a call with arguments that it was not traced for"))
                 return traced.root(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        result = super().__call__(*args, **kwargs)
+        if self._release_due:
+            self._release()
+        return result
+
+    def release_after_first_call(self) -> None:
+        """Free, after the first call, the parameters of which only packed copies are needed from then on."""
+        self._release_due = True
+
+    def _release(self) -> None:
+        from fx_passes.plan.release import release, trim_heap
+
+        regions: list[Any] = list(self.regions().values())
+        if not all(lowered for region in regions for lowered in region.lowered.values()):
+            regions = [r for r in regions if r.lowered and all(r.lowered.values())]  # plain PyTorch needs the others
+        self._release_due = False
+        if regions and release(self, regions):
+            self._released = True
+            trim_heap()
+
+    def _refuse_if_released(self, what: str) -> None:
+        if self._released:
+            raise RuntimeError(_RELEASED.format(what))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As nn.Module's. Raises RuntimeError once weights were released."""
+        self._refuse_if_released("state_dict()")
+        return super().state_dict(*args, **kwargs)
 
     @property
     def leaves(self) -> dict[str, str]:
@@ -79,6 +115,7 @@ class OptimizedModule(fx.GraphModule):
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """As nn.Module's. The model this was made from keeps its values: storage stops being shared first."""
+        self._refuse_if_released("load_state_dict()")
         if not assign:
             self._unshare()
         result = super().load_state_dict(state_dict, strict, assign)
@@ -93,21 +130,25 @@ class OptimizedModule(fx.GraphModule):
         self._owns_storage = True
 
     def _apply(self, fn: Any, recurse: bool = True) -> OptimizedModule:
+        self._refuse_if_released("converting it")
         super()._apply(fn, recurse)
         self.invalidate()
         return self
 
     def __copy__(self) -> OptimizedModule:
+        self._refuse_if_released("copying it")
         traced, build, options = self._source
         return build(traced, **options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
+        self._refuse_if_released("copying it")
         traced, build, options = self._source
         again = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
         again._owns_storage = True
         return again
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._refuse_if_released("pickling it")
         return _rebuild, self._source
 
 

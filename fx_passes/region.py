@@ -23,9 +23,10 @@ from torch.autograd import forward_ad
 import zendnn_cffi
 from fx_passes.lower.compile import LoweredRegion
 from fx_passes.lower.context import NotLowered
-from fx_passes.lower.specs import evaluate_constants, overlaps_itself
+from fx_passes.lower.specs import evaluate_constants
 from fx_passes.lower.variants import choose_variant
 from fx_passes.plan.prepack import WeightStore
+from fx_passes.plan.release import Kept
 
 log = logging.getLogger("zendnn_cffi.region")
 
@@ -40,11 +41,13 @@ class RegionOptions:
     dtype           dtype of activations and weights inside (None: each value's own)
     allow_winograd  whether convolutions may use Winograd's algorithm
     tune            "auto", "off" or "full": how implementations are chosen (fx_passes.search.tuner)
+    release_weights whether weights are to be few: the parameters will be given up (fx_passes.plan.release)
     """
 
     dtype: torch.dtype | None = None
     allow_winograd: bool = True
     tune: str = "auto"
+    release_weights: bool = False
 
     def __call__(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str) -> ZenRegion:
         return ZenRegion(graph, constants, name, self)
@@ -61,15 +64,14 @@ class ZenRegion(nn.Module):
         self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str, options: RegionOptions
     ) -> None:
         super().__init__()
-        self.graph = graph
+        self._read = graph, constants
         self.name = name
         self.options = options
         self.weights = WeightStore()
-        self._constants = constants
         self._lock = threading.RLock()
         self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
         self._reasons: dict[Signature, str] = {}
-        self._plain_constants: dict[fx.Node, Any] | None = None
+        self._plain: tuple[fx.Graph, dict[fx.Node, Any]] | None = None
         self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
         _regions.add(self)
         self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
@@ -131,14 +133,10 @@ class ZenRegion(nn.Module):
             return None, zendnn_cffi.unavailable_reason() or "the library is not available"
         if any(t.numel() == 0 for t in inputs):
             return None, "an input is empty"
-        if any(0 not in t.stride() and overlaps_itself(t) for t in inputs):
-            return None, "elements of an input share memory"
         try:
             with torch.inference_mode(False), torch.no_grad(), _on_cpu():
-                lowered = choose_variant(
-                    self.graph, inputs, self._constants, self.weights, self.options, self.run_plain
-                )
-            self._plain_constants = None  # made to measure plain PyTorch against
+                lowered = choose_variant(self.graph, inputs, self.constants, self.weights, self.options, self.run_plain)
+            self._plain = None  # made to measure plain PyTorch against
             return lowered, ""
         except NotLowered as reason:
             return None, str(reason)
@@ -156,15 +154,19 @@ class ZenRegion(nn.Module):
     def run_plain(self, inputs: Sequence[Any]) -> Any:
         """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""
         track = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in inputs)
-        constants = self._plain_constants  # another thread may set it to None meanwhile
-        if constants is None:
+        plain = self._plain  # another thread may set it to None meanwhile
+        watched = _is_watched()
+        if plain is None or watched:
+            graph, parameters = self._read
             with torch.inference_mode(False):
-                constants = evaluate_constants(self.graph, self._constants)
-            self._plain_constants = constants
+                plain = graph, evaluate_constants(graph, parameters)
+            if not watched:  # else they may be fakes, or part of a trace
+                self._plain = plain
+        graph, constants = plain
         values: dict[fx.Node, Any] = dict(constants)
         remaining = iter(inputs)
         with torch.set_grad_enabled(track):
-            for node in self.graph.nodes:
+            for node in graph.nodes:
                 if node.op == "placeholder":
                     values[node] = next(remaining)
                 elif node.op == "output":
@@ -181,6 +183,22 @@ class ZenRegion(nn.Module):
             self._reasons.clear()
             self.weights.clear()
 
+    @property
+    def graph(self) -> fx.Graph:
+        """The region in the vocabulary of fx_passes.ops."""
+        return self._read[0]
+
+    @property
+    def constants(self) -> Mapping[str, torch.Tensor]:
+        """What graph's get_attr nodes stand for, by target."""
+        return self._read[1]
+
+    def begin_at(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> None:
+        """Compute the same from other constants; programs stay."""
+        with self._lock:
+            self._read = graph, constants
+            self._plain = None
+
     def clear(self) -> None:
         """Forget programs and what they keep; the next call lowers again."""
         with self._lock:
@@ -188,7 +206,7 @@ class ZenRegion(nn.Module):
                 if lowered is not None:
                     lowered.program.close()
             self._lowered.clear()
-            self._plain_constants = None
+            self._plain = None
 
     @property
     def lowered(self) -> dict[Signature, LoweredRegion | None]:
@@ -199,7 +217,9 @@ class ZenRegion(nn.Module):
     @property
     def original_bytes(self) -> int:
         """Bytes of the parameters that the region reads."""
-        tensors = {self._constants[name].data_ptr(): self._constants[name] for name in self._constants}
+        if isinstance(self.constants, Kept):
+            return self.constants.plain_bytes
+        tensors = {self.constants[name].data_ptr(): self.constants[name] for name in self.constants}
         return sum(t.numel() * t.element_size() for t in tensors.values())
 
     def reason(self, signature: Signature) -> str:

@@ -1,8 +1,8 @@
 """What programs keep between calls, counted and bounded over the whole process.
 
 A program keeps its execution contexts (arena and memory handles) for the next call. Where the arenas of all programs
-together would pass the limit, those least recently used give up their idle contexts first; they are made again when such
-a program is called again. A context that a call is using right now always stays.
+together would pass the limit, those least recently used give up their idle contexts first; they are made again when
+such a program is called again. A context that a call is using right now always stays.
 """
 
 from __future__ import annotations

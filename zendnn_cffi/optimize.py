@@ -29,6 +29,7 @@ def optimize(
     dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
     tune: str = "auto",
+    release_weights: bool = False,
 ) -> fx.GraphModule:
     """Return `model` rewritten for inference, with its convolutions, matrix products and what surrounds them in ZenDNN.
 
@@ -41,6 +42,10 @@ def optimize(
                     input signature, and the results kept on disk (ZENDNN_CFFI_CACHE: the folder, empty for none).
                     "full": all are measured. "off": by estimate. In each mode an implementation runs only after its
                     numbers matched plain PyTorch's.
+    release_weights after the first call, keep packed weights alone and let go of the parameters they were made from
+                    (memory comes back once the original model is gone too). The module then has no state_dict, and
+                    cannot be copied, pickled, loaded or converted: each raises RuntimeError. Winograd's algorithm,
+                    whose weights are large, is then used in early layers only.
     Returns         an fx.GraphModule with the model's signature and state_dict. It lowers its regions on the first call
                     with each input signature. Outputs carry no gradient, unless an input asks for one: then that call
                     runs in plain PyTorch.
@@ -64,8 +69,11 @@ def optimize(
     if not is_available():
         _warn_once()
         return build_plain(traced)
-    options = RegionOptions(dtype if dtype == torch.bfloat16 else None, allow_winograd, tune)
-    return build(traced, make_region=options)
+    options = RegionOptions(dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights)
+    gm = build(traced, make_region=options)
+    if release_weights:
+        gm.release_after_first_call()
+    return gm
 
 
 def build_plain(traced: Traced) -> OptimizedModule:

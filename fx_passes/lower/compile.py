@@ -18,6 +18,7 @@ from fx_passes.lower.layouts import is_describable, is_known_dtype
 from fx_passes.lower.rules import lower_graph
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
+from fx_passes.plan.release import limit_transforms
 from fx_passes.plan.schedule import build_program
 from fx_passes.search.measure import is_rival
 from fx_passes.search.tuner import Tuner
@@ -77,6 +78,8 @@ def lower_region(
     operations, values = lower_graph(
         graph, inputs, parameters, compute_dtype=options.dtype, allow_winograd=options.allow_winograd
     )
+    if options.release_weights:
+        limit_transforms(operations, sum(t.numel() * t.element_size() for t in parameters.values()))
     if all(operation.fallback_reason or operation.kind == "view" for operation in operations):
         raise NotLowered("; ".join(dict.fromkeys(o.fallback_reason for o in operations if o.fallback_reason)))
     tuner = Tuner(options.tune)

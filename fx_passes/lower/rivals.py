@@ -77,16 +77,11 @@ def _desc(spec: TensorSpec, dtype: torch.dtype, channels_last: bool) -> Any:
 
 def _function(operation: Operation, node: fx.Node, context: LoweringContext) -> tuple[Into, bool]:
     """The computation, and whether it writes its result itself."""
-    values, operands = context.values, operation.operands
-    writing = _writing(node, values.arguments(node), operands)
+    operands = operation.operands
+    writing = _writing(node, context.values.arguments(node), operands)
     if writing is not None and len(set(operands)) == len(operands):
         return writing, True
-
-    def function(*tensors: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = values.compute(node, dict(zip(operands, tensors, strict=True)))
-        return result
-
-    return function, False
+    return context.values.computation(node, operands), False
 
 
 def _writing(node: fx.Node, arguments: dict[str, Any], operands: tuple[fx.Node, ...]) -> Into | None:

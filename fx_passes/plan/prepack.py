@@ -25,6 +25,7 @@ class WeightStore:
 
     def __init__(self) -> None:
         self._packed: WeakValueDictionary[tuple[str, bytes], torch.Tensor] = WeakValueDictionary()
+        self._descs: dict[bytes, MemoryDesc] = {}
         self._lock = threading.Lock()
 
     def get(self, prefix: str, weights: Weights) -> torch.Tensor:
@@ -35,12 +36,22 @@ class WeightStore:
             if packed is None:
                 packed = prepack(weights.plain, weights.desc)
                 self._packed[key] = packed
+                self._descs[weights.desc.key] = weights.desc
             return packed
+
+    def by_name(self) -> dict[str, list[tuple[torch.Tensor, MemoryDesc]]]:
+        """What there is now, by name."""
+        found: dict[str, list[tuple[torch.Tensor, MemoryDesc]]] = {}
+        with self._lock:
+            for (name, layout), packed in self._packed.items():
+                found.setdefault(name, []).append((packed, self._descs[layout]))
+        return found
 
     def clear(self) -> None:
         """Forget everything: the parameters changed."""
         with self._lock:
             self._packed.clear()
+            self._descs.clear()
 
     @property
     def size_bytes(self) -> int:
