@@ -21,6 +21,7 @@ from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.release import limit_transforms
 from fx_passes.plan.schedule import build_program
 from fx_passes.search.measure import is_rival
+from fx_passes.search.progress import ProgressBar
 from fx_passes.search.tuner import Tuner
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.program import Program, SlicedProgram
@@ -82,8 +83,9 @@ def lower_region(
         limit_transforms(operations, sum(t.numel() * t.element_size() for t in parameters.values()))
     if all(operation.fallback_reason or operation.kind == "view" for operation in operations):
         raise NotLowered("; ".join(dict.fromkeys(o.fallback_reason for o in operations if o.fallback_reason)))
-    tuner = Tuner(options.tune)
-    tuner.price(operations, values)
+    with ProgressBar("zendnn_cffi: measuring implementations") as show:
+        tuner = Tuner(options.tune, show)
+        tuner.price(operations, values)
     placeholders = graph.find_nodes(op="placeholder")
     arriving = {node: eager_layout(values.specs[node]) for node in placeholders}
     results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
