@@ -26,15 +26,16 @@ def screen(text: str) -> str:
     return "".join(shown).rstrip()
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """stderr as a terminal (not a fixture: pytest sets stderr anew before the test itself)."""
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0.0)
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
     return stream
 
 
-def test_shows_and_leaves_nothing(terminal: Terminal) -> None:
+def test_shows_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
     with progress.ProgressBar("measuring") as show:
         show(9, 10)
         assert screen(terminal.getvalue()) == f"measuring [{'#' * 27}...] 9/10"
@@ -43,7 +44,8 @@ def test_shows_and_leaves_nothing(terminal: Terminal) -> None:
     assert screen(terminal.getvalue()) == ""
 
 
-def test_silent_where_it_would_disturb(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_where_it_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 60.0)
     with progress.ProgressBar("measuring") as show:
         show(1, 2)
@@ -64,7 +66,8 @@ def test_no_stream_or_a_closed_one(stream: io.StringIO | None, monkeypatch: pyte
         show(1, 2)
 
 
-def test_first_call_shows_it(terminal: Terminal) -> None:
+def test_first_call_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
     gm = zendnn_cffi.optimize(net(lambda m, x: F.relu(m[0](x)), nn.Conv2d(3, 19, 3)))
     gm(noise(1, 3, 13, 11))
     assert "measuring" in terminal.getvalue()
