@@ -15,6 +15,7 @@ from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fuse.gates import fuse_gates
+from fx_passes.fuse.permutes import fuse_permutes
 from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.rms_norm import fuse_rms_norm
@@ -40,6 +41,7 @@ PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
     fuse_rotary,
     fuse_projections,
     fuse_gates,
+    fuse_permutes,
     fuse_post_ops,
 )
 

@@ -30,7 +30,7 @@ ARCHITECTURES: dict[str, tuple[int, int, dict[str, int], dict[str, int]]] = {
     "efficientnet_b0": (64, 1, {"convolution": 81, "batch_norm": 0, "eltwise": 0, "binary": 16}, {}),
     "regnet_y_400mf": (64, 1, {"convolution": 85, "batch_norm": 0, "eltwise": 0, "binary": 16}, {}),
     "mnasnet0_5": (64, 1, {"convolution": 52, "batch_norm": 0, "eltwise": 0, "reduce": 1}, {}),
-    "convnext_tiny": (64, 1, {"convolution": 22, "linear": 37, "layer_norm": 23, "binary": 18, "eltwise": 0}, {}),
+    "convnext_tiny": (64, 1, {"convolution": 22, "linear": 37, "layer_norm": 23, "binary": 0, "eltwise": 0}, {}),
     "vit_b_16": (224, 1, {"linear": 49, "attention": 12, "layer_norm": 25}, {"size": 2, "eq": 2, "_assert": 2}),
     "swin_t": (64, 16, {"linear": 28, "layer_norm": 29}, {"shifted_window_attention": 12}),
 }
