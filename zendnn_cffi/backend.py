@@ -86,7 +86,8 @@ def is_training(gm: fx.GraphModule) -> bool:
             if (node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)) is True and p:
                 return True
         if node.op == "call_function" and node.target is F.batch_norm:
-            if (node.args[5] if len(node.args) > 5 else node.kwargs.get("training", False)) is True:
+            training = node.args[5] if len(node.args) > 5 else node.kwargs.get("training", False)
+            if training is True:
                 return True
     return False
 
@@ -194,7 +195,7 @@ class Binding:
     def matches(self, args: Sequence[Any]) -> bool:
         """Whether the constants are those among args, unchanged."""
         return (
-            all([args[i] is t for i, t in zip(self._indices, self._tensors, strict=True)])
+            all(args[i] is t for i, t in zip(self._indices, self._tensors, strict=True))
             and self._contents(self._tensors) == self._state
             and [args[i].item() for i in self._float_indices] == self._floats
         )

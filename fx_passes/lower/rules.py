@@ -54,7 +54,9 @@ RULES: dict[Callable[..., object], Rule] = {
     operator.getitem: lower_getitem,
     **VIEW_RULES,
 }
-SHARING = frozenset({ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.concat, *VIEW_RULES, *VIEWS, ops.chunk, ops.split})
+SHARING = frozenset(
+    {ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.concat, *VIEW_RULES, *VIEWS, ops.chunk, ops.split}
+)
 
 
 class Readers:

@@ -8,8 +8,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zendnn_cffi.lower")
 
+MEASURED_SIGNATURES = 3  # per region; further shapes go by the nearest of those
 WHOLE, PLAIN = "whole", "plain"
 Run = Callable[[Sequence[torch.Tensor]], Any]
 # A slice's largest activation should fit these: the second-level caches of two cores, a share of the third level.
@@ -57,6 +59,61 @@ def choose_variant(
 
     if options.tune == "off":
         return lower(specs)
+    if options.tune == "auto" and (near := _nearest(graph, specs)) is not None:
+        options = replace(options, tune="near")
+        if near.reason:
+            raise NotLowered(f"{near.reason} (found for {', '.join(map(str, near.specs))})")
+        return lower(specs)
+    try:
+        lowered = _fastest(graph, specs, inputs, parameters, options, run_plain, lower)
+    except NotLowered as reason:
+        _history.setdefault(graph, []).append(Measured(tuple(specs), str(reason)))
+        raise
+    _history.setdefault(graph, []).append(Measured(tuple(specs), ""))
+    return lowered
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An input signature that a region was measured for; reason: why plain PyTorch won there, else empty."""
+
+    specs: tuple[TensorSpec, ...]
+    reason: str
+
+
+_history: WeakKeyDictionary[fx.Graph, list[Measured]] = WeakKeyDictionary()
+
+
+def _nearest(graph: fx.Graph, specs: Sequence[TensorSpec]) -> Measured | None:
+    """The measured signature nearest in size, once a region has met several; None where this one is to be measured.
+
+    A region that is called with many shapes (sequence lengths) stops measuring: what won at the nearest shape is used.
+    """
+    measured = [m for m in _history.get(graph, ()) if _alike(m.specs, specs)]
+    if len(measured) < MEASURED_SIGNATURES:
+        return None
+
+    def distance(m: Measured) -> float:
+        return sum(abs(math.log(a.numel / b.numel)) for a, b in zip(m.specs, specs, strict=True))
+
+    return min(measured, key=distance)
+
+
+def _alike(a: Sequence[TensorSpec], b: Sequence[TensorSpec]) -> bool:
+    """Whether two signatures differ in sizes alone."""
+    return [(s.ndim, s.dtype) for s in a] == [(s.ndim, s.dtype) for s in b]
+
+
+def _fastest(
+    graph: fx.Graph,
+    specs: Sequence[TensorSpec],
+    inputs: Sequence[torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    options: RegionOptions,
+    run_plain: Callable[[Sequence[torch.Tensor]], Any],
+    lower: Callable[[Sequence[TensorSpec]], LoweredRegion],
+) -> LoweredRegion:
+    """Measure the variants, or remember what was measured; NotLowered where plain PyTorch wins."""
     values = RegionValues(graph, specs, parameters)
     database, key = Tuner(options.tune).database, _fingerprint(graph, specs, parameters, options)
     built: dict[str, LoweredRegion] = {}

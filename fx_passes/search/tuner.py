@@ -21,7 +21,20 @@ from zendnn_cffi.memory import MemoryDesc
 
 log = logging.getLogger("zendnn_cffi.search")
 
-TUNE_MODES = ("auto", "off", "full")
+TUNE_MODES = ("auto", "off", "full", "near")
+
+# What gave right numbers at some shape in this process: "near" trusts it at others.
+_proven: set[tuple[object, ...]] = set()
+
+
+def _family(operation: Operation, candidate: Candidate) -> tuple[object, ...]:
+    """What candidates of one operation at different sizes have in common: all that selects code, sizes left out."""
+    post_ops = operation.node.kwargs.get("post_ops") or ()
+    names = tuple(str(entry[:2]) if entry[0] != "prelu" else "prelu" for entry in post_ops)
+    formats = tuple(src.format for src in candidate.srcs)
+    return operation.kind, candidate.implementation, candidate.dst.dtype, candidate.dst.format, formats, names
+
+
 _PROSPECTS = 1.6  # "auto" measures candidates estimated within this factor of the best; "full" measures them all
 Progress = Callable[[int, int], None]
 
@@ -39,7 +52,8 @@ def database_for(threads: int) -> Database:
 class Tuner:
     """Prices candidates under one mode.
 
-    mode      "auto": measure what may win, once; "full": measure everything; "off": estimates alone
+    mode      "auto": measure what may win, once; "full": measure everything; "off": estimates alone; "near": estimates,
+              and implementations that were right at other sizes of the same operation are not checked again
     progress  called with (done, total) while measuring
     """
 
@@ -59,7 +73,7 @@ class Tuner:
             if self.progress is not None:
                 self.progress(number, len(operations))
             estimates = [replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates]
-            if self.mode == "off":
+            if self.mode in ("off", "near"):
                 operation.candidates = [c for c in estimates if not is_rival(c)] or estimates
             elif operation.kind == "concat":
                 others = [self._priced_concat(c) for c in estimates if not is_rival(c)]
@@ -83,6 +97,7 @@ class Tuner:
                 result = self._run(bench, candidate, best_ns, key)
             if result.right:
                 best_ns = min(best_ns, result.time_ns)
+                _proven.add(_family(operation, candidate))
                 kept.append(replace(candidate, cost_ns=result.time_ns))
         return kept
 
@@ -117,6 +132,8 @@ class Tuner:
             )  # fmt: skip
         self.measured += 1
         self.database.put(key, result)
+        if result.right:
+            _proven.add(_family(bench.operation, candidate))
         return result
 
     def approve(self, operation: Operation, candidate: Candidate, values: RegionValues) -> bool:
@@ -126,12 +143,16 @@ class Tuner:
         key = fingerprint(candidate)
         result = self.database.get(key)
         if result is None:
+            if self.mode == "near" and _family(operation, candidate) in _proven:
+                return True
             result = self._run(Bench(operation, values), candidate, 0.0, key)
+        elif result.right:
+            _proven.add(_family(operation, candidate))
         return result.right
 
     def reorder_ns(self, have: MemoryDesc, want: MemoryDesc) -> float:
         """The time of a reorder between two layouts: from one of the same formats and about the same size."""
-        if self.mode == "off":
+        if self.mode in ("off", "near"):
             return reorder_ns(have, want)
         size_bytes = have.size_bytes + want.size_bytes
         key = reorder_fingerprint(have, want)

@@ -212,3 +212,28 @@ def test_a_growing_cache_does_not_make_new_programs() -> None:
             assert_close(actual, expected)
     regions = backend.compiled_modules()[-1].regions().values()
     assert max(len(region.lowered) for region in regions) == 1
+
+
+def test_a_region_stops_measuring_after_a_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fx_passes.lower import variants
+    from fx_passes.search import measure
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64)).eval()
+    benches: list[object] = []
+    original = measure.Bench.check_and_time
+
+    def counted(self: measure.Bench, *args: object) -> object:
+        benches.append(args)
+        return original(self, *args)
+
+    monkeypatch.setattr(measure.Bench, "check_and_time", counted)
+    monkeypatch.setattr(variants, "_CLEARLY_FASTER", 0.0)  # regions this small may well be faster in plain PyTorch
+    with torch.no_grad():
+        gm = zendnn_cffi.optimize(model, torch.randn(2, 64))
+        for rows in range(21, 21 + variants.MEASURED_SIGNATURES):
+            gm(torch.randn(rows, 64))
+        benches.clear()
+        for rows in (40, 41, 57):
+            x = torch.randn(rows, 64)
+            assert_close(gm(x), model(x))
+    assert not benches
