@@ -41,7 +41,13 @@ def _vision_rows() -> dict[str, Workload]:
     }
 
 
-FAMILIES: tuple[Callable[[], dict[str, Workload]], ...] = (_vision_rows,)
+def _text_rows() -> dict[str, Workload]:
+    from benchmarks.workloads_text import text_rows  # it imports Workload from here
+
+    return text_rows()
+
+
+FAMILIES: tuple[Callable[[], dict[str, Workload]], ...] = (_vision_rows, _text_rows)
 
 
 def find(name: str) -> Workload:
