@@ -1,0 +1,69 @@
+"""What really ran, by ZenDNN's own log rather than by ours; and what ten thousand calls leave behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import zendnn_cffi
+
+_RESNET50 = """
+import sys
+sys.path.append({root!r})
+import torch, zendnn_cffi
+from demo import vision
+model = vision.build("resnet50", calibrate=False)
+gm = zendnn_cffi.optimize(model, tune="off")
+image = torch.randn(1, 3, 64, 64)
+with torch.inference_mode():
+    gm(image)
+    print("second call", flush=True)
+    gm(image)
+    print("done", flush=True)
+"""
+_CALLS = 10_000
+_GROWTH_KIB = 4096  # allocator noise; a leak of one small tensor a call would be forty times this
+
+
+def _executed(script: str) -> Counter[str]:
+    """Primitives by kind that ZenDNN says it executed between the marks "second call" and "done"."""
+    environment = {**os.environ, "ZENDNN_PRIMITIVE_LOG_ENABLE": "1", "ZENDNN_LOG_OPTS": "PROF:2"}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    between = run.stdout.partition("second call")[2].partition("done")[0]
+    return Counter(re.findall(r"zendnn_primitive_execute,cpu,(\w+),", between))
+
+
+def test_all_53_convolutions_of_resnet50_run_in_zendnn() -> None:
+    root = str(Path(__file__).resolve().parents[2])
+    executed = _executed(_RESNET50.format(root=root))
+    # A 1x1 convolution may run as one inner product over all pixels; the last layer is one as well.
+    assert executed["convolution"] + executed["inner_product"] == 53 + 1, executed
+    assert executed["convolution"] >= 17, executed  # all that are not 1x1
+
+
+def _resident_kib() -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"VmRSS:\s+(\d+)", status).group(1))  # type: ignore[union-attr]
+
+
+def test_ten_thousand_calls_give_the_same_bits_and_leave_no_memory_behind() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    gm = zendnn_cffi.optimize(model, tune="off")
+    image = torch.randn(2, 3, 16, 16)
+    with torch.inference_mode():
+        first = gm(image)
+        assert zendnn_cffi.explain(gm).offloaded_share == 1.0
+        for _ in range(200):
+            gm(image)
+        before = _resident_kib()
+        different = sum(not torch.equal(gm(image), first) for _ in range(_CALLS))
+    assert different == 0
+    assert _resident_kib() - before < _GROWTH_KIB
