@@ -218,8 +218,17 @@ class WithConstants(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shapes", (((2, 17, 8, 7),), ((17, 1, 1), (1, 17, 1, 1)), ((), (1,), (17, 1, 1)), ((7,), (8, 1)),
-                                    ((17, 8, 7), (1, 17, 8, 7), (17, 8, 7))), ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "shapes",
+    (
+        ((2, 17, 8, 7),),
+        ((17, 1, 1), (1, 17, 1, 1)),
+        ((), (1,), (17, 1, 1)),
+        ((7,), (8, 1)),
+        ((17, 8, 7), (1, 17, 8, 7), (17, 8, 7)),
+    ),
+    ids=str,
+)
 def test_constants_as_operands(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype | None) -> None:
     found = offload(WithConstants(*shapes).eval(), noise(2, 3, 8, 7), dtype=dtype)
     assert "convolution" in kinds(found)

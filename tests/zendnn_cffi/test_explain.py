@@ -1,0 +1,105 @@
+"""explain(): every node is accounted for, in text and HTML."""
+
+from __future__ import annotations
+
+import html.parser
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import zendnn_cffi
+from tests.support.lowering import net, noise
+
+X = noise(2, 3, 8, 8)
+
+
+def made() -> Any:
+    """A convolution with two post-ops, a view, a linear, a fallback inside and one outside."""
+
+    def fn(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(m[0](x) + 1)
+        y = torch.softmax(y, 1)
+        return torch.cumsum(m[1](y.flatten(1)), 1)
+
+    return zendnn_cffi.optimize(net(fn, nn.Conv2d(3, 16, 3), nn.Linear(576, 5)), tune="off")
+
+
+def test_before_the_first_call() -> None:
+    found = zendnn_cffi.explain(made())
+    assert {n.became for n in found.nodes} == {"waiting", "torch"}
+    assert found.offloaded_share == 0.0
+    assert "lowered on the first call" in str(found)
+
+
+def test_after_a_call() -> None:
+    gm = made()
+    gm(X)
+    found = zendnn_cffi.explain(gm)
+    became = {n.name: n for n in found.nodes}
+    conv = next(n for n in found.nodes if n.became == "convolution")
+    assert conv.post_ops == ("linear", "relu") and conv.offloaded and conv.flops == 2 * 2 * 16 * 36 * 27
+    assert "avx" in conv.implementation and conv.layout and conv.source and conv.signature == "2x3x8x8"
+    soft = next(n for n in found.nodes if "softmax" in n.name)
+    assert soft.became == "torch" and "last" in soft.reason and soft.region
+    outside = became["cumsum"]
+    assert outside.became == "torch" and not outside.region and outside.reason
+    assert any(n.became == "inner_product" for n in found.nodes)
+    assert found.offloaded_share == 0.5
+    assert found.counts()["convolution", conv.implementation] == 1
+
+
+def test_every_signature_is_told() -> None:
+    gm = made()
+    gm(X)
+    gm(noise(1, 3, 8, 8))
+    signatures = {n.signature for n in zendnn_cffi.explain(gm).nodes if n.region}
+    assert signatures == {"2x3x8x8", "1x3x8x8"}
+
+
+def test_text() -> None:
+    gm = made()
+    gm(X)
+    text = str(zendnn_cffi.explain(gm))
+    lines = text.splitlines()
+    assert lines[0].split() == ["node", "became", "implementation", "layout", "absorbed", "why", "not"]
+    assert "50% of computing nodes on the engine" in text and "linear relu" in text
+    assert all(line == line.rstrip() for line in lines) and repr(zendnn_cffi.explain(gm)) == text
+
+
+def test_html_is_well_formed_and_escaped() -> None:
+    gm = made()
+    gm(X)
+    found = zendnn_cffi.explain(gm)
+    page = found._repr_html_()
+
+    class Counter(html.parser.HTMLParser):
+        rows, open_tags = 0, 0
+
+        def handle_starttag(self, tag: str, attrs: Any) -> None:
+            self.rows += tag == "tr"
+            self.open_tags += tag not in ("br",)
+
+        def handle_endtag(self, tag: str) -> None:
+            self.open_tags -= 1
+
+    counter = Counter()
+    counter.feed(page)
+    assert counter.rows == len(found.nodes) + 1 and counter.open_tags == 0
+    from dataclasses import replace
+
+    found.nodes[0] = replace(found.nodes[0], reason="<script>")
+    assert "<script>" not in found._repr_html_() and "&lt;script&gt;" in found._repr_html_()
+
+
+def test_a_model_without_anything_to_do() -> None:
+    found = zendnn_cffi.explain(zendnn_cffi.optimize(nn.Identity().eval()))
+    assert found.offloaded_share == 0.0 and "0% of computing nodes" in str(found) and found._repr_html_()
+
+
+@pytest.mark.parametrize("other", (None, nn.Conv2d(3, 4, 1), 3))
+def test_other_objects(other: Any) -> None:
+    with pytest.raises(TypeError, match=r"explain\(\) takes what zendnn_cffi.optimize\(\) returned"):
+        zendnn_cffi.explain(other)
