@@ -7,14 +7,13 @@ traced graph before any pass. Copying and unpickling run the passes again on tha
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import fx, nn
 
 from fx_passes.graph import copy_graph
-from fx_passes.trace import Traced
+from fx_passes.trace import Traced, forward_signature
 
 Build = Callable[..., "OptimizedModule"]
 
@@ -164,7 +163,7 @@ class WholeModel:
 
     def __init__(self, root: nn.Module) -> None:
         self.root = root
-        self.parameters = tuple(inspect.signature(root.forward).parameters.values())
+        self.parameters = tuple(forward_signature(root).parameters.values())
         self.__name__ = self.__qualname__ = "whole_model"
 
     def __call__(self, *values: Any) -> Any:

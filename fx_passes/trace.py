@@ -31,6 +31,14 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
 
+def forward_signature(model: nn.Module) -> inspect.Signature:
+    """The signature of model.forward; (*args, **kwargs) where Python cannot say, as for TorchScript."""
+    try:
+        return inspect.signature(model.forward)
+    except ValueError:
+        return inspect.signature(lambda *args, **kwargs: None)
+
+
 class TraceError(RuntimeError):
     """The model cannot become a graph; the message says where and why."""
 
@@ -77,7 +85,7 @@ class Traced:
     @cached_property
     def parameters(self) -> dict[str, Any]:
         """Parameters of forward in order, with their defaults."""
-        return {p.name: p.default for p in inspect.signature(self.root.forward).parameters.values()}
+        return {p.name: p.default for p in forward_signature(self.root).parameters.values()}
 
     def copy(self, root: nn.Module) -> Traced:
         """The same graph over another module tree of the same structure."""
@@ -279,7 +287,7 @@ def _specialize(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], frozenset[str]]:
     """Arguments that forward is likely to branch on: those fixed to a value, those that have to be given."""
-    parameters = inspect.signature(model.forward).parameters
+    parameters = forward_signature(model).parameters
     values = {**dict(zip(parameters, args, strict=False)), **kwargs}
     fixed: dict[str, Any] = {}
     given = set()
