@@ -129,7 +129,7 @@ def _fastest(
         for name in names[:-1]:
             try:
                 found[name] = build(name).program
-            except NotLowered as reason:
+            except (NotLowered, RuntimeError) as reason:
                 if name == WHOLE:
                     raise
                 log.debug("no slices of %s: %s", name, reason)
