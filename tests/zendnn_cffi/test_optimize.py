@@ -185,7 +185,8 @@ class Convertible(nn.Module):
 
 
 @pytest.mark.parametrize("model", (Branching(), Looping(), Stateful(), Convertible(), nn.Identity(), nn.Sequential(),
-                                   nn.Flatten(), nn.Dropout(), nn.GRU(8, 4), torch.jit.script(nn.ReLU())), ids=str)  # fmt: skip
+                                   nn.Flatten(), nn.Dropout(), nn.GRU(8, 4),
+                                   torch.jit.script(nn.ReLU())), ids=str)  # fmt: skip
 @pytest.mark.parametrize("examples", (None, X[0]), ids=("no examples", "examples"))
 def test_whatever_it_cannot_trace_runs_as_it_is(model: nn.Module, examples: Any) -> None:
     model.eval()
