@@ -138,20 +138,20 @@ def check(drawn: tuple[RandomNet, torch.Tensor], dtype: torch.dtype | None = Non
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
 @given(networks())
 def test_random_networks_equal_eager(drawn: tuple[RandomNet, torch.Tensor]) -> None:
     check(drawn)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=12, deadline=None, suppress_health_check=SLOW)
 @given(networks())
 def test_random_networks_in_bfloat16(drawn: tuple[RandomNet, torch.Tensor]) -> None:
     check(drawn, torch.bfloat16)
 
 
 @pytest.mark.parametrize("mode", ("full",))
-@settings(max_examples=5, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=3, deadline=None, suppress_health_check=SLOW)
 @given(drawn=networks())
 def test_random_networks_with_measured_choices(mode: str, drawn: tuple[RandomNet, torch.Tensor]) -> None:
     check(drawn, tune=mode)
