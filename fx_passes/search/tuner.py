@@ -15,25 +15,21 @@ from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate
 from fx_passes.lower.cost import estimate_ns, reorder_ns
 from fx_passes.lower.specs import RegionValues
 from fx_passes.search.database import Database, Result, cache_folder
-from fx_passes.search.measure import Bench, fingerprint, is_rival, measurable, reorder_fingerprint, time_reorder
+from fx_passes.search.measure import (
+    CHECK_ONLY,
+    Bench,
+    fingerprint,
+    is_rival,
+    measurable,
+    reorder_fingerprint,
+    time_reorder,
+)
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import MemoryDesc
 
 log = logging.getLogger("zendnn_cffi.search")
 
 TUNE_MODES = ("auto", "off", "full", "near")
-
-# What gave right numbers at some shape in this process: "near" trusts it at others.
-_proven: set[tuple[object, ...]] = set()
-
-
-def _family(operation: Operation, candidate: Candidate) -> tuple[object, ...]:
-    """What candidates of one operation at different sizes have in common: all that selects code, sizes left out."""
-    post_ops = operation.node.kwargs.get("post_ops") or ()
-    names = tuple(str(entry[:2]) if entry[0] != "prelu" else "prelu" for entry in post_ops)
-    formats = tuple(src.format for src in candidate.srcs)
-    return operation.kind, candidate.implementation, candidate.dst.dtype, candidate.dst.format, formats, names
-
 
 _PROSPECTS = 1.6  # "auto" measures candidates estimated within this factor of the best; "full" measures them all
 Progress = Callable[[int, int], None]
@@ -53,7 +49,7 @@ class Tuner:
     """Prices candidates under one mode.
 
     mode      "auto": measure what may win, once; "full": measure everything; "off": estimates alone; "near": estimates,
-              and implementations that were right at other sizes of the same operation are not checked again
+              for one more shape of a region that was measured at several
     progress  called with (done, total) while measuring
     """
 
@@ -97,7 +93,6 @@ class Tuner:
                 result = self._run(bench, candidate, best_ns, key)
             if result.right:
                 best_ns = min(best_ns, result.time_ns)
-                _proven.add(_family(operation, candidate))
                 kept.append(replace(candidate, cost_ns=result.time_ns))
         return kept
 
@@ -132,8 +127,6 @@ class Tuner:
             )  # fmt: skip
         self.measured += 1
         self.database.put(key, result)
-        if result.right:
-            _proven.add(_family(bench.operation, candidate))
         return result
 
     def approve(self, operation: Operation, candidate: Candidate, values: RegionValues) -> bool:
@@ -141,13 +134,9 @@ class Tuner:
         if not measurable([candidate]):
             return True
         key = fingerprint(candidate)
-        result = self.database.get(key)
-        if result is None:
-            if self.mode == "near" and _family(operation, candidate) in _proven:
-                return True
-            result = self._run(Bench(operation, values), candidate, 0.0, key)
-        elif result.right:
-            _proven.add(_family(operation, candidate))
+        result = self.database.get(key) or self.database.get(f"checked {key}")
+        if result is None:  # not under the key itself: one untimed run is no measurement
+            result = self._run(Bench(operation, values), candidate, CHECK_ONLY, f"checked {key}")
         return result.right
 
     def reorder_ns(self, have: MemoryDesc, want: MemoryDesc) -> float:

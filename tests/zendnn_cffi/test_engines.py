@@ -179,7 +179,9 @@ def test_engine_is_loaded_once_per_path(onednn: Library, library: Library) -> No
 
 def test_one_libgomp_serves_all_three(onednn: Library, library: Library) -> None:
     maps = Path("/proc/self/maps").read_text().splitlines()
-    assert len({line.split()[-1] for line in maps if "libgomp" in line}) == 1
+    files = {Path(line.split()[-1]) for line in maps if "libgomp" in line}
+    # scikit-learn, which other tests import, brings a private one under a name of its own: libgomp-e985bcbb.so.1.0.0
+    assert len({file for file in files if file.name.startswith("libgomp.so")}) == 1
 
 
 def test_the_wrong_library_is_refused(onednn: Library, library: Library) -> None:
