@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -225,6 +226,7 @@ def fill_embedding_bag(library: Library, desc: Any) -> int:
 
 
 _stderr_lock = threading.Lock()
+_LATE_WRITE_SECONDS = 0.005
 BANNER = b"ZenDNN Info: Execution has entered the ZenDNN library"
 
 
@@ -249,6 +251,7 @@ def quiet_stderr() -> Iterator[None]:
             yield
         finally:
             os.dup2(saved, 2)
+            time.sleep(_LATE_WRITE_SECONDS)  # a write that had begun before lands in the memory file a moment later
             rest = without_banner(os.pread(caught, os.fstat(caught).st_size, 0))
             if rest:
                 os.write(2, rest)
