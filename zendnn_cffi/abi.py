@@ -235,7 +235,8 @@ def quiet_stderr() -> Iterator[None]:
     """Take the library's start banner out of what is written to descriptor 2 meanwhile; the rest still arrives.
 
     No variable turns the banner off. Descriptor 2 points at a memory file for the length of one C call; what other
-    threads wrote there in that time is passed on afterwards.
+    threads wrote there in that time is passed on afterwards. Only a write that is still on its way _LATE_WRITE_SECONDS
+    after the call is lost.
     """
     with _stderr_lock, ExitStack() as stack:
         try:
