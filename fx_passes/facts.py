@@ -6,6 +6,7 @@ Where nodes carry meta["val"] (a traced example), that is believed.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,10 +52,18 @@ def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
     return is_vocabulary(user) and user.target not in (ops.binary, ops.reshape, ops.expand) and user.args[0] is node
 
 
-def rank(node: Any) -> int | None:
+def rank(node: Any, known: dict[fx.Node, int | None] | None = None) -> int | None:
     """Return how many dimensions node has, or None where that depends on the inputs."""
     if not isinstance(node, fx.Node):
         return 0 if isinstance(node, int | float) else None
+    known = {} if known is None else known  # a residual network has exponentially many paths, not nodes
+    if node not in known:
+        known[node] = _rank(node, lambda source: rank(source, known))
+    return known[node]
+
+
+def _rank(node: fx.Node, rank: Callable[[Any], int | None]) -> int | None:
+    """rank of a node, given that of its inputs."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return value.ndim
