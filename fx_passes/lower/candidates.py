@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from fx_passes.lower.specs import TensorSpec
+from zendnn_cffi.attributes import ARG_SCRATCHPAD
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import PrimitiveDesc
 
@@ -66,6 +67,13 @@ class PrimitiveTemplate:
     pd: PrimitiveDesc
     args: dict[int, Argument]
     kind: str
+
+
+def primitive_template(pd: PrimitiveDesc, args: dict[int, Argument], kind: str) -> PrimitiveTemplate:
+    """One execution of pd on args, with the scratchpad that its implementation asks for."""
+    if pd.scratchpad_desc is not None:
+        args = {**args, ARG_SCRATCHPAD: Scratchpad(pd.scratchpad_desc)}
+    return PrimitiveTemplate(pd, args, kind)
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,11 @@ def residual_to_overwrite(
     return None
 
 
+def optimized(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates that are no reference implementation."""
+    return [c for c in candidates if not c.implementation.startswith(_LAST_RESORT)]
+
+
 def usable_implementations(create: Callable[[], PrimitiveDesc]) -> list[PrimitiveDesc]:
     """Return the implementations worth trying, in the library's order; reference ones only when alone."""
     try:

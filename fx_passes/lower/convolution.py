@@ -15,16 +15,16 @@ from fx_passes.lower.candidates import (
     Candidate,
     Operand,
     Operation,
-    PrimitiveTemplate,
     Result,
-    Scratchpad,
     Weights,
     packed_weights,
+    primitive_template,
 )
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
     SplitPostOps,
+    optimized,
     residual_to_overwrite,
     run_time_operands,
     usable_implementations,
@@ -33,7 +33,7 @@ from fx_passes.lower.layouts import layout, row_major, spatial_tags
 from fx_passes.lower.post_ops import PostOp, build_chain, fits_view
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import PrimitiveDesc
 
@@ -83,7 +83,7 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
             operation.candidates += _candidates(conv, post_ops, operands, src, dst, algorithm, sum_node)
     if _is_matrix_product(conv) and all(fits_view(p, channel_axis=1) for p in post_ops):
         operation.candidates += _inner_product_candidates(conv, post_ops, operands, sum_node)
-    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    fast = optimized(operation.candidates)
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
     if not operation.candidates:
@@ -173,9 +173,7 @@ def _candidates(
         }
         if conv.bias is not None and bias is not None:
             args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, bias)
-        if pd.scratchpad_desc is not None:
-            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-        template = PrimitiveTemplate(pd, args, "convolution")
+        template = primitive_template(pd, args, "convolution")
         yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)
 
 
@@ -212,7 +210,5 @@ def _inner_product_candidates(
         }
         if conv.bias is not None and bias is not None:
             args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, bias)
-        if pd.scratchpad_desc is not None:
-            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-        template = PrimitiveTemplate(pd, args, "inner_product")
+        template = primitive_template(pd, args, "inner_product")
         yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)

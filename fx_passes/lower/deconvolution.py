@@ -15,16 +15,16 @@ from fx_passes.lower.candidates import (
     Candidate,
     Operand,
     Operation,
-    PrimitiveTemplate,
     Result,
-    Scratchpad,
     Weights,
     packed_weights,
+    primitive_template,
 )
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
     SplitPostOps,
+    optimized,
     residual_to_overwrite,
     run_time_operands,
     usable_implementations,
@@ -33,7 +33,7 @@ from fx_passes.lower.layouts import layout, row_major, spatial_tags
 from fx_passes.lower.post_ops import PostOp, build_chain
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import PrimitiveDesc
 
@@ -68,7 +68,7 @@ def lower_deconvolution(node: fx.Node, context: LoweringContext) -> Operation:
         src = layout(deconv.src.shape, deconv.dtype, tag)
         dst = layout(deconv.base.shape, deconv.dtype, tag)
         operation.candidates += _candidates(deconv, post_ops, operands, src, dst, sum_node)
-    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    fast = optimized(operation.candidates)
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
     if not fast:
@@ -144,7 +144,5 @@ def _candidates(
         }
         if deconv.bias is not None and bias is not None:
             args[ARG_BIAS] = Weights(deconv.bias_key, deconv.bias, bias)
-        if pd.scratchpad_desc is not None:
-            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-        template = PrimitiveTemplate(pd, args, "deconvolution")
+        template = primitive_template(pd, args, "deconvolution")
         yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)

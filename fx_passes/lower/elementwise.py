@@ -17,7 +17,7 @@ from fx_passes.lower.candidates import (
     Weights,
     packed_weights,
 )
-from fx_passes.lower.context import LoweringContext, NotLowered, usable_implementations
+from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
 from fx_passes.lower.layouts import activation_layouts, row_major
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
 from fx_passes.lower.specs import TensorSpec
@@ -119,7 +119,7 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
             srcs = (desc,) if constant is not None else (desc, other_operand)
             template = PrimitiveTemplate(pd, args, "binary")
             operation.candidates.append(Candidate(pd.implementation, srcs, desc, (template,), may_overwrite=0))
-    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    fast = optimized(operation.candidates)
     if not fast:
         raise NotLowered(f"no optimized binary {kind} takes {list(spec.shape)} and {list(shape)}")
     operation.candidates = fast

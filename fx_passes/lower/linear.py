@@ -12,16 +12,16 @@ from fx_passes.lower.candidates import (
     Candidate,
     Operand,
     Operation,
-    PrimitiveTemplate,
     Result,
-    Scratchpad,
     Weights,
     packed_weights,
+    primitive_template,
 )
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
     SplitPostOps,
+    optimized,
     residual_to_overwrite,
     run_time_operands,
     usable_implementations,
@@ -29,7 +29,7 @@ from fx_passes.lower.context import (
 from fx_passes.lower.layouts import row_major
 from fx_passes.lower.post_ops import build_chain, fits_view
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import PrimitiveDesc
 
@@ -75,12 +75,10 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         }
         if bias is not None and bias_desc is not None:
             args[ARG_BIAS] = Weights(_name(node, 2, "bias"), bias, bias_desc)
-        if pd.scratchpad_desc is not None:
-            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
         srcs = (row_major(src.shape, dtype), *chain.srcs)
-        template = PrimitiveTemplate(pd, args, "inner_product")
+        template = primitive_template(pd, args, "inner_product")
         operation.candidates.append(Candidate(pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites))
-    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    fast = optimized(operation.candidates)
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
     if not operation.candidates:
@@ -109,11 +107,9 @@ def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
 
     for pd in usable_implementations(create):
         args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1), ARG_DST: Result(), **chain.args}
-        if pd.scratchpad_desc is not None:
-            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-        template = PrimitiveTemplate(pd, args, "matmul")
+        template = primitive_template(pd, args, "matmul")
         operation.candidates.append(Candidate(pd.implementation, (*descs, *chain.srcs), dst, (template,)))
-    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    fast = optimized(operation.candidates)
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
     if not fast:

@@ -10,12 +10,11 @@ from fx_passes.lower.candidates import (
     Candidate,
     Operand,
     Operation,
-    PrimitiveTemplate,
     Result,
-    Scratchpad,
     Weights,
+    primitive_template,
 )
-from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, usable_implementations
+from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, optimized, usable_implementations
 from fx_passes.lower.layouts import activation_layouts, row_major
 from fx_passes.lower.post_ops import EltwisePostOp
 from zendnn_cffi import descriptors
@@ -23,7 +22,6 @@ from zendnn_cffi.attributes import (
     ARG_DST,
     ARG_MEAN,
     ARG_SCALE,
-    ARG_SCRATCHPAD,
     ARG_SHIFT,
     ARG_SRC,
     ARG_VARIANCE,
@@ -67,11 +65,9 @@ def lower_batch_norm(node: fx.Node, context: LoweringContext) -> Operation:
 
         for pd in usable_implementations(create):
             args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(), **constants}
-            if pd.scratchpad_desc is not None:
-                args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-            template = PrimitiveTemplate(pd, args, "batch_normalization")
+            template = primitive_template(pd, args, "batch_normalization")
             operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,), may_overwrite=0))
-    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    fast = optimized(operation.candidates)
     if not fast:
         raise NotLowered("only a reference implementation takes this batch normalization")
     operation.candidates = fast
@@ -102,11 +98,9 @@ def lower_layer_norm(node: fx.Node, context: LoweringContext) -> Operation:
 
     for pd in usable_implementations(create):
         args: dict[int, Argument] = {ARG_SRC: Operand(0, view), ARG_DST: Result(view), **constants}
-        if pd.scratchpad_desc is not None:
-            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-        template = PrimitiveTemplate(pd, args, "layer_normalization")
+        template = primitive_template(pd, args, "layer_normalization")
         operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
-    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    fast = optimized(operation.candidates)
     if not fast:
         raise NotLowered("only a reference implementation takes this layer normalization")
     operation.candidates = fast
@@ -131,9 +125,7 @@ def lower_softmax(node: fx.Node, context: LoweringContext) -> Operation:
         if pd.implementation.startswith("ref"):
             continue
         args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
-        if pd.scratchpad_desc is not None:
-            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-        template = PrimitiveTemplate(pd, args, "softmax")
+        template = primitive_template(pd, args, "softmax")
         operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
     if not operation.candidates:
         raise NotLowered("only a reference implementation takes this softmax")

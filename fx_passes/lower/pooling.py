@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result, Scratchpad
-from fx_passes.lower.context import LoweringContext, NotLowered, usable_implementations
+from fx_passes.lower.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    Result,
+    primitive_template,
+)
+from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
 from fx_passes.lower.layouts import layout, row_major, spatial_tags
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, Attr
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr
 from zendnn_cffi.primitive import PrimitiveDesc
 
 Sizes = tuple[int, ...]
@@ -82,9 +89,7 @@ def _reduction(node: fx.Node, context: LoweringContext, src_node: fx.Node, kind:
         if pd.implementation.startswith("ref"):
             raise NotLowered(f"{kind} over dimensions {sorted(dims)} of {src} has only a reference implementation")
         args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(dst_desc)}
-        if pd.scratchpad_desc is not None:
-            args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-        template = PrimitiveTemplate(pd, args, "reduction")
+        template = primitive_template(pd, args, "reduction")
         dst = row_major(spec.shape or (1,), dtype)
         operation.candidates.append(Candidate(pd.implementation, (src_desc,), dst, (template,)))
     if not operation.candidates:
@@ -128,14 +133,12 @@ def _pooling(
 
         for pd in usable_implementations(create):
             args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(dst_desc)}
-            if pd.scratchpad_desc is not None:
-                args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
             dst = dst_desc if keeps_rank else row_major(spec.shape, dtype)
             if not keeps_rank and dst.size_bytes != dst_desc.size_bytes:
                 continue  # padded blocks cannot be seen without their spatial dimensions
-            template = PrimitiveTemplate(pd, args, "pooling")
+            template = primitive_template(pd, args, "pooling")
             operation.candidates.append(Candidate(pd.implementation, (src_desc,), dst, (template,)))
-    fast = [c for c in operation.candidates if not c.implementation.startswith("ref")]
+    fast = optimized(operation.candidates)
     if not fast:
         raise NotLowered("only a reference implementation takes this pooling")
     operation.candidates = fast

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from torch import fx
 
-from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result, Scratchpad
+from fx_passes.lower.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    Result,
+    primitive_template,
+)
 from fx_passes.lower.context import LoweringContext, NotLowered, usable_implementations
 from fx_passes.lower.layouts import layout, spatial_tags
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, Attr
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr
 from zendnn_cffi.primitive import PrimitiveDesc
 
 
@@ -40,9 +47,7 @@ def lower_resample(node: fx.Node, context: LoweringContext) -> Operation:
             if pd.implementation.startswith("ref"):
                 continue
             args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
-            if pd.scratchpad_desc is not None:
-                args[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
-            template = PrimitiveTemplate(pd, args, "resampling")
+            template = primitive_template(pd, args, "resampling")
             operation.candidates.append(Candidate(pd.implementation, (src_desc,), dst_desc, (template,)))
     if not operation.candidates:
         raise NotLowered("only a reference implementation takes this resampling")
