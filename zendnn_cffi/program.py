@@ -17,14 +17,11 @@ from typing import Any, Protocol
 
 import torch
 
-from zendnn_cffi import arenas
+from zendnn_cffi import arenas, huge_pages
 from zendnn_cffi.errors import ZenDNNError, check
 from zendnn_cffi.library import load
 from zendnn_cffi.memory import Memory, MemoryDesc
 from zendnn_cffi.primitive import Primitive, Stream
-
-ARENA_ALIGNMENT_BYTES = 64
-HUGE_PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -150,12 +147,9 @@ class Context:
     moving: list[tuple[str, int, int, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        alignment = HUGE_PAGE_BYTES if self.arena_bytes >= 2 * HUGE_PAGE_BYTES else ARENA_ALIGNMENT_BYTES
         with torch.inference_mode(False):
-            raw = torch.empty(self.arena_bytes + alignment, dtype=torch.uint8, device="cpu")
-        start = -raw.data_ptr() % alignment
-        self.arena = raw[start : start + self.arena_bytes]
-        self._arena_pointer = raw.data_ptr() + start
+            self.arena = huge_pages.allocate(self.arena_bytes)
+        self._arena_pointer = self.arena.data_ptr()
         self._memories: dict[tuple[Slot, MemoryDesc], Memory] = {}
 
     def close(self) -> None:

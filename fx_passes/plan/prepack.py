@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 import torch
 
 from fx_passes.lower.candidates import Weights
 from fx_passes.lower.layouts import same_bytes, strided
+from zendnn_cffi import huge_pages
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.memory import Memory, MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
 from zendnn_cffi.program import Slot
 
-_ALIGNMENT_BYTES = 64
+Allocate = Callable[[int], torch.Tensor]
 
 
 class WeightStore:
@@ -28,13 +30,13 @@ class WeightStore:
         self._descs: dict[bytes, MemoryDesc] = {}
         self._lock = threading.Lock()
 
-    def get(self, prefix: str, weights: Weights) -> torch.Tensor:
-        """Return a tensor whose memory holds the weights in weights.desc."""
+    def get(self, prefix: str, weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
+        """Return a tensor whose memory holds the weights in weights.desc; allocate makes it where there is none."""
         key = f"{prefix}{weights.key}", weights.desc.key
         with self._lock:
             packed = self._packed.get(key)
             if packed is None:
-                packed = prepack(weights.plain, weights.desc)
+                packed = prepack(weights.plain, weights.desc, allocate)
                 self._packed[key] = packed
                 self._descs[weights.desc.key] = weights.desc
             return packed
@@ -60,7 +62,7 @@ class WeightStore:
             return sum(t.numel() * t.element_size() for t in self._packed.values() if t.dtype == torch.uint8)
 
 
-def prepack(plain: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+def prepack(plain: torch.Tensor, desc: MemoryDesc, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
     """Return `plain` in the layout desc: itself where it lies so already, else a new uint8 tensor.
 
     plain may have another shape than desc where only ones differ (a bias [C] seen as [1, C, 1, 1]).
@@ -70,9 +72,7 @@ def prepack(plain: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     if same_bytes(have, desc):
         return plain
     with torch.inference_mode(False):
-        raw = torch.empty(desc.size_bytes + _ALIGNMENT_BYTES, dtype=torch.uint8)
-    start = -raw.data_ptr() % _ALIGNMENT_BYTES
-    packed = raw[start : start + desc.size_bytes]
+        packed = allocate(desc.size_bytes)
     primitive = Primitive(PrimitiveDesc.reorder(have, desc))
     primitive.execute({ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)})
     return packed
@@ -85,11 +85,12 @@ class Prepacked:
         self._store = store
         self._prefix = prefix
         self._slots: dict[int, Slot] = {}
+        self._pool = huge_pages.Pool()
         self.tensors: list[torch.Tensor] = []
 
     def slot(self, weights: Weights) -> Slot:
         """Where the program finds these weights."""
-        tensor = self._store.get(self._prefix, weights)
+        tensor = self._store.get(self._prefix, weights, self._pool.allocate)
         slot = self._slots.get(id(tensor))
         if slot is None:
             slot = self._slots[id(tensor)] = Slot("constant", len(self.tensors))

@@ -24,6 +24,7 @@ from fx_passes.lower.layouts import row_major
 from fx_passes.lower.specs import RegionValues
 from fx_passes.plan.prepack import prepack
 from fx_passes.search import database
+from zendnn_cffi import huge_pages
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.memory import Memory, MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
@@ -134,10 +135,8 @@ def _noise(values: RegionValues, node: fx.Node, generator: torch.Generator) -> t
 
 
 def aligned_buffer(desc: MemoryDesc) -> torch.Tensor:
-    """Zeroed memory for a descriptor, on a cache line's boundary."""
-    raw = torch.zeros(desc.size_bytes + 64, dtype=torch.uint8)
-    start = -raw.data_ptr() % 64
-    return raw[start : start + max(desc.size_bytes, 1)]
+    """Zeroed memory for a descriptor, of the kind that programs compute in."""
+    return huge_pages.allocate(max(desc.size_bytes, 1)).zero_()
 
 
 def run_ns(program: Program) -> int:

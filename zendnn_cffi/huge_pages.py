@@ -1,0 +1,64 @@
+"""Memory for what kernels stream through: packed weights and activations, on huge pages where the system has them.
+
+A kernel that walks a few megabytes of weights in blocks touches a new 4 KiB page every few rows; with 2 MiB pages the
+translations of a whole layer fit the TLB. Linux gives them to memory that asks for it (MADV_HUGEPAGE) where
+/sys/kernel/mm/transparent_hugepage/enabled says "madvise" or "always". Elsewhere this is ordinary memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import torch
+
+ALIGNMENT_BYTES = 64  # a cache line
+HUGE_PAGE_BYTES = 2 << 20
+_FIRST_CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 256 << 10, 8 << 20
+_OWN_MAPPING_BYTES = 4 << 20  # a tensor from this size on has a mapping of its own, given back when the tensor dies
+
+
+def allocate(size_bytes: int) -> torch.Tensor:
+    """Return a uint8 tensor of size_bytes, on a cache line's boundary, on huge pages if it fills one; not initialised.
+
+    A last huge page that would be filled less than half is ordinary pages instead, so little memory is wasted.
+    """
+    if size_bytes < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device="cpu")
+        return _aligned(raw, ALIGNMENT_BYTES)[:size_bytes]
+    mapped_bytes = size_bytes
+    if size_bytes % HUGE_PAGE_BYTES >= HUGE_PAGE_BYTES // 2:
+        mapped_bytes += -size_bytes % HUGE_PAGE_BYTES
+    try:
+        mapping = mmap.mmap(-1, mapped_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"cannot allocate {size_bytes} bytes: {error}") from error
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE_BYTES)[:size_bytes]
+
+
+class Pool:
+    """Hands out pieces of a few large allocations, so that small tensors share huge pages. Not thread-safe.
+
+    A chunk lives as long as any tensor from it: use one pool for tensors that die together.
+    """
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._chunk_bytes = _FIRST_CHUNK_BYTES
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Return a uint8 tensor of size_bytes, on a cache line's boundary, not initialised."""
+        if size_bytes >= _OWN_MAPPING_BYTES:
+            return allocate(size_bytes)
+        if self._free.numel() < size_bytes:
+            self._free = allocate(max(self._chunk_bytes, size_bytes))
+            self._chunk_bytes = min(2 * self._chunk_bytes, _LARGEST_CHUNK_BYTES)
+        piece = self._free[:size_bytes]
+        self._free = self._free[-(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES :]
+        return piece
+
+
+def _aligned(raw: torch.Tensor, alignment: int) -> torch.Tensor:
+    return raw[-raw.data_ptr() % alignment :]
