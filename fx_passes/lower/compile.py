@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from fx_passes.plan.release import limit_transforms
 from fx_passes.plan.schedule import build_program
 from fx_passes.search.measure import is_rival
 from fx_passes.search.progress import ProgressBar
+from fx_passes.search.refine import refine
 from fx_passes.search.tuner import Tuner
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.program import Program, SlicedProgram
@@ -75,6 +77,7 @@ def lower_region(
     Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
     """
     start = time.perf_counter()
+    key = region_key(graph, inputs, parameters, options)
     _copy_inputs(graph, inputs)
     operations, values = lower_graph(
         graph, inputs, parameters, compute_dtype=options.dtype, allow_winograd=options.allow_winograd
@@ -92,12 +95,28 @@ def lower_region(
     leaving = [(node, values.specs[node]) for node in results]
     wanted = {node: eager_layout(spec) for node, spec in leaving}
     choice = _choose(operations, arriving, wanted, tuner, values)
+
+    def build(choice: Sequence[Candidate], weights: WeightStore) -> Program:
+        return build_program(operations, choice, arriving, leaving, weights)
+
+    if options.tune in ("auto", "full"):
+        tried = WeightStore()  # what is packed for a trial goes with it
+        choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.database, key)
     tuner.database.save()
-    program = build_program(operations, choice, arriving, leaving, weights)
+    program = build(choice, weights)
     log.debug(
         "lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), time.perf_counter() - start
     )
     return LoweredRegion(program, tuple(map(_report, operations, choice)))
+
+
+def region_key(
+    graph: fx.Graph, specs: Sequence[TensorSpec], parameters: Mapping[str, torch.Tensor], options: RegionOptions
+) -> str:
+    """A key that is equal for the same graph on the same shapes, of parameters too, with the same options."""
+    shapes = {name: TensorSpec.of(value) for name, value in parameters.items()}
+    text = f"{graph}|{specs}|{shapes}|{options}"
+    return "region " + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _copy_inputs(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import math
 import time
@@ -16,7 +15,7 @@ import torch
 from torch import fx
 
 from fx_passes.lower.batch import is_batchwise
-from fx_passes.lower.compile import LoweredRegion, lower_region
+from fx_passes.lower.compile import LoweredRegion, lower_region, region_key
 from fx_passes.lower.context import NotLowered
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
@@ -115,7 +114,7 @@ def _fastest(
 ) -> LoweredRegion:
     """Measure the variants, or remember what was measured; NotLowered where plain PyTorch wins."""
     values = RegionValues(graph, specs, parameters)
-    database, key = Tuner(options.tune).database, _fingerprint(graph, specs, parameters, options)
+    database, key = Tuner(options.tune).database, region_key(graph, specs, parameters, options)
     built: dict[str, LoweredRegion] = {}
 
     def build(name: str) -> LoweredRegion:
@@ -206,12 +205,3 @@ def measure_in_turns(runs: Mapping[str, Run], inputs: Sequence[torch.Tensor]) ->
     if any(plain >= own for plain, own in zip(times[PLAIN], times[ours], strict=True)):
         best[PLAIN] = max(best[PLAIN], best[ours])
     return best
-
-
-def _fingerprint(
-    graph: fx.Graph, specs: Sequence[TensorSpec], parameters: Mapping[str, torch.Tensor], options: RegionOptions
-) -> str:
-    """A key that is equal for the same graph on the same shapes, of parameters too, with the same options."""
-    shapes = {name: TensorSpec.of(value) for name, value in parameters.items()}
-    text = f"{graph}|{specs}|{shapes}|{options}"
-    return "region " + hashlib.sha256(text.encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,6 @@ from tests.support.lowering import net, noise
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import Attr, PostOps
 from zendnn_cffi.primitive import PrimitiveDesc
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for results that no other test writes to."""
-    monkeypatch.setenv("ZENDNN_CFFI_CACHE", str(tmp_path))
-    database_for.cache_clear()
-    yield tmp_path
-    database_for.cache_clear()
 
 
 @pytest.fixture

@@ -1,0 +1,152 @@
+"""Choose between implementations of equal layouts by their times inside the network.
+
+Alone, a kernel finds its weights and operands in the nearest cache; in the network it finds the weights in memory, and
+the operands where the threads of the call before left them. So two implementations that are equally fast alone may not
+be so here. All alternatives are tried at once: program k has every operation's k-th choice. The programs take turns,
+and each operation keeps what was fastest for it. The result counts only if the program as a whole is faster, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fx_passes.lower.candidates import Candidate, Operation
+from fx_passes.lower.specs import TensorSpec
+from fx_passes.search.database import Database, Result
+from fx_passes.search.measure import fingerprint, measurable
+from zendnn_cffi.program import Program
+
+log = logging.getLogger("zendnn_cffi.search")
+
+_CHOICES = 3  # per operation, the one that is fastest alone among them
+_PROSPECTS = 1.5  # alternatives are at most this many times slower alone
+_CLEARLY_FASTER = 0.97
+_ROUNDS, _FEWEST_ROUNDS, _ENOUGH_SECONDS = 9, 3, 1.0
+
+Build = Callable[[Sequence[Candidate]], Program]
+
+
+def refine(
+    operations: Sequence[Operation],
+    choice: Sequence[Candidate],
+    inputs: Sequence[TensorSpec],
+    build: Build,
+    database: Database,
+    key: str,
+) -> list[Candidate]:
+    """Return the choice with implementations replaced by those that are faster in their place; layouts stay.
+
+    inputs    what the region is called with, to make inputs like them
+    build     makes a program of a choice
+    key       names the region and its inputs in the database
+    """
+    choices = [_alternatives(o, c) for o, c in zip(operations, choice, strict=True)]
+    if all(len(own) == 1 for own in choices):
+        return list(choice)
+    keys = [[f"{key} {o.name} {fingerprint(c)}" if len(own) > 1 else "" for c in own]
+            for o, own in zip(operations, choices, strict=True)]  # fmt: skip
+    if database.get(f"{key} inside") is None:
+        _measure(operations, choices, keys, inputs, build, database, key)
+    alone, inside = database.get(f"{key} alone"), database.get(f"{key} inside")
+    if alone is None or inside is None or inside.time_ns >= alone.time_ns:
+        return list(choice)
+    return _fastest(choices, keys, database)
+
+
+def _alternatives(operation: Operation, chosen: Candidate) -> list[Candidate]:
+    """The chosen candidate, then others that can stand in for it, fastest first."""
+    if not measurable([chosen]):
+        return [chosen]
+
+    def place(c: Candidate) -> tuple[object, ...]:
+        return c.srcs, c.dst, c.overwrites, c.may_overwrite
+
+    others = [
+        c
+        for c in measurable(operation.candidates)
+        if c is not chosen and place(c) == place(chosen) and c.cost_ns <= _PROSPECTS * chosen.cost_ns
+    ]
+    return [chosen, *sorted(others, key=lambda c: c.cost_ns)[: _CHOICES - 1]]
+
+
+def _measure(
+    operations: Sequence[Operation],
+    choices: Sequence[Sequence[Candidate]],
+    keys: Sequence[Sequence[str]],
+    inputs: Sequence[TensorSpec],
+    build: Build,
+    database: Database,
+    key: str,
+) -> None:
+    """Put into the database each alternative's time in its place, and the time of the whole before and after."""
+    tensors = [_made_up(spec) for spec in inputs]
+    count = max(map(len, choices))
+    programs = [build([own[min(k, len(own) - 1)] for own in choices]) for k in range(count)]
+    times = _take_turns(programs, tensors)
+    per_operation = [_by_operation(p, t) for p, t in zip(programs, times, strict=True)]
+    for operation, own in zip(operations, keys, strict=True):
+        for k, name in enumerate(own):
+            rounds = per_operation[k].get(operation.name)
+            if name and rounds:
+                database.put(name, Result(statistics.median(rounds), 0.0, True))
+    for program in programs[1:]:
+        program.close()
+    refined = build(_fastest(choices, keys, database))
+    before, after = ([sum(calls) for calls in t] for t in _take_turns([programs[0], refined], tensors))
+    database.put(f"{key} alone", Result(statistics.median(before), 0.0, True))
+    database.put(f"{key} inside", Result(statistics.median(after), 0.0, True))
+    log.debug("chosen alone %.3f ms, inside %.3f ms", *(statistics.median(t) / 1e6 for t in (before, after)))
+    for program in (programs[0], refined):
+        program.close()
+
+
+def _fastest(
+    choices: Sequence[Sequence[Candidate]], keys: Sequence[Sequence[str]], database: Database
+) -> list[Candidate]:
+    """Of every operation the candidate that was clearly fastest in its place, else the one fastest alone."""
+    best = []
+    for own, names in zip(choices, keys, strict=True):
+        results = [database.get(name) for name in names]
+        times = [r.time_ns for r in results if r is not None]
+        fastest = min(range(len(times)), key=times.__getitem__, default=0)
+        faster = len(times) == len(own) and times[fastest] < _CLEARLY_FASTER * times[0]
+        best.append(own[fastest] if faster else own[0])
+    return best
+
+
+def _take_turns(programs: Sequence[Program], inputs: Sequence[torch.Tensor]) -> list[list[list[int]]]:
+    """Per program and round the time of each call, ns."""
+    times: list[list[list[int]]] = [[] for _ in programs]
+    for program in programs:
+        program(inputs)
+    start = time.perf_counter()
+    while len(times[0]) < _ROUNDS:
+        if len(times[0]) >= _FEWEST_ROUNDS and time.perf_counter() - start > _ENOUGH_SECONDS:
+            break
+        for program, rounds in zip(programs, times, strict=True):
+            rounds.append(program.run_timed(inputs)[1])
+    return times
+
+
+def _by_operation(program: Program, rounds: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """The times of each operation, a round each: an operation may be several calls."""
+    found: dict[str, list[int]] = {}
+    for number, call in enumerate(program.calls):
+        own = found.setdefault(call.name, [0] * len(rounds))
+        for k, times in enumerate(rounds):
+            own[k] += times[number]
+    return found
+
+
+def _made_up(spec: TensorSpec) -> torch.Tensor:
+    """Noise in the shape, strides and dtype of an input; zeros where the dtype is not floating point (indices)."""
+    span = sum((n - 1) * stride for n, stride in zip(spec.shape, spec.strides, strict=True)) + 1
+    memory = torch.zeros(span, dtype=spec.dtype)
+    if spec.dtype.is_floating_point:
+        memory.normal_(generator=torch.Generator().manual_seed(0))  # the global one is the user's
+    return memory.as_strided(spec.shape, spec.strides)

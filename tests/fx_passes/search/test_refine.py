@@ -1,0 +1,177 @@
+"""Choices by the time inside the network: what is replaced, what is kept, and that it is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+import zendnn_cffi
+from fx_passes import ops
+from fx_passes.layout.assign import assign_layouts
+from fx_passes.lower.candidates import Candidate, Operation
+from fx_passes.lower.context import eager_layout
+from fx_passes.lower.rules import lower_graph
+from fx_passes.lower.specs import RegionValues, TensorSpec
+from fx_passes.plan.prepack import WeightStore
+from fx_passes.plan.schedule import build_program
+from fx_passes.search import refine
+from fx_passes.search.database import Database
+from tests.support.lowering import net, noise
+from zendnn_cffi.program import Program
+
+SHAPE = (1, 32, 14, 14)
+Times = list[list[list[int]]]
+
+
+class Region:
+    """Two convolutions, all of whose candidates are equally fast alone."""
+
+    def __init__(self, folder: Path) -> None:
+        graph = fx.Graph()
+        value = graph.placeholder("x")
+        self.weights = {f"w{i}": noise(32, 32, 3, 3) for i in range(2)}
+        for name in self.weights:
+            value = graph.call_function(ops.convolution, (value, graph.get_attr(name)), {
+                "stride": (1, 1), "padding_l": (1, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1,
+                "post_ops": ()})  # fmt: skip
+        graph.output(value)
+        self.inputs = [TensorSpec.of(torch.empty(SHAPE))]
+        self.operations: list[Operation]
+        self.values: RegionValues
+        self.operations, self.values = lower_graph(graph, self.inputs, self.weights)
+        for operation in self.operations:
+            operation.candidates = [replace(c, cost_ns=100.0) for c in operation.candidates]
+        specs = self.values.specs
+        self.arriving = {node: eager_layout(specs[node]) for node in graph.find_nodes(op="placeholder")}
+        self.leaving = [(value, specs[value])]
+        wanted = {value: eager_layout(specs[value])}
+        self.choice = assign_layouts(self.operations, self.arriving, wanted, lambda have, want: 1.0)
+        self.folder = folder
+
+    def build(self, choice: Sequence[Candidate]) -> Program:
+        return build_program(self.operations, choice, self.arriving, self.leaving, WeightStore())
+
+    def refine(self) -> list[Candidate]:
+        return refine.refine(
+            self.operations, self.choice, self.inputs, self.build, Database("test", self.folder), "region"
+        )
+
+    def run(self, choice: Sequence[Candidate], x: torch.Tensor) -> torch.Tensor:
+        return self.build(choice)([x])[0]
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Region:
+    return Region(tmp_path)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """clock(times of the k-th programs' calls, totals before and after): the clock from now on, in ns.
+
+    Returns a list that will hold the number of programs of each measurement.
+    """
+
+    def replace_it(times: Sequence[int], whole: tuple[int, int] = (2, 1)) -> list[int]:
+        measured: list[int] = []
+
+        def take_turns(programs: Sequence[Program], inputs: Sequence[torch.Tensor]) -> Times:
+            measured.append(len(programs))
+            each = whole if len(measured) % 2 == 0 else times[: len(programs)]
+            return [[[ns] * len(p.calls)] * 3 for p, ns in zip(programs, each, strict=True)]
+
+        monkeypatch.setattr(refine, "_take_turns", take_turns)
+        return measured
+
+    return replace_it
+
+
+def test_what_is_faster_inside_is_used(region: Region, clock: Callable[..., list[int]]) -> None:
+    measured = clock([100, 50, 70])
+    refined = region.refine()
+    assert measured == [3, 2]
+    for before, after in zip(region.choice, refined, strict=True):
+        assert after is not before and after.implementation != before.implementation
+        assert (after.srcs, after.dst, after.overwrites) == (before.srcs, before.dst, before.overwrites)
+    x = noise(*SHAPE)
+    expected = F.conv2d(F.conv2d(x, region.weights["w0"], padding=1), region.weights["w1"], padding=1)
+    error = (region.run(refined, x) - expected).abs().max() / expected.abs().max()
+    assert error < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("times", "whole"),
+    [
+        pytest.param([100, 50, 70], (1, 2), id="the whole is slower"),
+        pytest.param([100, 50, 70], (1, 1), id="the whole is no faster"),
+        pytest.param([100, 98, 99], (2, 1), id="within noise"),
+        pytest.param([100, 150, 120], (2, 1), id="slower"),
+    ],
+)
+def test_without_a_clear_gain_nothing_changes(
+    times: list[int], whole: tuple[int, int], region: Region, clock: Callable[..., list[int]]
+) -> None:
+    measured = clock(times, whole)
+    refined = region.refine()
+    assert measured == [3, 2]
+    assert all(after is before for before, after in zip(region.choice, refined, strict=True))
+
+
+def test_it_is_remembered(region: Region, clock: Callable[..., list[int]]) -> None:
+    measured = clock([100, 70, 50])
+    database = Database("test", region.folder)
+    arguments = region.operations, region.choice, region.inputs, region.build
+    first = refine.refine(*arguments, database, "region")
+    del measured[:]
+    assert refine.refine(*arguments, database, "region") == first
+    database.save()
+    assert refine.refine(*arguments, Database("test", region.folder), "region") == first, "from the file"
+    assert measured == []
+    refine.refine(*arguments, database, "another region")
+    assert measured == [3, 2]
+
+
+def test_a_single_choice_is_not_measured(region: Region, clock: Callable[..., list[int]]) -> None:
+    measured = clock([100])
+    for operation, candidate in zip(region.operations, region.choice, strict=True):
+        others = [replace(c, cost_ns=151.0) for c in operation.candidates if c is not candidate]
+        operation.candidates = [candidate, *others]
+    assert region.refine() == region.choice
+    assert measured == []
+
+
+def test_the_real_clock_times_every_call(region: Region) -> None:
+    program = region.build(region.choice)
+    ((*rounds,),) = refine._take_turns([program], [noise(*SHAPE)])
+    assert len(rounds) >= 3
+    assert all(len(calls) == len(program.calls) and min(calls) > 0 for calls in rounds)
+    by_operation = refine._by_operation(program, rounds)
+    assert {o.name for o in region.operations} <= set(by_operation)
+
+
+@pytest.mark.parametrize("tune", ("auto", "full", "off"))
+def test_optimize_refines_where_it_measures(tune: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    real = refine.refine
+    monkeypatch.setattr("fx_passes.lower.compile.refine", lambda *a: called.append(a[-1]) or real(*a))
+    model, x = net(lambda m, x: F.relu(m[0](x)), nn.Conv2d(32, 32, 3, padding=1)), noise(2, 32, 9, 9)
+    gm = zendnn_cffi.optimize(model, tune=tune)
+    torch.testing.assert_close(gm(x), model(x), rtol=1e-4, atol=1e-4)
+    assert bool(called) == (tune != "off")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((2, 3, 4), (12, 4, 1)), ((2, 3, 4), (0, 4, 1)), ((5,), (2,)), ((), ()), ((2, 3), (1, 2))]
+)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int64, torch.bool))
+def test_inputs_are_made_up_with_the_strides_asked_for(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    tensor = refine._made_up(TensorSpec(shape, dtype, strides))
+    assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == (shape, strides, dtype)
