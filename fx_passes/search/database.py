@@ -19,7 +19,7 @@ from pathlib import Path
 log = logging.getLogger("zendnn_cffi.search")
 
 CACHE_VARIABLE = "ZENDNN_CFFI_CACHE"
-FORMAT = 1  # part of the file's name: raise it when the meaning of keys or values changes
+FORMAT = 2  # part of the file's name: raise it when the meaning of keys or values changes
 _BUSY_SECONDS = 5.0
 
 

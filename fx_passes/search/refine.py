@@ -64,7 +64,7 @@ def _alternatives(operation: Operation, chosen: Candidate) -> list[Candidate]:
         return [chosen]
 
     def place(c: Candidate) -> tuple[object, ...]:
-        return c.srcs, c.dst, c.overwrites, c.may_overwrite
+        return c.srcs, c.dst, c.overwrites
 
     others = [
         c

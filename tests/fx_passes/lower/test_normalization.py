@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
+import zendnn_cffi
+from fx_passes import ops
+from fx_passes.lower.rules import lower_graph
+from fx_passes.lower.specs import TensorSpec
+from fx_passes.search.measure import Bench
 from tests.support.lowering import kinds, net, noise, offload
 
 DTYPES = (None, torch.bfloat16)
@@ -23,6 +28,46 @@ def test_batch_norm(shape: tuple[int, ...], affine: bool, dtype: torch.dtype | N
         model = net(lambda m, x: after(m[0](x)), BN[len(shape)](shape[1], affine=affine))  # noqa: B023
         found = offload(model, noise(*shape), dtype=dtype, k=4)
         assert kinds(found)[0] == "batch_normalization" and "torch" not in kinds(found)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("relu", (True, False))
+@pytest.mark.parametrize("affine", (True, False))
+@pytest.mark.parametrize("shape", ((2, 17, 4, 3), (1, 16, 3, 3), (3, 48, 1, 1), (1, 1, 5, 2)), ids=str)
+def test_batch_norm_as_depthwise_convolution(
+    shape: tuple[int, ...], affine: bool, relu: bool, dtype: torch.dtype
+) -> None:
+    """Every such candidate is right, and there is one for channels last."""
+    graph = fx.Graph()
+    constants = {"mean": noise(shape[1]), "var": noise(shape[1]).square() + 0.1}
+    if affine:
+        constants |= {"weight": noise(shape[1]), "bias": noise(shape[1])}
+    x = graph.placeholder("x")
+    arguments = [graph.get_attr(name) if name in constants else None for name in ("mean", "var", "weight", "bias")]
+    post_ops = (("eltwise", "relu", 0.0, 0.0),) if relu else ()
+    graph.output(graph.call_function(ops.batch_norm, (x, *arguments), {"eps": 1e-5, "post_ops": post_ops}))
+    (operation,), values = lower_graph(graph, [TensorSpec.of(torch.empty(shape))], constants, compute_dtype=dtype)
+    depthwise = [c for c in operation.candidates if "_dw" in c.implementation]
+    assert any(c.dst.format == "nhwc" or shape[2:] == (1, 1) for c in depthwise)
+    bench = Bench(operation, values)
+    for candidate in depthwise:
+        assert bench.check_and_time(candidate).error <= (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_batch_norm_in_bf16_stays_exact_around_a_large_mean() -> None:
+    """The shift is made of the rounded scale: their errors must not add up where the mean is far from zero."""
+    norm = nn.BatchNorm2d(16)
+    model = net(lambda m, x: m[0](x), norm)
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean.fill_(32.0)
+    norm.running_var.uniform_(0.01, 3.0, generator=torch.Generator().manual_seed(0))
+    x = 32.0 + noise(1, 16, 5, 5).mul(4).round() / 4  # exact in bf16
+    gm = zendnn_cffi.optimize(model, dtype=torch.bfloat16, tune="off")
+    with torch.no_grad():
+        actual, expected = gm(x), norm.double()(x.double())
+    (node,) = zendnn_cffi.explain(gm).nodes
+    assert "_dw" in node.implementation
+    assert float((actual - expected).abs().max() / expected.abs().max()) < 6e-3
 
 
 def test_batch_norm_between_convolutions() -> None:
