@@ -77,7 +77,8 @@ def lower_region(
     Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
     """
     start = time.perf_counter()
-    key = region_key(graph, inputs, parameters, options)
+    measures = options.tune in ("auto", "full")
+    key = region_key(graph, inputs, parameters, options) if measures else ""
     _copy_inputs(graph, inputs)
     operations, values = lower_graph(
         graph, inputs, parameters, compute_dtype=options.dtype, allow_winograd=options.allow_winograd
@@ -99,7 +100,7 @@ def lower_region(
     def build(choice: Sequence[Candidate], weights: WeightStore) -> Program:
         return build_program(operations, choice, arriving, leaving, weights)
 
-    if options.tune in ("auto", "full"):
+    if measures:
         tried = WeightStore()  # what is packed for a trial goes with it
         choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.database, key)
     tuner.database.save()

@@ -170,11 +170,10 @@ def lower_softmax(node: fx.Node, context: LoweringContext) -> Operation:
         return PrimitiveDesc(descriptors.softmax(desc, axis, log=arguments["log"]), Attr())
 
     for pd in usable_implementations(create):
-        if pd.implementation.startswith("ref"):
-            continue
         args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
         template = primitive_template(pd, args, "softmax")
         operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
+    operation.candidates = optimized(operation.candidates)
     if not operation.candidates:
         raise NotLowered("only a reference implementation takes this softmax")
     return operation

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from fx_passes.lower.candidates import (
-    Argument,
-    Candidate,
-    Operand,
-    Operation,
-    Result,
-    primitive_template,
-)
+from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, Result, primitive_template
 from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
 from fx_passes.lower.layouts import layout, row_major, spatial_tags
 from fx_passes.lower.specs import TensorSpec

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from fx_passes.lower.candidates import (
-    Argument,
-    Candidate,
-    Operand,
-    Operation,
-    Result,
-    primitive_template,
-)
-from fx_passes.lower.context import LoweringContext, NotLowered, usable_implementations
+from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, Result, primitive_template
+from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
 from fx_passes.lower.layouts import layout, spatial_tags
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr
@@ -44,11 +37,10 @@ def lower_resample(node: fx.Node, context: LoweringContext) -> Operation:
             return PrimitiveDesc(descriptors.resampling(algorithm, src_desc, dst_desc), Attr())
 
         for pd in usable_implementations(create):
-            if pd.implementation.startswith("ref"):
-                continue
             args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
             template = primitive_template(pd, args, "resampling")
             operation.candidates.append(Candidate(pd.implementation, (src_desc,), dst_desc, (template,)))
+    operation.candidates = optimized(operation.candidates)
     if not operation.candidates:
         raise NotLowered("only a reference implementation takes this resampling")
     return operation
