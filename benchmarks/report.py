@@ -19,6 +19,7 @@ from benchmarks.driver import Outcome, Protocol
 OURS = "ours"
 COLOURS = {
     "ours": "#d1495b",
+    "ours_compile": "#e89aa5",
     "eager": "#c9cdd2",
     "eager_cl": "#9aa1a9",
     "inductor": "#66a182",

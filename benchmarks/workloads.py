@@ -41,13 +41,14 @@ def _vision_rows() -> dict[str, Workload]:
     }
 
 
-def _text_rows() -> dict[str, Workload]:
-    from benchmarks.workloads_text import text_rows  # it imports Workload from here
+def _sequence_rows() -> dict[str, Workload]:
+    from benchmarks.workloads_recommender import recommender_rows  # they import Workload from here
+    from benchmarks.workloads_transformers import transformer_rows
 
-    return text_rows()
+    return transformer_rows() | recommender_rows()
 
 
-FAMILIES: tuple[Callable[[], dict[str, Workload]], ...] = (_vision_rows, _text_rows)
+FAMILIES: tuple[Callable[[], dict[str, Workload]], ...] = (_vision_rows, _sequence_rows)
 
 
 def find(name: str) -> Workload:
