@@ -182,8 +182,7 @@ class MemoryDesc:
         """Whether no element position lies unused between the first and the last (padding of blocks counts as used)."""
         if self.ptr.format_kind != _BLOCKED or self.ptr.extra.flags:
             return not self.is_any
-        used = (math.prod(self.padded_dims) * _BITS[self.ptr.data_type] + 7) // 8
-        return self.size_bytes - self.offset0 * _BITS[self.ptr.data_type] // 8 <= used
+        return self.size_bytes - self.offset0 * _BITS[self.ptr.data_type] // 8 <= self.used_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -191,6 +190,13 @@ class MemoryDesc:
         if self._size is None:
             self._size = self._find_size()
         return self._size
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the elements, padding of blocks included, gaps between rows not; 0 for "any"."""
+        if self.ptr.format_kind != _BLOCKED or self.ptr.extra.flags:
+            return self.size_bytes
+        return (math.prod(self.padded_dims) * _BITS[self.ptr.data_type] + 7) // 8
 
     def _find_size(self) -> int:
         """Return the reach of the layout. The library's own answer counts whole rows, also behind the last element of a

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -41,11 +42,13 @@ from zendnn_cffi.descriptors import NORM_SCALE, NORM_SHIFT, OpDesc
 from zendnn_cffi.errors import UnsupportedError, check
 from zendnn_cffi.handles import NotCopyable, native
 from zendnn_cffi.known_problems import known_problem
+from zendnn_cffi.labels import primitive_label, profiler
 from zendnn_cffi.memory import Engine, Memory, MemoryDesc, Stream, default_stream, pin
 
 _QUERIES = {"src": 129, "weights": 131, "dst": 133, "workspace": 135, "scratchpad": 136, "exec_arg": 255}
 _IMPL_INFO, _MEMORY_CONSUMPTION = 8, 6
 _ITERATOR_ENDS = 4
+_no_event: AbstractContextManager[Any] = nullcontext()
 _PLAIN_ARGS = (
     ARG_SRC_0,
     ARG_SRC_1,
@@ -397,12 +400,16 @@ class Primitive(NotCopyable):
                 pairs.append((ARG_SCRATCHPAD, scratch.handle))
             c_args = n.ffi.new("zendnn_exec_arg_t[]", pairs)
             used = stream if stream is not None else default_stream()
-            status = n.lib.zendnn_primitive_execute(handle, used.handle, len(pairs), c_args)
+            with self._event(args) if profiler._is_profiler_enabled else _no_event:
+                status = n.lib.zendnn_primitive_execute(handle, used.handle, len(pairs), c_args)
             if status:
                 check(status, f"executing {self.pd}")
             check(n.lib.zendnn_stream_wait(used.handle), f"waiting for {self.pd}")
         finally:
             pin(memories, -1)
+
+    def _event(self, args: Mapping[int, Memory]) -> AbstractContextManager[Any]:
+        return primitive_label(self.pd, {arg: memory.desc for arg, memory in args.items()}).event()
 
     def _checked(self, arg: int, memory: Memory, required: Mapping[int, MemoryDesc]) -> Any:
         """Return the memory's handle once it is known to fit."""

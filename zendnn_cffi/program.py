@@ -9,6 +9,7 @@ the same program at once never share one, and a program called by one thread bui
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ from typing import Any, Protocol
 import torch
 
 from zendnn_cffi import arenas, huge_pages
+from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.errors import ZenDNNError, check
+from zendnn_cffi.labels import Label, primitive_label, profiler, shaped
 from zendnn_cffi.library import load
 from zendnn_cffi.memory import Memory, MemoryDesc
 from zendnn_cffi.primitive import Primitive, Stream
@@ -56,6 +59,24 @@ class PrimitiveCall:
     def implementation(self) -> str:
         return self.primitive.pd.implementation
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the source."""
+        return self.args[ARG_SRC][1].dtype if ARG_SRC in self.args else None
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that are read and written: operands, weights and the result, which a sum post-op also reads."""
+        total = sum(desc.used_bytes for arg, (_, desc) in self.args.items() if arg != ARG_SCRATCHPAD)
+        if ARG_DST in self.args and any(entry[0] == "sum" for entry in self.primitive.pd.attr.post_ops):
+            total += self.args[ARG_DST][1].used_bytes
+        return total
+
+    @property
+    def label(self) -> Label:
+        """What a trace shows."""
+        return primitive_label(self.primitive.pd, {arg: desc for arg, (_, desc) in self.args.items()}, self.name)
+
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The C function and its arguments in this context."""
         library = load()
@@ -77,6 +98,11 @@ class TensorView:
     strides: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of its elements; an expanded dimension is there once."""
+        return self.dtype.itemsize * math.prod(n for n, s in zip(self.shape, self.strides, strict=True) if s)
+
 
 @dataclass(frozen=True)
 class TorchCall:
@@ -93,6 +119,21 @@ class TorchCall:
     flops: int = 0
     implementation: str = "torch"
     into: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the first source."""
+        return self.srcs[0].dtype if self.srcs else self.dst.dtype
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of operands and result."""
+        return sum(view.used_bytes for view in (*self.srcs, self.dst))
+
+    @property
+    def label(self) -> Label:
+        """What a trace shows."""
+        return Label(f"torch::{self.kind}", tuple(shaped(v.shape, v.dtype) for v in self.srcs), self.name)
 
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A Python function with C's convention: 0 is success. Tensors that stay where they are, are made once."""
@@ -129,6 +170,15 @@ class Call(Protocol):
 
     @property
     def flops(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype | None: ...
+
+    @property
+    def bytes_moved(self) -> int: ...
+
+    @property
+    def label(self) -> Label: ...
 
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]: ...
 
@@ -197,6 +247,8 @@ class Program:
     Raises       ZenDNNError naming the call when the library refuses one.
     """
 
+    slices = 1  # how often a run makes each call
+
     def __init__(
         self,
         calls: Sequence[Call],
@@ -211,6 +263,7 @@ class Program:
         self._set_data_handle = load().lib.zendnn_memory_set_data_handle
         self._cast = load().ffi.cast
         self._void = load().ffi.typeof("void *")
+        self._labels: list[Label] | None = None
         self._idle: list[Context] = []
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._closed = False
@@ -230,10 +283,23 @@ class Program:
     def run_into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Compute into given outputs, which must have the shapes, strides and dtypes of `outputs`."""
         context = self._enter(inputs, outputs)
-        for function, arguments in context.calls:
-            if function(*arguments):
-                self._raise(context)
+        if profiler._is_profiler_enabled:
+            self._run_labelled(context)
+        else:
+            for function, arguments in context.calls:
+                if function(*arguments):
+                    self._raise(context)
         self._leave(context)
+
+    def _run_labelled(self, context: Context) -> None:
+        """Run each call as an event of torch.profiler."""
+        if self._labels is None:
+            self._labels = [call.label for call in self.calls]
+        for label, (function, arguments) in zip(self._labels, context.calls, strict=True):
+            with label.event():
+                status = function(*arguments)
+            if status:
+                self._raise(context)
 
     def run_timed(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
         """Return the outputs, and the wall time of each call in ns."""
@@ -301,58 +367,3 @@ class Program:
         for call, (function, arguments) in zip(self.calls, context.calls, strict=True):
             check(function(*arguments) or 0, f"{call.name}: executing {call.kind} ({call.implementation})")
         raise ZenDNNError("a primitive failed once and not again: please report this with ZENDNN_CFFI_LOG=DEBUG output")
-
-
-class SlicedProgram:
-    """Run a program for a smaller batch over slices of dimension 0 of every input and output.
-
-    The activations of a slice stay in the cache where those of the whole batch would not.
-    """
-
-    def __init__(self, program: Program, slice_size: int, outputs: Sequence[OutputSpec]) -> None:
-        self.program = program
-        self.slice_size = slice_size
-        self.outputs = tuple(outputs)
-        self.slices = outputs[0].shape[0] // slice_size
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """The calls of one slice."""
-        return self.program.calls
-
-    @property
-    def arena_bytes(self) -> int:
-        return self.program.arena_bytes
-
-    @property
-    def constants(self) -> tuple[torch.Tensor, ...]:
-        return self.program.constants
-
-    @property
-    def last_used(self) -> int:
-        return self.program.last_used
-
-    def close(self) -> None:
-        """As Program.close."""
-        self.program.close()
-
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the outputs for these inputs."""
-        outputs = [
-            torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu") for spec in self.outputs
-        ]
-        for start in range(0, self.slices * self.slice_size, self.slice_size):
-            self.program.run_into(*(self._slices(tensors, start) for tensors in (inputs, outputs)))
-        return outputs
-
-    def _slices(self, tensors: Sequence[torch.Tensor], start: int) -> list[torch.Tensor]:
-        return [tensor.narrow(0, start, self.slice_size) for tensor in tensors]
-
-    def run_timed(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
-        """Return the outputs, and the wall time of each call in ns, summed over the slices."""
-        pieces, times_ns = [], [0] * len(self.calls)
-        for start in range(0, self.slices * self.slice_size, self.slice_size):
-            outputs, times = self.program.run_timed(self._slices(inputs, start))
-            pieces.append(outputs)
-            times_ns = [a + b for a, b in zip(times_ns, times, strict=True)]
-        return [torch.cat(list(parts)) for parts in zip(*pieces, strict=True)], times_ns

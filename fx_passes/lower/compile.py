@@ -26,7 +26,8 @@ from fx_passes.search.progress import ProgressBar
 from fx_passes.search.refine import refine
 from fx_passes.search.tuner import Tuner
 from zendnn_cffi.memory import MemoryDesc
-from zendnn_cffi.program import Program, SlicedProgram
+from zendnn_cffi.program import Program
+from zendnn_cffi.sliced_program import SlicedProgram
 
 if TYPE_CHECKING:
     from fx_passes.region import RegionOptions

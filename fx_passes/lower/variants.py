@@ -21,7 +21,8 @@ from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.search.database import Result
 from fx_passes.search.tuner import Tuner
-from zendnn_cffi.program import OutputSpec, Program, SlicedProgram
+from zendnn_cffi.program import OutputSpec, Program
+from zendnn_cffi.sliced_program import SlicedProgram
 
 if TYPE_CHECKING:
     from fx_passes.region import RegionOptions

@@ -12,7 +12,8 @@ from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.program import OutputSpec, PrimitiveCall, Program, SlicedProgram, Slot, TensorView, TorchCall
+from zendnn_cffi.program import OutputSpec, PrimitiveCall, Program, Slot, TensorView, TorchCall
+from zendnn_cffi.sliced_program import SlicedProgram
 
 SHAPE, STRIDES = (4, 6), (6, 1)
 DESC = MemoryDesc(SHAPE, torch.float32, strides=STRIDES)

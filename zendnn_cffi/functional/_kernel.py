@@ -19,6 +19,7 @@ import torch
 from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.errors import check
 from zendnn_cffi.handles import native
+from zendnn_cffi.labels import Label, primitive_label, profiler
 from zendnn_cffi.memory import Memory, MemoryDesc, default_stream
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
 
@@ -104,7 +105,8 @@ class _Context:
         n = native()
         self._bound: list[tuple[Any, int | None, int]] = []  # handle, operand's argument id (None: workspace), offset
         self._calls = []
-        self._keep: list[Any] = []
+        self._steps = steps
+        self._labels: list[Label] = []
         for primitive, args in steps:
             pairs = []
             for arg, (where, desc) in args.items():
@@ -124,11 +126,23 @@ class _Context:
             address = base + offset if operand is None else addresses[operand]
             check(set_handle(handle, cast("void *", address)), "binding an operand")
         stream = default_stream().handle
-        for primitive, count, args, owner in self._calls:
-            status = execute(primitive, stream, count, args)
-            if status:
-                check(status, f"executing {owner.pd}")
+        if profiler._is_profiler_enabled:
+            self._run_labelled(stream, execute)
+        else:
+            for primitive, count, args, owner in self._calls:
+                status = execute(primitive, stream, count, args)
+                if status:
+                    check(status, f"executing {owner.pd}")
         lib.zendnn_stream_wait(stream)
+
+    def _run_labelled(self, stream: Any, execute: Any) -> None:
+        """Run each primitive as an event of torch.profiler."""
+        if not self._labels:
+            self._labels = [primitive_label(p.pd, {a: d for a, (_, d) in args.items()}) for p, args in self._steps]
+        for label, (primitive, count, args, owner) in zip(self._labels, self._calls, strict=True):
+            with label.event():
+                status = execute(primitive, stream, count, args)
+            check(status, f"executing {owner.pd}")
 
 
 def _reorder(src: MemoryDesc, dst: MemoryDesc) -> Primitive:

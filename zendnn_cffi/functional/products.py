@@ -15,6 +15,7 @@ import torch
 from zendnn_cffi import checks
 from zendnn_cffi.functional._arrays import allocate, as_input, as_output, dtype_names
 from zendnn_cffi.functional._gemm_post_ops import GemmPostOps
+from zendnn_cffi.labels import Label, profiler, shaped
 from zendnn_cffi.library import load
 
 # (src, result) -> function suffix; weights have src's type, int8 for both 8-bit sources
@@ -235,8 +236,9 @@ def _multiply(
         assert w is not None
         w, transposed, ldb = _leading(w)
         trans, address = (b"t" if transposed else b"n"), w.data_ptr()
-    function = getattr(blis, "aocl_gemm_" + _FUNCTIONS[(x.dtype, result.dtype)])
-    function(
+    types = _FUNCTIONS[(x.dtype, result.dtype)]
+    function = getattr(blis, f"aocl_gemm_{types}")
+    arguments = (
         b"r",
         b"n",
         trans,
@@ -255,6 +257,11 @@ def _multiply(
         ldc,
         chain.build(ffi),
     )
+    if profiler._is_profiler_enabled:
+        with Label(f"aocl::gemm {types}", (x, shaped((k, n), _WEIGHTS[x.dtype]))).event():
+            function(*arguments)
+    else:
+        function(*arguments)
     if target is not result:
         result.copy_(target)
 

@@ -16,7 +16,8 @@ from fx_passes.lower import variants
 from fx_passes.search.tuner import database_for
 from tests.support.lowering import net, noise
 from tests.tolerance import assert_close
-from zendnn_cffi.program import Program, SlicedProgram
+from zendnn_cffi.program import Program
+from zendnn_cffi.sliced_program import SlicedProgram
 
 CONV = nn.Conv2d(3, 16, 3, padding=1)
 
