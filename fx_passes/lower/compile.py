@@ -21,6 +21,7 @@ from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.release import limit_transforms
 from fx_passes.plan.schedule import build_program
+from fx_passes.search.disturbance import measuring
 from fx_passes.search.measure import is_rival
 from fx_passes.search.progress import ProgressBar
 from fx_passes.search.refine import refine
@@ -96,14 +97,16 @@ def lower_region(
     results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
     leaving = [(node, values.specs[node]) for node in results]
     wanted = {node: eager_layout(spec) for node, spec in leaving}
-    choice = _choose(operations, arriving, wanted, tuner, values)
+    with measuring(tuner.database):
+        choice = _choose(operations, arriving, wanted, tuner, values)
 
     def build(choice: Sequence[Candidate], weights: WeightStore) -> Program:
         return build_program(operations, choice, arriving, leaving, weights)
 
     if measures:
         tried = WeightStore()  # what is packed for a trial goes with it
-        choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.database, key)
+        with measuring(tuner.database):
+            choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.database, key)
     tuner.database.save()
     program = build(choice, weights)
     log.debug(

@@ -20,6 +20,7 @@ from fx_passes.lower.context import NotLowered
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.search.database import Result
+from fx_passes.search.disturbance import measuring
 from fx_passes.search.tuner import Tuner
 from zendnn_cffi.program import OutputSpec, Program
 from zendnn_cffi.sliced_program import SlicedProgram
@@ -138,11 +139,13 @@ def _fastest(
     names = [WHOLE, *map(str, slice_sizes(graph, values)), PLAIN]
     known = {name: database.get(f"{key} {name}") for name in names}
     if None in known.values():
-        measured = measure_in_turns(runs(), inputs)
-        known = {name: Result(measured.get(name, math.inf), 0.0, True) for name in names}
-        for name, result in known.items():
-            if result is not None:
-                database.put(f"{key} {name}", result)
+        there_are = runs()
+        with measuring(database):
+            measured = measure_in_turns(there_are, inputs)
+            known = {name: Result(measured.get(name, math.inf), 0.0, True) for name in names}
+            for name, result in known.items():
+                if result is not None:
+                    database.put(f"{key} {name}", result)
         database.save()
     times = {name: result.time_ns for name, result in known.items() if result is not None}
     best = min(times, key=lambda name: times[name] / (_CLEARLY_FASTER if name == PLAIN else 1.0))

@@ -47,7 +47,8 @@ class Database:
     def __init__(self, machine: str, folder: Path | None) -> None:
         self._results: dict[str, Result] = {}
         self._lock = threading.Lock()
-        self._new: dict[str, Result] = {}
+        self._new: dict[str, int] = {}  # not in the file yet; when each was put
+        self._puts = 0
         digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
         self.path = None if folder is None else folder / f"measured-{FORMAT}-{digest}.sqlite"
         self._machine = machine
@@ -61,7 +62,25 @@ class Database:
     def put(self, key: str, result: Result) -> None:
         """Remember; `save` writes it."""
         with self._lock:
-            self._results[key] = self._new[key] = result
+            self._results[key] = result
+            self._new[key] = self._puts
+            self._puts += 1
+
+    def mark(self) -> int:
+        """Return a place in time, for `doubt`."""
+        with self._lock:
+            return self._puts
+
+    def doubt(self, mark: int) -> int:
+        """Keep times put since `mark` out of the file, as if they were measured by this process alone; return how many.
+
+        Wrong numbers are wrong on a busy machine, too: those results stay.
+        """
+        with self._lock:
+            doubtful = [key for key, since in self._new.items() if since >= mark and self._results[key].right]
+            for key in doubtful:
+                del self._new[key]
+            return len(doubtful)
 
     def __len__(self) -> int:
         with self._lock:
@@ -70,7 +89,7 @@ class Database:
     def save(self) -> None:
         """Write what is new."""
         with self._lock:
-            new, self._new = self._new, {}
+            new, self._new = {key: self._results[key] for key in self._new}, {}
         if not new or self.path is None:
             return
         rows = [(key, r.time_ns, r.error, int(r.right)) for key, r in new.items()]

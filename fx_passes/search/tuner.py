@@ -15,6 +15,7 @@ from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate
 from fx_passes.lower.cost import estimate_ns, reorder_ns
 from fx_passes.lower.specs import RegionValues
 from fx_passes.search.database import Database, Result, cache_folder
+from fx_passes.search.disturbance import measuring
 from fx_passes.search.measure import (
     CHECK_ONLY,
     Bench,
@@ -72,10 +73,13 @@ class Tuner:
             if self.mode in ("off", "near"):
                 operation.candidates = [c for c in estimates if not is_rival(c)] or estimates
             elif operation.kind == "concat":
-                others = [self._priced_concat(c) for c in estimates if not is_rival(c)]
-                operation.candidates = others + self._measured(operation, values, [c for c in estimates if is_rival(c)])
+                with measuring(self.database):
+                    others = [self._priced_concat(c) for c in estimates if not is_rival(c)]
+                    rivals = self._measured(operation, values, [c for c in estimates if is_rival(c)])
+                operation.candidates = others + rivals
             else:
-                operation.candidates = self._measured(operation, values, estimates)
+                with measuring(self.database):
+                    operation.candidates = self._measured(operation, values, estimates)
         if self.measured:
             log.info("measured %d candidates in %.1f s", self.measured, time.perf_counter() - start)
 

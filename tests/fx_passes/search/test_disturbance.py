@@ -1,0 +1,144 @@
+"""Times measured while other work ran serve the process that measured them and no other."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import zendnn_cffi
+from fx_passes.search import disturbance
+from fx_passes.search.database import Database, Result
+from fx_passes.search.disturbance import measuring
+from fx_passes.search.measure import Bench
+from fx_passes.search.tuner import database_for
+from tests.support.lowering import net, noise
+
+TIME, WRONG = Result(5.0, 0.0, True), Result(float("inf"), 1.0, False)
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Each look at the counter finds `step` more switches."""
+    counts = itertools.count(0, step)
+    monkeypatch.setattr(disturbance, "involuntary_switches", lambda: next(counts))
+
+
+def kept(folder: Path) -> Database:
+    return Database("machine", folder)
+
+
+@pytest.mark.parametrize(("step", "known"), [(0, True), (4, True), (10**6, False)], ids=["quiet", "few", "busy"])
+def test_times_go_to_disk_unless_disturbed(
+    step: int, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database("machine", tmp_path)
+    counting(monkeypatch, step)
+    database.put("before", TIME)
+    with measuring(database):
+        database.put("time", TIME)
+        database.put("wrong", WRONG)
+    database.save()
+    assert database.get("time") == TIME, "this process uses it"
+    again = kept(tmp_path)
+    assert (again.get("time") == TIME) is known
+    assert again.get("before") == TIME and again.get("wrong") is not None, (
+        "wrong numbers are wrong on a busy machine too"
+    )
+
+
+def test_the_limit_is_a_rate_for_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor, known in ((0.9, True), (1.1, False)):
+        database = Database("machine", tmp_path / str(factor))
+        switches = [0, int(factor * disturbance.LIMIT * 10 * torch.get_num_threads())]
+        seconds = [100.0, 110.0]
+        with monkeypatch.context() as patch:
+            patch.setattr(disturbance, "involuntary_switches", lambda s=switches: s.pop(0))
+            patch.setattr(disturbance.time, "perf_counter", lambda s=seconds: s.pop(0))
+            with measuring(database):
+                database.put("time", TIME)
+        database.save()
+        assert (kept(tmp_path / str(factor)).get("time") == TIME) is known
+
+
+def test_an_error_while_measuring_keeps_nothing_doubtful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database("machine", tmp_path)
+    counting(monkeypatch, 10**6)
+    with pytest.raises(KeyError), measuring(database):
+        database.put("time", TIME)
+        raise KeyError
+    database.save()
+    assert kept(tmp_path).get("time") is None
+
+
+def test_a_doubtful_time_leaves_a_sure_one_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database("machine", tmp_path)
+    database.put("time", TIME)
+    database.save()
+    counting(monkeypatch, 10**6)
+    with measuring(database):
+        database.put("time", Result(500.0, 0.0, True))
+    database.save()
+    assert kept(tmp_path).get("time") == TIME
+
+
+@pytest.fixture
+def first_call() -> Callable[[], None]:
+    model = net(
+        lambda m, x: m[1](torch.cat([F.relu(m[0](x)), x], 1)), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(32, 16, 1)
+    )
+    x = noise(2, 16, 8, 8)
+
+    def run() -> None:
+        database_for.cache_clear()  # as in a new process
+        torch.testing.assert_close(zendnn_cffi.optimize(model)(x), model(x), atol=1e-4, rtol=1e-4)
+
+    return run
+
+
+def test_the_next_process_measures_again_what_was_disturbed(
+    fresh: Path, first_call: Callable[[], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured: list[str] = []
+    check = Bench.check_and_time
+    monkeypatch.setattr(
+        Bench, "check_and_time", lambda self, *a: measured.append(self.operation.name) or check(self, *a)
+    )
+    with monkeypatch.context() as busy, caplog.at_level(logging.INFO, logger="zendnn_cffi.search"):
+        counting(busy, 10**6)
+        first_call()
+    assert "on a busy machine" in caplog.text
+    assert not list(fresh.glob("*.sqlite"))
+    once = len(measured)
+    first_call()
+    assert len(measured) == 2 * once > 0, "on a quiet machine everything was measured again"
+    first_call()
+    assert len(measured) == 2 * once, "and remembered"
+
+
+def test_the_counter_counts_all_threads_of_the_process() -> None:
+    """Two busy threads of C on one core push each other off it; neither is the thread that asks."""
+    code = """
+import os, threading, time, zlib
+from fx_passes.search.disturbance import involuntary_switches
+core = min(os.sched_getaffinity(0))
+def work():
+    os.sched_setaffinity(0, {core})
+    data, end = bytes(1 << 20), time.monotonic() + 1
+    while time.monotonic() < end:
+        zlib.compress(data)  # without the interpreter's lock
+before = involuntary_switches()
+workers = [threading.Thread(target=work) for _ in range(2)]
+[w.start() for w in workers]
+[w.join() for w in workers]
+assert involuntary_switches() - before > 5, involuntary_switches() - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ}, timeout=60)
