@@ -215,12 +215,10 @@ class ZenRegion(nn.Module):
             return dict(self._lowered)
 
     @property
-    def original_bytes(self) -> int:
-        """Bytes of the parameters that the region reads."""
-        if isinstance(self.constants, Kept):
-            return self.constants.plain_bytes
-        tensors = {self.constants[name].data_ptr(): self.constants[name] for name in self.constants}
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+    def originals(self) -> list[torch.Tensor]:
+        """The parameters that the region reads, as far as they are kept plain."""
+        constants = self.constants
+        return constants.plain if isinstance(constants, Kept) else [constants[name] for name in constants]
 
     def reason(self, signature: Signature) -> str:
         """Why plain PyTorch runs for a signature."""
@@ -254,6 +252,13 @@ _STRIDED = torch.strided
 def living_regions() -> list[ZenRegion]:
     """Every region of every optimized module that is alive."""
     return list(_regions)
+
+
+def weights_bytes(regions: Sequence[ZenRegion]) -> tuple[int, int]:
+    """Bytes of the parameters that regions read, those they share counted once, and of the copies they packed."""
+    originals = {t.data_ptr(): t for region in regions for t in region.originals}
+    packed = sum(region.weights.size_bytes(region.originals) for region in regions)
+    return sum(t.numel() * t.element_size() for t in originals.values()), packed
 
 
 _regions: weakref.WeakSet[ZenRegion] = weakref.WeakSet()

@@ -18,7 +18,7 @@ class CacheInfo:
     arenas_bytes            memory for activations, kept between calls
     arenas_limit_bytes      where arenas together would pass this, those least recently used are freed
                             (ZENDNN_CFFI_ARENA_MB, in MiB)
-    packed_weights_bytes    weights in the layouts that kernels want
+    packed_weights_bytes    weights in the layouts that kernels want, and folded ones
     original_weights_bytes  the parameters they were made from, shared with the original model
     primitives_limit        compiled primitives that the library keeps
     """
@@ -43,17 +43,18 @@ class CacheInfo:
 
 def cache_info() -> CacheInfo:
     """Return what optimized modules keep between calls."""
-    from fx_passes.region import MAX_PROGRAMS, living_regions
+    from fx_passes.region import MAX_PROGRAMS, living_regions, weights_bytes
 
     regions = living_regions()
+    originals_bytes, packed_bytes = weights_bytes(regions)
     return CacheInfo(
         regions=len(regions),
         programs=sum(lowered is not None for region in regions for lowered in region.lowered.values()),
         programs_limit=MAX_PROGRAMS,
         arenas_bytes=sum(program.arenas_bytes for program in arenas.programs()),
         arenas_limit_bytes=arenas.limit_bytes(),
-        packed_weights_bytes=sum(region.weights.size_bytes for region in regions),
-        original_weights_bytes=sum(region.original_bytes for region in regions),
+        packed_weights_bytes=packed_bytes,
+        original_weights_bytes=originals_bytes,
         primitives_limit=_primitives_limit(),
     )
 

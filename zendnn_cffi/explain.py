@@ -45,12 +45,33 @@ class NodeExplanation:
         return self.became not in ("torch", "view", "waiting")
 
 
-class Explanation:
-    """What explain() returns: print it, show it in a notebook, or read `.nodes` (a list of NodeExplanation)."""
+@dataclass(frozen=True)
+class WeightsExplanation:
+    """What the weights of an optimized module take.
 
-    def __init__(self, nodes: list[NodeExplanation], notes: list[str]) -> None:
+    original_bytes  parameters that regions read, shared with the original model, counted once each
+    packed_bytes    copies of them in the layouts that kernels want, folded ones included, over all signatures
+    """
+
+    original_bytes: int
+    packed_bytes: int
+
+    def __str__(self) -> str:
+        return f"weights: {self.original_bytes:,} bytes original plus {self.packed_bytes:,} bytes packed copies"
+
+
+class Explanation:
+    """What explain() returns: print it, show it in a notebook, or read it.
+
+    nodes    a NodeExplanation per node and signature
+    notes    remarks on the whole
+    weights  WeightsExplanation
+    """
+
+    def __init__(self, nodes: list[NodeExplanation], notes: list[str], weights: WeightsExplanation) -> None:
         self.nodes = nodes
         self.notes = notes
+        self.weights = weights
 
     @property
     def offloaded_share(self) -> float:
@@ -71,7 +92,8 @@ class Explanation:
 
     def _summary(self) -> list[str]:
         counts = ", ".join(f"{count} {kind} {name}".rstrip() for (kind, name), count in self.counts().most_common())
-        return [f"{self.offloaded_share:.0%} of computing nodes on the engine: {counts}", *self.notes]
+        share = f"{self.offloaded_share:.0%} of computing nodes on the engine: {counts}"
+        return [share, str(self.weights), *self.notes]
 
     __repr__ = __str__
 
@@ -94,6 +116,7 @@ def explain(gm: fx.GraphModule) -> Explanation:
     Raises  TypeError for anything else.
     """
     from fx_passes.module import OptimizedModule
+    from fx_passes.region import ZenRegion, weights_bytes
 
     if not isinstance(gm, OptimizedModule):
         raise TypeError(f"explain() takes what zendnn_cffi.optimize() returned, got {type(gm).__name__}")
@@ -107,7 +130,8 @@ def explain(gm: fx.GraphModule) -> Explanation:
         elif node.op in ("call_module", "call_function", "call_method"):
             nodes.append(_outside(node))
     notes = [] if is_available() else [f"No engine: {unavailable_reason()}"]
-    return Explanation(nodes, notes)
+    own = [region for region in regions.values() if isinstance(region, ZenRegion)]
+    return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(own)))
 
 
 def _outside(node: fx.Node) -> NodeExplanation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
 
 import torch
@@ -55,11 +55,12 @@ class WeightStore:
             self._packed.clear()
             self._descs.clear()
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of packed copies (weights used where they are do not count)."""
+    def size_bytes(self, originals: Iterable[torch.Tensor] = ()) -> int:
+        """Bytes of packed and folded copies; weights used where they are, in memory of `originals`, do not count."""
+        known = {t.untyped_storage().data_ptr() for t in originals}
         with self._lock:
-            return sum(t.numel() * t.element_size() for t in self._packed.values() if t.dtype == torch.uint8)
+            held = {id(t): t for t in self._packed.values()}
+        return sum(t.numel() * t.element_size() for t in held.values() if t.untyped_storage().data_ptr() not in known)
 
 
 def prepack(plain: torch.Tensor, desc: MemoryDesc, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:

@@ -67,9 +67,9 @@ class Kept(Mapping[str, torch.Tensor]):
         return unpacked(*packed).reshape(shape).to(dtype)
 
     @property
-    def plain_bytes(self) -> int:
-        """Bytes of what is kept plain."""
-        return sum(t.numel() * t.element_size() for t in self._plain.values())
+    def plain(self) -> list[torch.Tensor]:
+        """What is kept plain."""
+        return list(self._plain.values())
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self._plain, *self._packed))

@@ -69,6 +69,40 @@ def test_text() -> None:
     assert all(line == line.rstrip() for line in lines) and repr(zendnn_cffi.explain(gm)) == text
 
 
+def test_weights_are_counted_in_bytes() -> None:
+    model = net(lambda m, x: m[2](F.relu(m[1](m[0](x))).flatten(1)), nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16),
+                nn.Linear(576, 5))  # fmt: skip
+    gm = zendnn_cffi.optimize(model, tune="off")
+    read = sum(t.numel() * t.element_size() for t in model.state_dict().values() if t.is_floating_point())
+    before = zendnn_cffi.explain(gm).weights
+    assert (before.original_bytes, before.packed_bytes) == (read, 0)
+    gm(X)
+    after = zendnn_cffi.explain(gm).weights
+    (region,) = gm.regions().values()
+    (lowered,) = region.lowered.values()
+    parameters = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+    copies = [t for t in lowered.program.constants if t.untyped_storage().data_ptr() not in parameters]
+    assert after.original_bytes == read
+    assert after.packed_bytes == sum(t.numel() * t.element_size() for t in copies) > 4 * (16 * 27 + 16 + 576 * 5)
+    line = f"weights: {read:,} bytes original plus {after.packed_bytes:,} bytes packed copies"
+    assert line in str(zendnn_cffi.explain(gm)) and line in zendnn_cffi.explain(gm)._repr_html_()
+
+
+def test_weights_that_regions_share_count_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(torch.cumsum(self.linear(x), 1))
+
+    gm = zendnn_cffi.optimize(Twice().eval(), tune="off")
+    gm(noise(4, 8))
+    assert len(gm.regions()) == 2
+    assert zendnn_cffi.explain(gm).weights.original_bytes == 8 * 8 * 4
+
+
 def test_html_is_well_formed_and_escaped() -> None:
     gm = made()
     gm(X)
