@@ -47,13 +47,27 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class PrimitiveCall:
-    """One execution of a ZenDNN primitive; args maps argument ids to where the memory lies and how it is laid out."""
+    """One execution of a ZenDNN primitive; args maps argument ids to where the memory lies and how it is laid out.
+
+    Raises ValueError where the primitive needs a scratchpad and args has none, or a smaller one: the library would
+    write through a null pointer.
+    """
 
     name: str
     primitive: Primitive
     args: dict[int, tuple[Slot, MemoryDesc]]
     kind: str = ""
     flops: int = 0
+
+    def __post_init__(self) -> None:
+        pd = self.primitive.pd
+        wanted = pd.scratchpad_desc if pd.attr.scratchpad == "user" else None
+        given = self.args[ARG_SCRATCHPAD][1].size_bytes if ARG_SCRATCHPAD in self.args else 0
+        if wanted is not None and given < wanted.size_bytes:
+            raise ValueError(
+                f"{self.name}: {pd} needs a scratchpad of {wanted.size_bytes} bytes, got {given or 'none'}: give"
+                f" ARG_SCRATCHPAD a slot with pd.scratchpad_desc, or create it with Attr(scratchpad='library')"
+            )
 
     @property
     def implementation(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr
+from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
@@ -132,6 +132,26 @@ def test_a_failing_call_is_named() -> None:
         with pytest.raises(ZenDNNError, match="bad.*invalid_arguments") as caught:
             call([X])
         assert caught.value.status == 2
+
+
+def test_a_scratchpad_that_is_missing_or_too_small_is_refused() -> None:
+    src, weights, dst = (MemoryDesc(shape, torch.float32) for shape in ((3, 5), (5, 7), (3, 7)))
+    op = descriptors.matmul(src, weights, None, dst)
+    pd = next(pd for pd in PrimitiveDesc(op).implementations() if pd.scratchpad_desc is not None)
+    assert pd.scratchpad_desc is not None
+    args = {ARG_SRC: (INPUT, src), ARG_WEIGHTS: (Slot("constant"), weights), ARG_DST: (OUTPUT, dst)}
+    with pytest.raises(ValueError, match=r"product: .*matmul.* needs a scratchpad of \d+ bytes, got none"):
+        PrimitiveCall("product", Primitive(pd), args, "matmul")
+    small = Slot("arena"), MemoryDesc((8,), torch.uint8)
+    with pytest.raises(ValueError, match="got 8: give"):
+        PrimitiveCall("product", Primitive(pd), {**args, ARG_SCRATCHPAD: small}, "matmul")
+
+    call = PrimitiveCall("product", Primitive(pd), {**args, ARG_SCRATCHPAD: (Slot("arena"), pd.scratchpad_desc)})
+    a, b = torch.randn(3, 5), torch.randn(5, 7)
+    (y,) = Program([call], [OutputSpec((3, 7), (7, 1), torch.float32)], [b], pd.scratchpad_desc.size_bytes)([a])
+    torch.testing.assert_close(y, a @ b)
+    library = PrimitiveDesc(op, Attr(scratchpad="library"))
+    PrimitiveCall("product", Primitive(library), args, "matmul")  # the library has its own
 
 
 def test_a_python_error_passes_through() -> None:
