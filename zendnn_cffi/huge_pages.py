@@ -25,7 +25,7 @@ def allocate(size_bytes: int) -> torch.Tensor:
     """
     if size_bytes < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device="cpu")
-        return _aligned(raw, ALIGNMENT_BYTES)[:size_bytes]
+        return _aligned(raw, ALIGNMENT_BYTES, size_bytes)
     mapped_bytes = size_bytes
     if size_bytes % HUGE_PAGE_BYTES >= HUGE_PAGE_BYTES // 2:
         mapped_bytes += -size_bytes % HUGE_PAGE_BYTES
@@ -35,7 +35,7 @@ def allocate(size_bytes: int) -> torch.Tensor:
         raise MemoryError(f"cannot allocate {size_bytes} bytes: {error}") from error
     with contextlib.suppress(OSError):  # a kernel without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE_BYTES)[:size_bytes]
+    return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE_BYTES, size_bytes)
 
 
 class Pool:
@@ -60,5 +60,6 @@ class Pool:
         return piece
 
 
-def _aligned(raw: torch.Tensor, alignment: int) -> torch.Tensor:
-    return raw[-raw.data_ptr() % alignment :]
+def _aligned(raw: torch.Tensor, alignment: int, size_bytes: int) -> torch.Tensor:
+    start = -raw.data_ptr() % alignment
+    return raw[start : start + size_bytes]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zendnn_cffi import checks
+from zendnn_cffi import checks, huge_pages
 from zendnn_cffi.functional._arrays import allocate, as_input, as_output, dtype_names
 from zendnn_cffi.functional._gemm_post_ops import GemmPostOps
 from zendnn_cffi.labels import Label, profiler, shaped
@@ -59,7 +59,6 @@ _C_TYPES = {
     torch.uint8: "uint8_t *",
     torch.int32: "int32_t *",
 }
-_ALIGNMENT = 64
 _MAX_ELEMENTS = 2**40
 
 
@@ -94,8 +93,8 @@ class PackedWeights:
         trans = b"t" if transposed else b"n"
         self.size_bytes = int(getattr(blis, f"aocl_get_reorder_buf_size_{name}")(b"r", trans, b"B", self.k, self.n))
         with torch.inference_mode(False):
-            self._buffer = torch.zeros(self.size_bytes + 2 * _ALIGNMENT, dtype=torch.uint8)
-        self.address = self._buffer.data_ptr() + -self._buffer.data_ptr() % _ALIGNMENT
+            self._buffer = huge_pages.allocate(self.size_bytes).zero_()
+        self.address = self._buffer.data_ptr()
         kind = _C_TYPES[w.dtype]
         getattr(blis, f"aocl_reorder_{name}")(
             b"r", trans, b"B", ffi.cast(kind, w.data_ptr()), ffi.cast(kind, self.address), self.k, self.n, leading
