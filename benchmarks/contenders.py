@@ -150,6 +150,13 @@ def _ours_compiled(case: Case) -> Start:
     return start
 
 
+def _ours_on_onednn(case: Case) -> Start:
+    from benchmarks import onednn
+
+    onednn.use()
+    return _ours(case)
+
+
 def _onnxruntime(case: Case) -> Start:
     import onnxruntime
 
@@ -204,6 +211,7 @@ CONTENDERS: dict[str, Contender] = {
     for row in (
         Contender("ours", "zendnn_cffi", "ours", _ours, is_peer=False),
         Contender("ours_compile", "zendnn_cffi by torch.compile", "ours", _ours_compiled, is_peer=False),
+        Contender("onednn", "zendnn_cffi on oneDNN 2.6", "ours", _ours_on_onednn, is_peer=False),
         Contender("eager", "PyTorch eager", "ours", _eager),
         Contender("eager_cl", "PyTorch eager, channels_last", "ours", _eager_channels_last),
         Contender("inductor", "Inductor + freezing", "ours", _inductor),
