@@ -70,7 +70,7 @@ def _draw_bars(axes: Any, profile: Profile, colours: dict[str, str]) -> None:
     _tidy(axes)
     if labelled:
         axes.legend(frameon=False, fontsize=7, loc="upper left", ncols=2)
-        axes.set_ylim(top=(1.1 + 0.05 * len(labelled)) * axes.get_ylim()[1])  # room for the legend
+        axes.set_ylim(top=(1.05 + 0.03 * len(labelled)) * axes.get_ylim()[1])  # room for the legend
 
 
 def _draw_roofline(axes: Any, profile: Profile, colours: dict[str, str]) -> None:
