@@ -26,8 +26,9 @@ from fx_passes.lower.context import (
     run_time_operands,
     usable_implementations,
 )
-from fx_passes.lower.layouts import row_major
+from fx_passes.lower.layouts import row_major, strided
 from fx_passes.lower.post_ops import build_chain, fits_view
+from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.memory import MemoryDesc
@@ -100,15 +101,16 @@ def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
     operation = Operation(node, node.name, "matmul", operands, context.values.specs[node], flops=flops)
     dst = row_major(base.shape, dtype)
     chain = build_chain(post_ops, operands, dst, dtype)
-    descs = row_major(a.shape, dtype), row_major(b.shape, dtype)
+    left = row_major(a.shape, dtype)
+    for right in dict.fromkeys((row_major(b.shape, dtype), *_transposed(arguments["b"], b, dtype, context))):
 
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.matmul(descs[0], descs[1], None, dst), Attr(chain.post_ops))
+        def create(right: MemoryDesc = right) -> PrimitiveDesc:
+            return PrimitiveDesc(descriptors.matmul(left, right, None, dst), Attr(chain.post_ops))
 
-    for pd in usable_implementations(create):
-        args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1), ARG_DST: Result(), **chain.args}
-        template = primitive_template(pd, args, "matmul")
-        operation.candidates.append(Candidate(pd.implementation, (*descs, *chain.srcs), dst, (template,)))
+        for pd in usable_implementations(create):
+            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1), ARG_DST: Result(), **chain.args}
+            template = primitive_template(pd, args, "matmul")
+            operation.candidates.append(Candidate(pd.implementation, (left, right, *chain.srcs), dst, (template,)))
     fast = optimized(operation.candidates)
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
@@ -116,6 +118,15 @@ def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered("no optimized matmul implementation takes these shapes")
     operation.candidates = fast
     return operation
+
+
+def _transposed(node: fx.Node, spec: TensorSpec, dtype: torch.dtype, context: LoweringContext) -> list[MemoryDesc]:
+    """The layouts in which node's value lies as the transposed view of dense matrices: kernels read those as well."""
+    k, n = spec.shape[-2:]
+    dense = row_major((*spec.shape[:-2], n, k), dtype).strides
+    assert dense is not None
+    wanted = (*dense[:-2], 1, k)
+    return [strided(spec.shape, dtype, steps) for steps in context.plain_strides(node) if steps == wanted]
 
 
 def _name(node: fx.Node, position: int, name: str) -> str:

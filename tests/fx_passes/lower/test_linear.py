@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fx_passes.lower import compile
 from tests.fx_passes.lower.test_convolution import BINARY, ELTWISE
 from tests.support.lowering import fallbacks, kinds, net, noise, offload
 
@@ -99,3 +102,21 @@ def test_classifier() -> None:
     for dtype in DTYPES:
         found = offload(model, noise(5, 3, 8, 8), dtype=dtype)
         assert kinds(found) == ["convolution", "pooling", "inner_product", "inner_product"]
+
+
+@pytest.mark.parametrize("tune", ("off", "full"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", ((1, 5, 3), (3, 27, 64), (2, 3, 5, 4)), ids=str)
+def test_a_transposed_operand_is_read_as_it_lies(
+    shape: tuple[int, ...], dtype: torch.dtype | None, tune: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def products(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m[0](x)
+        return torch.matmul(x, x.transpose(-2, -1))
+
+    seen: list[Any] = []
+    build = compile.build_program
+    monkeypatch.setattr(compile, "build_program", lambda *args: seen.append(build(*args)) or seen[-1])
+    found = offload(net(products, nn.Linear(shape[-1], 16)), noise(*shape), dtype=dtype, tune=tune)
+    assert tune == "full" or kinds(found) == ["inner_product", "matmul"]
+    assert tune == "full" or not any(call.name.startswith("transpose") for call in seen[-1].calls)
