@@ -81,6 +81,8 @@ def _rank(node: fx.Node, rank: Callable[[Any], int | None]) -> int | None:
     if node.target is ops.binary:
         a, b = map(rank, node.args[:2])
         return None if a is None or b is None else max(a, b)
+    if node.target in (ops.embedding_bag, ops.embedding_bags):
+        return 2
     if node.target is ops.concat:
         return next((r for r in map(rank, node.args[0]) if r is not None), None)
     if is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split):
@@ -122,6 +124,8 @@ def dtype(node: Any, root: nn.Module) -> torch.dtype | None:
         found = {dtype(side, root) for side in node.args[:2] if isinstance(side, fx.Node)}
         only = found.pop() if len(found) == 1 else None
         return only if only is not None and only.is_floating_point else None
+    if node.target is ops.embedding_bag:
+        return dtype(node.args[1], root)
     if node.target is ops.concat:
         found = {dtype(part, root) for part in node.args[0]}
         return found.pop() if len(found) == 1 else None

@@ -274,6 +274,28 @@ def embedding_bag(
     )
 
 
+def embedding_bags(
+    weights: Sequence[Tensor],
+    indices: Tensor | Sequence[Tensor],
+    mode: str,
+    before: Sequence[Tensor] = (),
+    after: Sequence[Tensor] = (),
+) -> Tensor:
+    """Return before, one bag of each table, then after, side by side along dimension 1.
+
+    weights  [E_t, D] each; indices [N, L_t] each, or the first of one tensor [N, T or more, L]; mode "sum" or "mean";
+             before, after [N, *]
+    """
+    each = [indices[:, t] for t in range(len(weights))] if isinstance(indices, Tensor) else indices
+    bags = [F.embedding_bag(i, w, mode=mode) for i, w in zip(each, weights, strict=True)]
+    return torch.cat([*before, *bags, *after], 1)
+
+
+def pick(src: Tensor, dim: int, indices: Sequence[Tensor]) -> Tensor:
+    """Return src[:, ..., i, j, ...]: elements (i[k], j[k], ...) of the dimensions from dim on, index tensors [K]."""
+    return src[(*(slice(None),) * dim, *indices)]
+
+
 # Moving data: the result may be a view of src in eager and plain torch; within a region only the values count.
 
 
@@ -439,7 +461,8 @@ def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
 
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
     {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
-     adaptive_pool, reduce, concat, resample, attention, embedding_bag, rms_norm, rotary}
+     adaptive_pool, reduce, concat, resample, attention, embedding_bag, embedding_bags, pick,
+     rms_norm, rotary}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
     {reshape, flatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous, pad}

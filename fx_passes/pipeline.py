@@ -14,6 +14,7 @@ from fx_passes.fold.channel_scale import fold_channel_scale
 from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.shapes import fold_shapes
+from fx_passes.fuse.embedding_bags import fuse_embedding_bags
 from fx_passes.fuse.gates import fuse_gates
 from fx_passes.fuse.permutes import fuse_permutes
 from fx_passes.fuse.post_ops import fuse_post_ops
@@ -39,6 +40,7 @@ PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
     fold_channel_scale,
     fuse_rms_norm,
     fuse_rotary,
+    fuse_embedding_bags,
     fuse_projections,
     fuse_gates,
     fuse_permutes,

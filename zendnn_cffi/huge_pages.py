@@ -8,13 +8,19 @@ translations of a whole layer fit the TLB. Linux gives them to memory that asks 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+from collections.abc import Iterable
 
 import torch
 
 ALIGNMENT_BYTES = 64  # a cache line
 HUGE_PAGE_BYTES = 2 << 20
 _FIRST_CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 256 << 10, 8 << 20
+_MADV_COLLAPSE = 25  # since Linux 6.1; Python has no name for it
+_COLLAPSED_BYTES = (
+    4 << 30
+)  # collapsing takes about two seconds per GiB: what is larger is left to the kernel's own pace
 _OWN_MAPPING_BYTES = 4 << 20  # a tensor from this size on has a mapping of its own, given back when the tensor dies
 
 
@@ -36,6 +42,27 @@ def allocate(size_bytes: int) -> torch.Tensor:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE_BYTES, size_bytes)
+
+
+def advise(tensors: Iterable[torch.Tensor]) -> None:
+    """Ask for huge pages under tensors that are there already, now where the system can; their values stay.
+
+    For tables that rows are gathered from: with ordinary pages, nearly each row needs another address translation.
+    """
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    collapsed_bytes = 0
+    for tensor in tensors:
+        start = tensor.data_ptr() + -tensor.data_ptr() % HUGE_PAGE_BYTES
+        size_bytes = tensor.data_ptr() + tensor.numel() * tensor.element_size() - start
+        size_bytes -= size_bytes % HUGE_PAGE_BYTES
+        if size_bytes <= 0 or madvise(start, size_bytes, mmap.MADV_HUGEPAGE) != 0:
+            continue
+        collapsed_bytes += size_bytes
+        if collapsed_bytes <= _COLLAPSED_BYTES:
+            madvise(start, size_bytes, _MADV_COLLAPSE)
 
 
 class Pool:

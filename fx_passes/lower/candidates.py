@@ -81,14 +81,16 @@ class TorchTemplate:
     """One plain PyTorch computation over the operands, in the candidate's layouts.
 
     reason  why no primitive computes it, "" where primitives do as well
-    into    function(*operands, result) writes its result itself; otherwise it returns it
+    into    function(*operands, *weights, result) writes its result itself; otherwise it returns it
     key     equal for equal work: it is measured beside primitives; "" where there are none
+    weights constants in plain layouts, prepacked once; not together with a key
     """
 
     function: Callable[..., Any]
     reason: str
     into: bool = False
     key: str = ""
+    weights: tuple[Weights, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, t
 from fx_passes.lower.convolution import lower_convolution
 from fx_passes.lower.deconvolution import lower_deconvolution
 from fx_passes.lower.elementwise import lower_binary, lower_eltwise, lower_prelu
+from fx_passes.lower.embedding_bags import lower_embedding_bags
 from fx_passes.lower.linear import lower_linear, lower_matmul
 from fx_passes.lower.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
 from fx_passes.lower.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
+from fx_passes.lower.picking import lower_pick
 from fx_passes.lower.pooling import lower_adaptive_pool, lower_pool, lower_reduce
 from fx_passes.lower.resampling import lower_resample
 from fx_passes.lower.rivals import add_rivals
@@ -45,6 +47,8 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.attention: lower_attention,
     ops.rms_norm: lower_rms_norm,
     ops.rotary: lower_rotary,
+    ops.embedding_bags: lower_embedding_bags,
+    ops.pick: lower_pick,
     ops.concat: lower_concat,
     ops.reshape: lower_reshape,
     ops.flatten: lower_reshape,

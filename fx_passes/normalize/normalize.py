@@ -14,14 +14,14 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.facts import is_tensor
+from fx_passes.facts import dtype, is_tensor
 from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_shape, is_vocabulary, nodes_in, replace
 from fx_passes.normalize import builders as b
 from fx_passes.normalize.aliasing import Aliasing
@@ -126,6 +126,8 @@ class Normalizer:
         elif node.op == "call_function":
             if is_call(node, operator.getitem):
                 return self.build_index(node)
+            if is_call(node, torch.ops.aten.index.Tensor):
+                return self.build_pick(node.args[0], [slice(None) if i is None else i for i in node.args[1]])
             if node.target in _OPERATORS and not any(map(is_tensor, node.all_input_nodes)):
                 return None
             if node.target in FIRST_RESULT:
@@ -155,9 +157,19 @@ class Normalizer:
         if is_constant(source) and is_constant(item):
             return b.Call(ops.index, (source, item))
         if not all(map(is_shape, nodes_in(item))):
-            return None
+            return self.build_pick(source, item) if isinstance(item, tuple) else None
         taken_apart = isinstance(item, tuple) and any(i is Ellipsis or isinstance(i, slice) for i in item)
         return b.index(source, item) if taken_apart or is_tensor(source) else None
+
+    def build_pick(self, source: Any, item: Sequence[Any]) -> b.Built:
+        """x[:, i, j] with constant tables of indices, after whole dimensions."""
+        dim = next((d for d, entry in enumerate(item) if entry != slice(None)), 0)
+        indices = tuple(item[dim:])
+        if not dim or not all(isinstance(i, fx.Node) and is_constant(i) for i in indices):
+            return None
+        if any(dtype(i, self.gm) not in (torch.int64, torch.int32) for i in indices):
+            return None  # a mask selects another number of elements each time
+        return b.Call(ops.pick, (source, dim, indices))
 
     def build_module(self, node: fx.Node) -> b.Built:
         """A module of exactly a known type."""

@@ -134,7 +134,7 @@ _LIGHT = frozenset({ops.eltwise, ops.binary, ops.concat, ops.prelu, ops.reduce, 
 def is_real(node: fx.Node) -> bool:
     """Whether node computes what primitives compute in, as far as is known: masks and positions stay outside."""
     if node.target is ops.embedding_bag:
-        return False  # PyTorch's own, outside: no primitive of ours computes it, and it reads its indices in place
+        return False  # one by itself: PyTorch's own, outside, where it reads its indices in place
     value = node.meta.get("val")
     return not isinstance(value, torch.Tensor) or value.is_floating_point()
 

@@ -177,6 +177,7 @@ def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Cal
     if isinstance(step.template, TorchTemplate):
         assert step.operation is not None
         srcs = tuple(_view(slots[buffer], desc) for buffer, desc in step.srcs)
+        srcs += tuple(_view(constants.slot(weights), weights.desc) for weights in step.template.weights)
         kind = step.operation.kind
         dst, flops = _view(slots[step.dst[0]], step.dst[1]), step.operation.flops
         return TorchCall(step.name, step.template.function, srcs, dst, kind, flops, into=step.template.into)

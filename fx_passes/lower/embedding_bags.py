@@ -1,0 +1,102 @@
+"""Bags of all tables that feed one concatenation: one call over joined tables, written where the concatenation lies.
+
+PyTorch's kernel for bags reads ahead, and is faster than ZenDNN's; what costs time is calling it once per table. The
+tables become one (zendnn_cffi.tables), and the bags of all are one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes import ops
+from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate, Weights
+from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
+from fx_passes.lower.layouts import row_major
+from zendnn_cffi.tables import BagGroup
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.embedding_bags; the tables stay where they are unless their dtype changes."""
+    arguments = context.values.arguments(node)
+    spec = context.values.specs[node]
+    dtype = context.dtype(spec)
+    tables = [context.constant(table, "a table") for table in arguments["weights"]]
+    stacked = isinstance(arguments["indices"], fx.Node)
+    indices = [arguments["indices"]] if stacked else list(arguments["indices"])
+    index_specs = [context.tensor(index, "an index tensor") for index in indices]
+    beside = [[(piece, context.tensor(piece, "a piece")) for piece in arguments[side]] for side in ("before", "after")]
+    pieces = [entry for side in beside for entry in side]
+    if len({spec.dtype, *(s.dtype for _, s in pieces), *(t.dtype for t in tables)}) > 1:
+        raise NotLowered("pieces of different dtypes are promoted by PyTorch")
+    if any(s.dtype not in _INDEX_DTYPES for s in index_specs):
+        raise NotLowered("indices are neither int32 nor int64")
+    lengths = [index_specs[0].shape[2]] * len(tables) if stacked else [s.shape[1] for s in index_specs]
+    before, after = ([s.shape[1] for _, s in side] for side in beside)
+    call = _BagsCall(arguments["mode"], lengths, stacked, before, after, spec.shape)
+    names: Any = node.args[0]
+    weights = tuple(Weights(str(n), t, row_major(tuple(t.shape), dtype)) for n, t in zip(names, tables, strict=True))
+    srcs = (*map(eager_layout, index_specs), *(row_major(s.shape, dtype) for _, s in pieces))
+    template = TorchTemplate(call, "", into=True, weights=weights)
+    candidate = Candidate("torch", srcs, row_major(spec.shape, dtype), (template,))
+    operands = (*indices, *(piece for piece, _ in pieces))
+    return Operation(node, node.name, "embedding_bags", operands, spec, [candidate])
+
+
+class _BagsCall:
+    """function(*indices, *before, *after, *tables, result).
+
+    lengths        indices per bag, for each table
+    stacked        whether indices are one tensor [N, T or more, L], else one [N, L_t] per table
+    before, after  widths of the pieces
+    shape          of the result
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        lengths: Sequence[int],
+        stacked: bool,
+        before: Sequence[int],
+        after: Sequence[int],
+        shape: tuple[int, ...],
+    ) -> None:
+        self.mode, self.lengths, self.stacked = mode, lengths, stacked
+        self.batch, width = shape
+        self.bags = slice(sum(before), width - sum(after))
+        self.places = [*_side_by_side(0, before), *_side_by_side(self.bags.stop, after)]
+        self._groups: dict[tuple[int, ...], BagGroup] = {}
+
+    def __call__(self, *tensors: Tensor) -> None:
+        count, out = len(self.lengths), tensors[-1]
+        number = 1 if self.stacked else count
+        indices, pieces, tables = tensors[:number], tensors[number : -count - 1], tensors[-count - 1 : -1]
+        group = self._group(tables)
+        flat = indices[0][:, :count].reshape(self.batch, -1) if self.stacked else torch.cat(indices, 1)
+        if not group.in_range(flat):
+            ops.embedding_bags(tables, indices[0] if self.stacked else indices, self.mode)  # raises PyTorch's error
+            raise IndexError("embedding_bag: an index is not in its table")
+        group.run_into(flat, out[:, self.bags].unflatten(1, (count, -1)))
+        for piece, place in zip(pieces, self.places, strict=True):
+            out[:, place].copy_(piece)
+
+    def _group(self, tables: tuple[Tensor, ...]) -> BagGroup:
+        """The joined tables, made once for tensors at these addresses."""
+        addresses = tuple(table.data_ptr() for table in tables)
+        group = self._groups.get(addresses)
+        if group is None:
+            with torch.inference_mode(False):
+                group = BagGroup(tables, self.lengths, self.batch, self.mode)
+            self._groups = {addresses: group}
+        return group
+
+
+def _side_by_side(start: int, widths: Sequence[int]) -> list[slice]:
+    """The columns of pieces that lie side by side from `start` on."""
+    ends = [start + sum(widths[: i + 1]) for i in range(len(widths))]
+    return [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]

@@ -1,0 +1,115 @@
+"""Bags that are concatenated, and what only looks like them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fx_passes import ops
+from fx_passes.fuse.embedding_bags import fuse_embedding_bags
+from tests.support.graphs import after, calls, check, check_twice, count, image, model_of
+
+cat = torch.cat
+
+
+def bags(number: int = 3, width: int = 5, mode: str = "sum", **options: Any) -> dict[str, nn.Module]:
+    return {f"t{i}": nn.EmbeddingBag(7 + i, width, mode=mode, **options) for i in range(number)}
+
+
+def indices(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 7, shape or (4, 3, 2), generator=torch.Generator().manual_seed(0))
+
+
+def fused(gm: Any) -> list[Any]:
+    return [node for node in calls(gm) if node.target is ops.embedding_bags]
+
+
+EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[int, bool]]] = {  # forward(m, x, s), (pieces beside, one tensor)
+    "slices": (lambda m, x, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1]), m.t2(s[:, 2])], 1), (0, True)),
+    "last dim": (lambda m, x, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1]), m.t2(s[:, 2])], -1), (0, True)),
+    "whole slices": (lambda m, x, s: cat([x, m.t0(s[:, 0, :]), m.t1(s[:, 1, :])], 1), (1, True)),
+    "from the second": (lambda m, x, s: cat([x, m.t0(s[:, 1]), m.t1(s[:, 2])], 1), (1, True)),
+    "another order": (lambda m, x, s: cat([m.t0(s[:, 1]), m.t1(s[:, 0]), x], 1), (1, False)),
+    "other tensors": (lambda m, x, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1] // 2), x], 1), (1, False)),
+    "one table twice": (lambda m, x, s: cat([m.t0(s[:, 0]), m.t0(s[:, 1])], 1), (0, True)),
+    "several lengths": (lambda m, x, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1, :1])], 1), (0, False)),
+    "a piece between": (lambda m, x, s: cat([m.t0(s[:, 0]), x, m.t1(s[:, 1]), m.t2(s[:, 2])], 1), (2, True)),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_fuses(name: str) -> None:
+    forward, (beside, stacked) = EXAMPLES[name]
+    model = model_of(forward, **bags())
+    gm = check(model, image(4, 6), indices())
+    assert count(gm)["embedding_bags"] == 1 and count(gm)["concat"] == 0
+    [node] = fused(gm)
+    assert len(node.args[3]) + len(node.args[4]) == beside
+    assert isinstance(node.args[1], tuple) != stacked
+    check_twice(after("fuse_embedding_bags", model), fuse_embedding_bags)
+
+
+@pytest.mark.parametrize("mode", ("sum", "mean"))
+def test_both_modes(mode: str) -> None:
+    model = model_of(lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1), **bags(mode=mode))
+    assert [node.args[2] for node in fused(check(model, indices()))] == [mode]
+
+
+def twice(m: Any, s: torch.Tensor) -> Any:
+    a, b = m.t0(s[:, 0]), m.t1(s[:, 1])
+    return cat([a, b], 1), a, b
+
+
+def written(m: Any, s: torch.Tensor) -> Any:
+    s = s.clone()
+    a, b = m.t0(s[:, 0]), m.t1(s[:, 1])
+    s.fill_(0)
+    return cat([a, b], 1), s
+
+
+def ragged(m: Any, s: torch.Tensor) -> Any:
+    offsets = torch.arange(4) * 2
+    return cat([m.t0(s[:, 0].flatten(), offsets), m.t1(s[:, 1].flatten(), offsets)], 1)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], dict[str, nn.Module]]] = {
+    "rows joined": (lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 0), bags()),
+    "one bag": (lambda m, s: cat([m.t0(s[:, 0]), m.t0.weight[:4]], 1), bags()),
+    "read elsewhere": (twice, bags()),
+    "used twice": (lambda m, s: (lambda a: cat([a, a], 1))(m.t0(s[:, 0])), bags()),
+    "written between": (written, bags()),
+    "offsets": (ragged, bags()),
+    "maxima": (lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1), bags(mode="max")),
+    "padding index": (lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1), bags(padding_idx=1)),
+    "weights of samples": (
+        lambda m, s: cat(
+            [F.embedding_bag(s[:, i], m.t0.weight, mode="sum", per_sample_weights=s[:, i].double()) for i in (0, 1)], 1
+        ),
+        bags(),
+    ),
+    "computed table": (
+        lambda m, s: cat([F.embedding_bag(s[:, i], s.double().flatten(1).T.repeat(2, 1)) for i in (0, 1)], 1),
+        bags(),
+    ),
+    "row lengths": (
+        lambda m, s: cat([m.t0(s[:, 0]), m.u0(s[:, 1])], 1),
+        {**bags(), "u0": nn.EmbeddingBag(9, 6, mode="sum")},
+    ),
+    "modes": (
+        lambda m, s: cat([m.t0(s[:, 0]), m.u0(s[:, 1])], 1),
+        {**bags(), "u0": nn.EmbeddingBag(9, 5, mode="mean")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name: str) -> None:
+    forward, children = REFUSED[name]
+    gm = check(model_of(forward, **children), indices())
+    assert not fused(gm)
+    assert all(node.meta["reason"] for node in calls(gm) if node.target is ops.embedding_bag)
