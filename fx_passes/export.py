@@ -1,31 +1,74 @@
 """torch.export as the second way to a graph: it follows the example inputs through control flow on shapes and values.
 
-The graph keeps every size free that the model does not depend on. What it does depend on is collected as guards.
+The graph keeps every size free that the model does not depend on, as far as torch.export can. What it does depend on is
+collected as guards.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fx_passes.graph import replace
+from fx_passes.inline import inline_modes
+
+log = logging.getLogger("zendnn_cffi.passes")
+aten = torch.ops.aten
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
+class _TensorLike(NamedTuple):
+    """What a graph takes for granted of a tensor input, other than sizes."""
+
+    dtype: torch.dtype
+    device: torch.device
+    ndim: int
+
+    def describes(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and value.dtype == self.dtype
+            and value.device == self.device
+            and value.ndim == self.ndim
+            and not (value.requires_grad and torch.is_grad_enabled())
+        )
+
 
 class Guards:
-    """Conditions on the inputs under which an exported graph is the model."""
+    """Conditions on the inputs under which an exported graph is the model.
 
-    def __init__(self, check: Callable[..., Any] | None, in_spec: pytree.TreeSpec) -> None:
+    check    raises AssertionError for sizes that the graph is not right for (None: all are)
+    example  the arguments that the graph was made from: others must have their structure, dtypes and numbers
+    """
+
+    def __init__(self, check: Callable[..., Any] | None, example: Call) -> None:
         self._check = check
-        self._in_spec = in_spec
+        leaves, self._in_spec = pytree.tree_flatten(example)
+        self._leaves = [_TensorLike(x.dtype, x.device, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
+        only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
+        self._n_flat = len(leaves) if only_leaves and not example[1] else None
 
     def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call with these arguments may use the graph."""
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._in_spec:
+        """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for."""
+        if torch.is_autocast_enabled("cpu"):
             return False
+        flat: Any = args
+        if self._n_flat != len(args) or kwargs:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self._in_spec:
+                return False
+        for value, like in zip(flat, self._leaves, strict=True):
+            if not (like.describes(value) if type(like) is _TensorLike else _is_same(value, like)):
+                return False
         if self._check is None:
             return True
         try:
@@ -38,6 +81,11 @@ class Guards:
         return self
 
 
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether an argument that is no tensor is what the example had."""
+    return value is other or (type(value) is type(other) and not isinstance(value, torch.Tensor) and value == other)
+
+
 def export(
     root: nn.Module, traced_root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[fx.Graph, Guards]:
@@ -46,14 +94,9 @@ def export(
     traced_root  a skeleton of root, on which the export itself is done
     Raises       whatever torch.export raises for a model it cannot follow.
     """
-    free = pytree.tree_map(_free_sizes, (args, kwargs))
-    try:
-        shapes = _by_name(traced_root, free)
-        program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
-    except Exception:  # sizes that cannot be free: take the example's
-        program = torch.export.export(traced_root, args, kwargs, strict=False)
-    gm: Any = program.module()
+    gm: Any = _export(traced_root, args, kwargs).module()
     check = getattr(gm, "_guards_fn", None)
+    inline_modes(gm)
     graph: fx.Graph = gm.graph
     for node in list(graph.nodes):
         if node.op == "call_module" and node.target == "_guards_fn":
@@ -62,15 +105,57 @@ def export(
             owner, _, name = node.target.rpartition(".")
             if not hasattr(root.get_submodule(owner), name):  # a tensor that forward creates
                 setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
-    return graph, Guards(check, gm._in_spec)
+        elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
+            replace(node, node.args[0])  # the guards keep gradients out
+    return graph, Guards(check, (args, kwargs))
+
+
+def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The exported program with as many sizes free as can be; sizes are given up step by step.
+
+    Gradients are off, so that the model's own no_grad() leaves no trace in the graph.
+    """
+    example = (args, kwargs)
+    attempts: tuple[tuple[str, Any, AbstractContextManager[Any]], ...] = (
+        ("sizes and batch", lambda: pytree.tree_map(_free_sizes_and_batch, example), _size_oblivious()),
+        ("sizes above 1", lambda: pytree.tree_map(_free_sizes, example), contextlib.nullcontext()),
+        ("no size", None, contextlib.nullcontext()),
+    )
+    for what, make_shapes, mode in attempts:
+        try:
+            shapes = None if make_shapes is None else _by_name(root, make_shapes())
+            with torch.no_grad(), mode:
+                return torch.export.export(root, args, kwargs, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            if make_shapes is None:
+                raise
+            log.info("torch.export with %s free: %s: %s", what, type(error).__name__, str(error).partition("\n")[0])
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _size_oblivious() -> AbstractContextManager[Any]:
+    """Let a size be free though it is 1 in the example: torch.export takes 0 and 1 for constants otherwise."""
+    from torch.fx.experimental import _config as config
+
+    # torch before 2.7 has no such setting; the sizes are constants there.
+    known = hasattr(config, "backed_size_oblivious")
+    return config.patch(backed_size_oblivious=True) if known else contextlib.nullcontext()
 
 
 def _free_sizes(value: Any) -> Any:
-    """Leave every size of a tensor to torch.export to find out."""
-    return dict.fromkeys(range(value.ndim), torch.export.Dim.AUTO) if isinstance(value, torch.Tensor) else None
+    """Leave every size of a tensor to torch.export to find out, but for 0 and 1: those mean something."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
 
 
-def _by_name(root: nn.Module, free: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
-    """dynamic_shapes by argument name."""
+def _free_sizes_and_batch(value: Any) -> Any:
+    """The same with the first size free, whatever it is."""
+    free = _free_sizes(value)
+    return {**free, 0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.ndim else free
+
+
+def _by_name(root: nn.Module, free: Call) -> dict[str, Any]:
+    """dynamic_shapes by argument name: those of *args as a tuple, those of **kwargs as a mapping."""
     args, kwargs = free
-    return {**dict(zip(inspect.signature(root.forward).parameters, args, strict=False)), **kwargs}
+    return dict(inspect.signature(root.forward).bind(*args, **kwargs).arguments)

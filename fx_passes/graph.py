@@ -118,11 +118,20 @@ def remove_dead(graph: fx.Graph) -> bool:
     """
     changed = False
     for node in reversed(graph.nodes):
-        pure = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *ARITHMETIC)
-        if pure and not node.users:
+        known = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *ARITHMETIC)
+        if (known or _is_pure_aten(node)) and not node.users:
             graph.erase_node(node)
             changed = True
     return changed
+
+
+def _is_pure_aten(node: fx.Node) -> bool:
+    """Whether node is an aten operator that returns something, writes to nothing and draws no random numbers."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return False
+    schema = node.target._schema
+    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return bool(schema.returns) and not schema.is_mutable and not random
 
 
 def sort(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]] = MappingProxyType({})) -> None:

@@ -10,10 +10,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from fx_passes.graph import copy_graph
-from fx_passes.trace import Traced, forward_signature
+from fx_passes.trace import WHOLE, Traced, forward_signature
 
 Build = Callable[..., "OptimizedModule"]
 
@@ -60,7 +62,11 @@ class OptimizedModule(fx.GraphModule):
                 if self._released:
                     raise RuntimeError(_RELEASED.format("a call with arguments that it was not traced for"))
                 return traced.root(*args, **kwargs)
-        result = super().__call__(*args, **kwargs)
+        if torch.is_grad_enabled() and self.leaves.keys() != {WHOLE} and not _ask_for_gradients(args, kwargs):
+            with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients
+                result = super().__call__(*args, **kwargs)
+        else:
+            result = super().__call__(*args, **kwargs)
         if self._release_due:
             self._release()
         return result
@@ -149,6 +155,11 @@ class OptimizedModule(fx.GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         self._refuse_if_released("pickling it")
         return _rebuild, self._source
+
+
+def _ask_for_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor among the arguments requires a gradient."""
+    return any(getattr(value, "requires_grad", False) for value in pytree.tree_leaves((args, kwargs)))
 
 
 def _rebuild(traced: Traced, build: Build, options: dict[str, Any]) -> OptimizedModule:

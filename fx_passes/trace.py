@@ -75,12 +75,28 @@ class Traced:
             return False
         if self.guards is None or self.example is None:
             return True
-        expected = [*list(self.parameters)[: len(self.example[0])], *self.example[1]]
-        if values.keys() != set(expected):
-            return False
-        ordered = [values[name] for name in expected]
-        n = len(self.example[0])
-        return self.guards.hold(tuple(ordered[:n]), dict(zip(expected[n:], ordered[n:], strict=True)))
+        ordered = self._as_in_example(args, kwargs)
+        return ordered is not None and self.guards.hold(*ordered)
+
+    def _as_in_example(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The same call with the arguments by position that the example had there; None where others are given."""
+        assert self.example is not None
+        by_position, by_name = self.example
+        if len(args) == len(by_position) and kwargs.keys() == by_name.keys():
+            return args, {name: kwargs[name] for name in by_name}
+        expected = [*list(self.parameters)[: len(by_position)], *by_name]
+        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        if self._has_var_positional or values.keys() != set(expected):
+            return None
+        n = len(by_position)
+        return tuple(values[name] for name in expected[:n]), {name: values[name] for name in expected[n:]}
+
+    @cached_property
+    def _has_var_positional(self) -> bool:
+        kinds = (p.kind for p in forward_signature(self.root).parameters.values())
+        return inspect.Parameter.VAR_POSITIONAL in kinds
 
     @cached_property
     def parameters(self) -> dict[str, Any]:

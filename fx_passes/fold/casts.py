@@ -1,4 +1,5 @@
-"""Drop conversions that convert nothing, checks that torch.export found to hold, and empty pieces of concatenations.
+"""Drop conversions that convert nothing, copies of constants, empty pieces of concatenations, and checks that
+torch.export found to hold.
 
 Before: y = x.to(torch.float32)            with x float32: eager returns x itself
 After:  y = x
@@ -13,18 +14,24 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.fold.identities import only_values_count
 from fx_passes.graph import finish, is_call, replace
+from fx_passes.normalize.aliasing import Aliasing
 
 aten = torch.ops.aten
 _METHODS = frozenset({"to", "float", "double", "bfloat16", "half", "type_as"})
 _OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy.default", "alias.default"})
+_COPY = "lift_fresh_copy.default"  # torch.tensor(...) in a forward: a copy of a constant
 _CHECKS = frozenset({"_assert_tensor_metadata.default"})
 
 
 def fold_casts(gm: fx.GraphModule) -> fx.GraphModule:
     """Remove what changes neither dtype nor device, and legacy empty tensors among the pieces of a concatenation."""
+    aliasing = Aliasing(gm)
     for node in list(gm.graph.nodes):
-        if _overload(node) in _CHECKS and not node.users:
+        if _overload(node) == _COPY and not aliasing.is_written(node) and only_values_count(node):
+            replace(node, node.args[0])
+        elif _overload(node) in _CHECKS and not node.users:
             gm.graph.erase_node(node)
         elif is_cast(node) and _changes_nothing(node):
             replace(node, node.args[0])

@@ -1,13 +1,14 @@
-"""Remove what changes nothing: row-major copies of which only the values are read, and repeated activations.
+"""Remove what changes nothing: copies of which only the values are read, and repeated activations.
 
-Before: transpose -> contiguous -> reshape          relu -> relu
-After:  transpose -> reshape                        relu
+Before: transpose -> contiguous -> reshape          relu -> relu        concat((x,))        x * 1
+After:  transpose -> reshape                        relu                x                   x
 """
 
 from __future__ import annotations
 
 import operator
 
+import torch
 from torch import fx
 
 from fx_passes import ops
@@ -17,8 +18,10 @@ from fx_passes.graph import finish, is_call, replace
 def fold_identities(gm: fx.GraphModule) -> fx.GraphModule:
     """Remove every operation that returns its input's values."""
     for node in gm.graph.nodes:
-        if is_call(node, ops.contiguous) and only_values_count(node) or is_repeated(node):
+        if is_repeated(node):
             replace(node, node.args[0])
+        elif (source := copied(node)) is not None and only_values_count(node):
+            replace(node, source)
     return finish(gm)
 
 
@@ -32,6 +35,26 @@ def only_values_count(node: fx.Node) -> bool:
         )
         for user in node.users
     )
+
+
+def copied(node: fx.Node) -> fx.Node | None:
+    """What node is a copy of, if it is one."""
+    if is_call(node, ops.contiguous) or is_neutral(node):
+        return node.args[0]
+    return node.args[0][0] if is_call(node, ops.concat) and len(node.args[0]) == 1 else None
+
+
+def is_neutral(node: fx.Node) -> bool:
+    """Whether node multiplies by 1, or adds 0 to integers, and keeps the dtype (0 added to -0.0 is another number)."""
+    if not is_call(node, ops.binary) or isinstance(node.args[1], fx.Node) or not isinstance(node.args[0], fx.Node):
+        return False
+    src, number, kind = node.args
+    have, want = src.meta.get("val"), node.meta.get("val")
+    if not isinstance(have, torch.Tensor) or not isinstance(want, torch.Tensor) or have.dtype != want.dtype:
+        return False
+    if kind in ("mul", "div"):
+        return bool(number == 1)
+    return kind in ("add", "sub") and number == 0 and not have.is_floating_point()
 
 
 def is_repeated(node: fx.Node) -> bool:

@@ -3,12 +3,14 @@
     Before: size(relu(x), 0); rank(conv(x)) == 4 -> torch._assert
     After:  size(x, 0)
 
-What is left reads earlier values, so fewer tensors have to leave a region for the sake of their shape.
+What is left reads earlier values, so fewer tensors have to leave a region for the sake of their shape. Of inputs with
+a free size in common, the one is read that has fewest others: not a cache that is longer in each step.
 """
 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,6 +24,7 @@ _SAME_SHAPE = (ops.eltwise, ops.prelu, ops.softmax, ops.batch_norm, ops.layer_no
 
 def fold_shapes(gm: fx.GraphModule) -> fx.GraphModule:
     """Fold sizes, ranks, arithmetic over them and torch._assert."""
+    read_inputs(gm)
     for node in gm.graph.nodes:
         if is_call(node, *ops.SHAPE):
             while is_call(node.args[0], *_SAME_SHAPE) and not node.args[0].kwargs.get("post_ops"):
@@ -33,3 +36,19 @@ def fold_shapes(gm: fx.GraphModule) -> fx.GraphModule:
         elif is_call(node, torch._assert) and node.args[0] is True:
             gm.graph.erase_node(node)
     return finish(gm)
+
+
+def read_inputs(gm: fx.GraphModule) -> None:
+    """Read every free size off one input of the graph."""
+    inputs: dict[Any, tuple[int, fx.Node, int]] = {}  # size -> (free sizes of the input, input, dimension)
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            free = {dim: size.node.expr for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)}
+            for dim, size in free.items():
+                if size not in inputs or len(free) < inputs[size][0]:
+                    inputs[size] = len(free), node, dim
+    for node in gm.graph.find_nodes(op="call_function", target=ops.size):
+        size = node.meta.get("val")
+        if isinstance(size, torch.SymInt) and size.node.expr in inputs:
+            node.args = inputs[size.node.expr][1:]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -111,18 +112,17 @@ def operands(node: fx.Node) -> dict[fx.Node, None]:
 
 def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], before: Ordering) -> list[list[fx.Node]]:
     """Return the regions worth making, each a list of nodes in graph order."""
-    stages: dict[fx.Node, int] = {}
-    members: dict[fx.Node, bool] = {}
     growing = growing_nodes(gm)
+    able = [n for n in gm.graph.nodes if n not in growing and is_member(n, supported) and is_real(n)]
+    members = set(worth_keeping(able))  # before there are stages: positions, which are not, would put all later by one
+    stages: dict[fx.Node, int] = {}
     for node in gm.graph.nodes:
-        members[node] = node not in growing and is_member(node, supported) and is_real(node)
+        inside = node in members
         sources = [*operands(node), *before.get(node, ())]
-        stages[node] = max(
-            (stages[s] + (members[node] and not members[s]) for s in sources), default=int(members[node])
-        )
+        stages[node] = max((stages[s] + (inside and s not in members) for s in sources), default=int(inside))
     regions: dict[int, list[fx.Node]] = {}
     for node, stage in stages.items():
-        if members[node]:
+        if node in members:
             regions.setdefault(stage, []).append(node)
     trimmed = [trim(worth_keeping(nodes)) for nodes in regions.values()]
     return [nodes for nodes in trimmed if any(n.target in ops.COMPUTE for n in nodes)]
@@ -157,23 +157,25 @@ def worth_keeping(nodes: list[fx.Node]) -> list[fx.Node]:
 def growing_nodes(gm: fx.GraphModule) -> set[fx.Node]:
     """Nodes of a decoding step that have another shape in each step: what reads a growing cache.
 
-    Where every linear has one shape and other nodes have sizes that are not known yet, those would make each call a new
-    signature of their region; outside, the regions around them stay as they are.
+    Sizes that no linear has would make each call a new signature of the region, whose linears could do with one;
+    outside, the regions around stay as they are.
     """
     linears = gm.graph.find_nodes(op="call_function", target=ops.linear)
-    if not linears or any(_is_symbolic(node) or "val" not in node.meta for node in linears):
+    if not linears or any("val" not in node.meta for node in linears):
         return set()
+    known = set().union(*map(_symbols, linears))
     return {
         node
         for node in gm.graph.nodes
-        if node.op == "call_function" and (_is_symbolic(node) or any(map(_is_symbolic, node.all_input_nodes)))
+        if node.op == "call_function" and any(_symbols(n) - known for n in (node, *node.all_input_nodes))
     }
 
 
-def _is_symbolic(node: fx.Node) -> bool:
+def _symbols(node: fx.Node) -> set[Any]:
+    """The free sizes of a value, or in a number."""
     value = node.meta.get("val")
     sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
-    return any(isinstance(size, torch.SymInt) for size in sizes)
+    return {symbol for s in sizes if isinstance(s, torch.SymInt) for symbol in s.node.expr.free_symbols}
 
 
 def trim(nodes: list[fx.Node]) -> list[fx.Node]:

@@ -22,7 +22,7 @@ ARCHITECTURES: dict[str, tuple[int, int, dict[str, int], dict[str, int]]] = {
     "resnet18": (64, 1, {"convolution": 20, "batch_norm": 0, "eltwise": 0, "binary": 0}, {}),
     "resnet50": (64, 1, {"convolution": 53, "batch_norm": 0, "eltwise": 0, "binary": 0, "linear": 1}, {}),
     "mobilenet_v2": (64, 1, {"convolution": 52, "batch_norm": 0, "eltwise": 0, "binary": 0}, {}),
-    "densenet121": (64, 1, {"convolution": 120, "batch_norm": 62, "eltwise": 0, "concat": 62}, {}),
+    "densenet121": (64, 1, {"convolution": 120, "batch_norm": 62, "eltwise": 0, "concat": 58}, {}),
     "googlenet": (64, 1, {"convolution": 57, "batch_norm": 0, "eltwise": 0, "concat": 9}, {}),
     "inception_v3": (96, 1, {"convolution": 94, "batch_norm": 0, "eltwise": 0, "concat": 15}, {}),
     "squeezenet1_1": (64, 1, {"convolution": 26, "eltwise": 0, "concat": 8}, {}),

@@ -14,7 +14,8 @@ from fx_passes.fold.channel_scale import fold_channel_scale
 from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.shapes import fold_shapes
-from tests.support.graphs import after, check, check_twice, count, image, model_of, outside
+from fx_passes.pipeline import compile_graph
+from tests.support.graphs import after, check, check_equal, check_twice, count, image, model_of, outside
 
 PADS: dict[str, tuple[Callable[..., Any], int]] = {
     "into a convolution": (lambda m, x: m.c(F.pad(x, (1, 2, 0, 3))), 0),
@@ -111,3 +112,27 @@ def test_assertions_about_inputs_stay() -> None:
     gm = check(model_of(forward, c=nn.Conv2d(3, 3, 1)), image())
     with pytest.raises(AssertionError, match="three channels"):
         gm(image(1, 4, 2, 2))
+
+
+def test_operations_that_change_nothing() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = torch.cat((m.l(x) * 1.0,), 1)
+        return m.l(y / 1 + 0.0), torch.cat((x,), 1)
+
+    model = model_of(forward, l=nn.Linear(7, 7))
+    gm = compile_graph(Wide(model), (image(2, 7),))  # exported, so that dtypes are known
+    assert count(gm)["concat"] == 1  # what is returned has to be a copy
+    assert not count(gm)["binary"]
+    check_equal(Wide(model), gm, image(3, 7))
+
+
+class Wide(nn.Module):
+    """A model that torch.fx cannot trace, around another."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) if x.shape[0] < 100 else x

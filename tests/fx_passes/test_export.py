@@ -1,0 +1,193 @@
+"""Graphs by torch.export: which calls they serve, which sizes are free, what the model's own modes leave behind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fx_passes.pipeline import compile_graph
+from tests.support.graphs import check_equal, count, image, model_of, outside
+
+
+def _serves(gm: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether the exported graph, and not the model's own forward, computes this call."""
+    return bool(gm._source[0].accepts(args, kwargs))
+
+
+def _branching(function: Any, **children: nn.Module) -> nn.Module:
+    """A model that torch.fx cannot trace: it asks for a size in a condition."""
+
+    def forward(m: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.shape[-1] > 1000:
+            raise ValueError("too wide")
+        return function(m, x, *args, **kwargs)
+
+    return model_of(forward, **children)
+
+
+class Step(nn.Module):
+    """One token against a cache of any number of layers, each a pair of keys and values given by position."""
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 24) for _ in range(layers))
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        """x [N, 1, 8], past [N, 2, L, 4] each; returns the result and the grown cache."""
+        cache = []
+        for layer, keys, values in zip(self.layers, past[::2], past[1::2], strict=True):
+            q, k, v = layer(x).view(x.shape[0], 1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            keys, values = torch.cat((torch.cat((torch.tensor([]).to(keys), keys), 2), k), 2), torch.cat((values, v), 2)
+            cache += [keys, values]
+            x = x + F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).reshape(x.shape)
+        return self.out(x), *cache
+
+
+def _past(length: int, batch: int = 1, layers: int = 2) -> tuple[Tensor, ...]:
+    return tuple(image(batch, 2, length, 4, seed=i) for i in range(2 * layers))
+
+
+@pytest.fixture(scope="module")
+def step() -> tuple[nn.Module, Any]:
+    model = Step().eval().double()
+    return model, compile_graph(model, (image(1, 1, 8), *_past(6)))
+
+
+@pytest.mark.parametrize(("length", "batch"), [(6, 1), (7, 1), (2, 1), (6, 3), (17, 2)])
+def test_arguments_by_star(step: tuple[nn.Module, Any], length: int, batch: int) -> None:
+    model, gm = step
+    call = image(batch, 1, 8), *_past(length, batch)
+    assert not gm.leaves and _serves(gm, *call)
+    check_equal(model, gm, *call)
+
+
+def test_other_calls_run_the_model(step: tuple[nn.Module, Any]) -> None:
+    model, gm = step
+    x, past = image(1, 1, 8), _past(6)
+    assert not _serves(gm, x.float(), *past)
+    assert not _serves(gm, x, *past, *past)
+    assert not _serves(gm, x.requires_grad_(), *past)
+    with torch.no_grad():
+        assert _serves(gm, x, *past)
+    with torch.autocast("cpu"):
+        assert not _serves(gm, x.detach(), *past)
+    with pytest.raises(ValueError, match="longer"):
+        gm(x, *past, *past)
+
+
+def test_what_grows_with_the_cache_is_outside_and_regions_do_not_see_it(step: tuple[nn.Module, Any]) -> None:
+    _, gm = step
+    stays = outside(gm)
+    assert stays["attention"] == 2 and stays["concat"] == 4 and "linear" not in stays
+    assert len(gm.regions()) == 3
+    for region in gm.graph.find_nodes(op="call_module"):
+        assert not any(str(source.target).startswith("past") for source in region.all_input_nodes)
+
+
+def test_a_batch_of_one_in_the_example_serves_any() -> None:
+    model = _branching(lambda m, x: m.l(x).reshape(x.shape[0], -1).relu(), l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(1, 3, 5),))
+    for batch, length in [(1, 3), (4, 3), (2, 7)]:
+        assert _serves(gm, image(batch, length, 5))
+        check_equal(model, gm, image(batch, length, 5))
+
+
+def test_a_size_that_the_model_compares_with_one_is_kept() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.l(x) if x.shape[1] == 1 else m.l(x).cumsum(1)
+
+    model = _branching(forward, l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(2, 1, 5),))
+    assert _serves(gm, image(3, 1, 5)) and not _serves(gm, image(3, 2, 5))
+    check_equal(model, gm, image(3, 2, 5))
+
+
+def test_arguments_that_are_no_tensors_are_part_of_the_graph() -> None:
+    def forward(m: Any, x: Tensor, *, scale: float = 1.0, extra: Any = None) -> dict[str, Any]:
+        y = m.l(x) * scale if x.shape[0] < 100 else m.l(x)
+        return {"y": y if extra is None else y + extra["mask"], "none": None}
+
+    model = model_of(forward, l=nn.Linear(5, 4))
+    gm = compile_graph(model, {"x": image(2, 5), "scale": 2.0, "extra": {"mask": image(2, 4)}})
+    assert not gm.leaves
+    for kwargs, serves in [
+        ({"scale": 2.0, "extra": {"mask": image(3, 4, seed=1)}}, True),
+        ({"extra": {"mask": image(3, 4)}, "scale": 2.0}, True),
+        ({"scale": 3.0, "extra": {"mask": image(3, 4)}}, False),
+        ({"scale": 2.0, "extra": None}, False),
+        ({"scale": 2.0}, False),
+    ]:
+        assert _serves(gm, x=image(3, 5), **kwargs) == serves
+        check_equal(model, gm, x=image(3, 5), **kwargs)
+
+
+def test_keywords_by_two_stars() -> None:
+    model = _branching(lambda m, x, *, scale: m.l(x) * scale, l=nn.Linear(5, 4))
+    gm = compile_graph(model, {"x": image(2, 5), "scale": 2.0})
+    assert not gm.leaves and _serves(gm, x=image(2, 5), scale=2.0)
+    for rows, scale in [(2, 2.0), (2, 3.0), (3, 2.0)]:  # torch.export keeps the sizes of such calls
+        check_equal(model, gm, x=image(rows, 5), scale=scale)
+
+
+def test_modes_inside_the_model_leave_no_trace() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = (x.detach() * 0.5).tanh()
+        with torch.autocast("cpu", enabled=False):
+            y = m.l(x) + scale
+        with torch.enable_grad():
+            return m.k(y).relu()
+
+    model = _branching(forward, l=nn.Linear(5, 5), k=nn.Linear(5, 3))
+    gm = compile_graph(model, (image(2, 5),))
+    assert not gm.leaves and not outside(gm) and count(gm)["linear"] == 2
+    check_equal(model, gm, image(3, 5))
+    again = copy.deepcopy(gm)
+    check_equal(model, again, image(3, 5))
+
+
+def test_autocast_that_is_on_inside_stays_outside() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = m.l(x)
+        return m.k(y.float())
+
+    model = _branching(forward, l=nn.Linear(5, 5), k=nn.Linear(5, 3)).float()
+    gm = compile_graph(model, (image(2, 5).float(),))
+    assert "wrap_with_autocast" in outside(gm) and count(gm)["linear"] == 1
+    with torch.no_grad():
+        assert torch.equal(gm(image(3, 5).float()), model(image(3, 5).float()))
+
+
+def test_gradients_are_the_models_own() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.l(x) * x.detach()
+
+    model = _branching(forward, l=nn.Linear(5, 5))
+    gm = compile_graph(model, (image(2, 5),))
+    results = []
+    for module in (model, gm):
+        x = image(2, 5).requires_grad_()
+        module(x).sum().backward()
+        results.append(x.grad)
+    assert torch.equal(*results)
+    assert not gm(image(2, 5)).requires_grad
+
+
+def test_a_constant_that_forward_makes_and_writes_stays_a_copy() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        counts = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        counts.add_(x.sum())
+        return m.l(x) + counts + torch.tensor([3.0, 4.0], dtype=torch.float64)
+
+    model = _branching(forward, l=nn.Linear(5, 2))
+    gm = compile_graph(model, (image(2, 5),))
+    for _ in range(2):
+        check_equal(model, gm, image(2, 5))
+    assert outside(gm)["lift_fresh_copy.default"] <= 1
