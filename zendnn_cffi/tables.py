@@ -71,16 +71,16 @@ def _at(address: int, size_bytes: int, dtype: torch.dtype) -> Tensor:
 class _Part:
     """One call: a joined table, and what it takes of the indices and gives to the result.
 
-    columns  of the indices [N, K], None for all
+    columns  of the indices [N, K]
     offsets  [N * members], where each bag starts
-    first    [K of these columns], what is added to indices
-    places   (bags of this part, bags of the result) in runs; empty where they are all, in order
+    first    [K of these columns], what is added to indices; None for nothing
+    places   (bags of this part, bags of the result) in runs
     """
 
     table: Tensor
-    columns: Tensor | None
+    columns: slice | Tensor
     offsets: Tensor
-    first: Tensor
+    first: Tensor | None
     places: tuple[tuple[slice, slice], ...]
 
 
@@ -101,7 +101,7 @@ class BagGroup:
         self.limits = torch.repeat_interleave(torch.tensor(rows), torch.tensor(lengths))
         huge_pages.advise(tables)
         joined = join_tables(tables)
-        self.parts = [_part(group, lengths, batch, len(joined) == 1) for group in joined]
+        self.parts = [_part(group, lengths, batch) for group in joined]
 
     def in_range(self, indices: Tensor) -> bool:
         """Whether every index [N, K] is a row of its table."""
@@ -114,26 +114,26 @@ class BagGroup:
         """Write the bags to out [N, tables, D]; indices [N, K], those of table 0's bag first, must be in range."""
         batch, _, width = out.shape
         for part in self.parts:
-            taken = indices if part.columns is None else indices.index_select(1, part.columns)
-            rows = (taken + part.first).view(-1)
+            whole = isinstance(part.columns, slice)
+            taken = indices[:, part.columns] if whole else indices.index_select(1, part.columns)
+            rows = (taken.to(torch.int64) if part.first is None else taken + part.first).reshape(-1)
             bags = torch.embedding_bag(part.table, rows, part.offsets, False, self.mode)[0].view(batch, -1, width)
-            if not part.places:
-                out.copy_(bags)
             for here, there in part.places:
                 out[:, there].copy_(bags[:, here])
 
 
-def _part(joined: Joined, lengths: Sequence[int], batch: int, is_all: bool) -> _Part:
+def _part(joined: Joined, lengths: Sequence[int], batch: int) -> _Part:
     """What to call for one joined table."""
     own = torch.tensor([lengths[m] for m in joined.members])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(lengths).cumsum(0)])
-    columns = torch.cat([torch.arange(int(starts[m]), int(starts[m + 1])) for m in joined.members])
+    columns: slice | Tensor = torch.cat([torch.arange(int(starts[m]), int(starts[m + 1])) for m in joined.members])
     begins = own.cumsum(0) - own
     offsets = (torch.arange(batch).unsqueeze(1) * int(own.sum()) + begins).view(-1)
-    first = torch.repeat_interleave(torch.tensor(joined.first), own)
-    if is_all:
-        return _Part(joined.table, None, offsets, first, ())
-    return _Part(joined.table, columns, offsets, first, _runs(joined.members))
+    first = torch.repeat_interleave(torch.tensor(joined.first), own) if len(own) > 1 else None
+    places = _runs(joined.members)
+    if len(places) == 1:
+        columns = slice(int(starts[joined.members[0]]), int(starts[joined.members[-1] + 1]))
+    return _Part(joined.table, columns, offsets, first, places)
 
 
 def _runs(members: Sequence[int]) -> tuple[tuple[slice, slice], ...]:

@@ -36,11 +36,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Weights:
-    """A constant tensor in the layout desc, prepacked once. `key` names the constant for sharing between signatures."""
+    """A constant tensor in the layout desc, prepacked once. `key` names the constant for sharing between signatures.
+
+    below  further constants, which lie under `plain` along dimension 0 of a row-major desc
+    """
 
     key: str
     plain: torch.Tensor
     desc: MemoryDesc
+    below: tuple[torch.Tensor, ...] = ()
 
 
 def packed_weights(key: str, plain: torch.Tensor, pd: PrimitiveDesc) -> Weights:

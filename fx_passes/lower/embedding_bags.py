@@ -16,9 +16,10 @@ from fx_passes import ops
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate, Weights
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
 from fx_passes.lower.layouts import row_major
-from zendnn_cffi.tables import BagGroup
+from zendnn_cffi.tables import BagGroup, join_tables
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
+_COPIED_BYTES = 256 << 20
 
 
 def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
@@ -38,9 +39,8 @@ def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered("indices are neither int32 nor int64")
     lengths = [index_specs[0].shape[2]] * len(tables) if stacked else [s.shape[1] for s in index_specs]
     before, after = ([s.shape[1] for _, s in side] for side in beside)
-    call = _BagsCall(arguments["mode"], lengths, stacked, before, after, spec.shape)
-    names: Any = node.args[0]
-    weights = tuple(Weights(str(n), t, row_major(tuple(t.shape), dtype)) for n, t in zip(names, tables, strict=True))
+    call = _BagsCall(arguments["mode"], lengths, [t.shape[0] for t in tables], stacked, (before, after), spec.shape)
+    weights = _weights(node.args[0], tables, dtype)
     srcs = (*map(eager_layout, index_specs), *(row_major(s.shape, dtype) for _, s in pieces))
     template = TorchTemplate(call, "", into=True, weights=weights)
     candidate = Candidate("torch", srcs, row_major(spec.shape, dtype), (template,))
@@ -48,26 +48,38 @@ def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
     return Operation(node, node.name, "embedding_bags", operands, spec, [candidate])
 
 
-class _BagsCall:
-    """function(*indices, *before, *after, *tables, result).
+def _weights(names: Any, tables: Sequence[Tensor], dtype: torch.dtype) -> tuple[Weights, ...]:
+    """The tables where they are; as one copy where they are copied anyway, or are few bytes that cannot be joined."""
+    in_place = all(table.dtype == dtype and table.is_contiguous() for table in tables)
+    size_bytes = sum(table.numel() for table in tables) * dtype.itemsize
+    if in_place and (size_bytes > _COPIED_BYTES or len(join_tables(tables)) == 1):
+        return tuple(Weights(str(n), t, row_major(tuple(t.shape), dtype)) for n, t in zip(names, tables, strict=True))
+    desc = row_major((sum(table.shape[0] for table in tables), tables[0].shape[1]), dtype)
+    return (Weights(" ".join(map(str, names)), tables[0], desc, tuple(tables[1:])),)
 
-    lengths        indices per bag, for each table
-    stacked        whether indices are one tensor [N, T or more, L], else one [N, L_t] per table
-    before, after  widths of the pieces
-    shape          of the result
+
+class _BagsCall:
+    """function(*indices, *before, *after, *tables, result); one table is all of them, one under the other.
+
+    lengths  indices per bag, for each table
+    rows     of each table
+    stacked  whether indices are one tensor [N, T or more, L], else one [N, L_t] per table
+    beside   widths of the pieces before and after
+    shape    of the result
     """
 
     def __init__(
         self,
         mode: str,
         lengths: Sequence[int],
+        rows: Sequence[int],
         stacked: bool,
-        before: Sequence[int],
-        after: Sequence[int],
+        beside: tuple[Sequence[int], Sequence[int]],
         shape: tuple[int, ...],
     ) -> None:
-        self.mode, self.lengths, self.stacked = mode, lengths, stacked
+        self.mode, self.lengths, self.rows, self.stacked = mode, lengths, list(rows), stacked
         self.batch, width = shape
+        before, after = beside
         self.bags = slice(sum(before), width - sum(after))
         self.places = [*_side_by_side(0, before), *_side_by_side(self.bags.stop, after)]
         self._groups: dict[tuple[int, ...], BagGroup] = {}
@@ -75,11 +87,12 @@ class _BagsCall:
     def __call__(self, *tensors: Tensor) -> None:
         count, out = len(self.lengths), tensors[-1]
         number = 1 if self.stacked else count
-        indices, pieces, tables = tensors[:number], tensors[number : -count - 1], tensors[-count - 1 : -1]
-        group = self._group(tables)
+        indices, rest = tensors[:number], tensors[number:-1]
+        pieces = rest[: len(self.places)]
+        group = self._group(rest[len(self.places) :])
         flat = indices[0][:, :count].reshape(self.batch, -1) if self.stacked else torch.cat(indices, 1)
         if not group.in_range(flat):
-            ops.embedding_bags(tables, indices[0] if self.stacked else indices, self.mode)  # raises PyTorch's error
+            ops.embedding_bags(group.tables, indices[0] if self.stacked else indices, self.mode)  # PyTorch's error
             raise IndexError("embedding_bag: an index is not in its table")
         group.run_into(flat, out[:, self.bags].unflatten(1, (count, -1)))
         for piece, place in zip(pieces, self.places, strict=True):
@@ -91,7 +104,8 @@ class _BagsCall:
         group = self._groups.get(addresses)
         if group is None:
             with torch.inference_mode(False):
-                group = BagGroup(tables, self.lengths, self.batch, self.mode)
+                each = tables if len(tables) > 1 else tables[0].split(self.rows)
+                group = BagGroup(each, self.lengths, self.batch, self.mode)
             self._groups = {addresses: group}
         return group
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 import torch
@@ -36,7 +36,10 @@ class WeightStore:
         with self._lock:
             packed = self._packed.get(key)
             if packed is None:
-                packed = prepack(weights.plain, weights.desc, allocate)
+                if weights.below:
+                    packed = stack((weights.plain, *weights.below), weights.desc, allocate)
+                else:
+                    packed = prepack(weights.plain, weights.desc, allocate)
                 self._packed[key] = packed
                 self._descs[weights.desc.key] = weights.desc
             return packed
@@ -76,6 +79,17 @@ def prepack(plain: torch.Tensor, desc: MemoryDesc, allocate: Allocate = huge_pag
         packed = allocate(desc.size_bytes)
     primitive = Primitive(PrimitiveDesc.reorder(have, desc))
     primitive.execute({ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)})
+    return packed
+
+
+def stack(tensors: Sequence[torch.Tensor], desc: MemoryDesc, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
+    """Return the tensors one under the other in the row-major layout desc, in its dtype: a new uint8 tensor."""
+    assert desc.dtype is not None
+    with torch.inference_mode(False), torch.no_grad():
+        packed = allocate(desc.size_bytes)
+        rows = packed.view(desc.dtype).view(desc.dims).split([t.shape[0] for t in tensors])
+        for row, tensor in zip(rows, tensors, strict=True):
+            row.copy_(tensor)
     return packed
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import zendnn_cffi
 from benchmarks.workloads_recommender import DLRM
+from fx_passes.lower import embedding_bags
 from tests.support.lowering import check_regions, fallbacks, kinds, net, noise, offload, oracle
 from tests.tolerance import assert_close
 from zendnn_cffi import backend
@@ -133,6 +134,33 @@ def test_released_weights(dtype: torch.dtype | None) -> None:
             assert_close(gm(noise(5, 6), indices(5, 3, 4)), expected, dtype=dtype or torch.float32, k=6)
         [expected] = oracle(model, (noise(2, 6), indices(2, 3, 4)))
         assert_close(gm(noise(2, 6), indices(2, 3, 4)), expected, dtype=dtype or torch.float32, k=6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("limit", (0, 1 << 20))
+@pytest.mark.parametrize("distance", (16, 12), ids=("whole rows", "between rows"))
+def test_tables_are_copied_only_where_that_joins_them(
+    distance: int, limit: int, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one constant: for another dtype, or where they are small and their distances are no whole rows."""
+    monkeypatch.setattr(embedding_bags, "_COPIED_BYTES", limit)
+    model = net(three, *bags(width=16))
+    memory = torch.zeros(4096)
+    with torch.no_grad():
+        for number, table in enumerate(model.m[:3]):
+            size, start = table.weight.numel(), number * (64 * 16 + distance)
+            memory[start : start + size].copy_(table.weight.view(-1))
+            table.weight.data = memory[start : start + size].view(table.weight.shape)
+    gm = zendnn_cffi.optimize(model, tune="off", dtype=dtype)
+    x, s = noise(5, 6), indices(5, 3, 4)
+    with torch.no_grad():
+        assert_close(gm(x, s), oracle(model, (x, s))[0], dtype=dtype or torch.float32, k=6)
+    [region] = gm.regions().values()
+    [lowered] = region.lowered.values()
+    kept = {tensor.data_ptr() for tensor in lowered.program.constants}
+    in_place = [table.weight.data_ptr() in kept for table in model.m[:3]]
+    copied = dtype is not None or (limit > 0 and distance == 12)
+    assert in_place == [not copied] * 3
 
 
 def small_dlrm(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
