@@ -75,6 +75,9 @@ def _rank(node: fx.Node, rank: Callable[[Any], int | None]) -> int | None:
         return len(node.args[1])
     if node.target is ops.flatten and node.args[1] >= 0 and node.args[2] == -1:
         return node.args[1] + 1
+    if node.target is ops.unflatten:
+        whole = rank(node.args[0])
+        return None if whole is None else whole + len(node.args[2]) - 1
     if node.target is ops.unsqueeze:
         below = rank(node.args[0])
         return None if below is None else below + 1

@@ -309,6 +309,11 @@ def flatten(src: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return torch.flatten(src, start_dim, end_dim)
 
 
+def unflatten(src: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Return src with one dimension made several, of these sizes (-1: whatever is left)."""
+    return src.unflatten(dim, tuple(sizes))
+
+
 def permute(src: Tensor, dims: Sequence[int]) -> Tensor:
     """Return src with its dimensions in the order dims."""
     return src.permute(tuple(dims))
@@ -465,7 +470,7 @@ COMPUTE: frozenset[Callable[..., Any]] = frozenset(
      rms_norm, rotary}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
-    {reshape, flatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous, pad}
+    {reshape, flatten, unflatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous, pad}
 )
 SHAPE: frozenset[Callable[..., Any]] = frozenset({size, rank})
 CONSTANT: frozenset[Callable[..., Any]] = frozenset(

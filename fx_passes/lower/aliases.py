@@ -23,8 +23,8 @@ from zendnn_cffi.errors import ZenDNNError
 
 # What may be computed by looking at the source's memory in another way.
 VIEWS: frozenset[Callable[..., Any]] = frozenset(
-    {ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.narrow, ops.index, ops.unsqueeze, ops.contiguous,
-     operator.getitem}
+    {ops.reshape, ops.flatten, ops.unflatten, ops.permute, ops.transpose, ops.narrow, ops.index, ops.unsqueeze,
+     ops.contiguous, operator.getitem}
 )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def _source(node: fx.Node, context: LoweringContext) -> tuple[fx.Node | None, Ca
         rest = context.values.concrete((pieces.args[1:], pieces.kwargs))
         return pieces.args[0], lambda t: pieces.target(t, *rest[0], **rest[1])[item]
     args, kwargs = context.values.concrete((node.args[1:], node.kwargs))
-    if node.target in (ops.reshape, ops.flatten):
+    if node.target in (ops.reshape, ops.flatten, ops.unflatten):
         shape = context.values.specs[node].shape
         return node.args[0], lambda t: t.view(shape)
     if node.target is ops.contiguous:

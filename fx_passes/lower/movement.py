@@ -17,7 +17,7 @@ from zendnn_cffi.primitive import PrimitiveDesc
 
 
 def lower_reshape(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.reshape and ops.flatten: the row-major bytes of src, seen with another shape."""
+    """Lower ops.reshape, ops.flatten and ops.unflatten: the row-major bytes of src, seen with another shape."""
     src_node = context.values.arguments(node)["src"]
     src, spec = context.tensor(src_node, "src"), context.values.specs[node]
     dtype = context.dtype(src)

@@ -52,6 +52,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.concat: lower_concat,
     ops.reshape: lower_reshape,
     ops.flatten: lower_reshape,
+    ops.unflatten: lower_reshape,
     ops.permute: lower_permute,
     ops.transpose: lower_permute,
     ops.narrow: lower_narrow,

@@ -135,6 +135,7 @@ MODULES: dict[type[nn.Module], Row] = {
     nn.Softmax: _call(b.softmax(False), "dim"),
     nn.LogSoftmax: _call(b.softmax(True), "dim"),
     nn.Flatten: _call(b.flatten, "start_dim", "end_dim"),
+    nn.Unflatten: _call(b.unflatten, "dim", "unflattened_size"),
     nn.ZeroPad1d: _pad,
     nn.ZeroPad2d: _pad,
     nn.ZeroPad3d: _pad,

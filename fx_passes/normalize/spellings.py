@@ -68,6 +68,7 @@ NAMED: dict[str, Builder] = {
     "amax": b.reduction("max"),
     "amin": b.reduction("min"),
     "flatten": b.flatten,
+    "unflatten": b.unflatten,
     "reshape": b.reshape,
     "permute": b.permute,
     "transpose": b.transpose,

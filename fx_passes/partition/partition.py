@@ -35,6 +35,7 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 _SIZES_AT = {
     ops.reshape: 1,
+    ops.unflatten: 2,
     ops.expand: 1,
     ops.index: 1,
     ops.resample: 2,

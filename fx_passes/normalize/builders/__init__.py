@@ -50,6 +50,7 @@ from fx_passes.normalize.builders.movement import (
     split,
     stochastic_depth,
     transpose,
+    unflatten,
     unsqueeze,
 )
 from fx_passes.normalize.builders.normalization import (
@@ -117,6 +118,7 @@ __all__ = [
     "static",
     "stochastic_depth",
     "transpose",
+    "unflatten",
     "unary",
     "unsqueeze",
 ]

@@ -21,6 +21,15 @@ def flatten(input: Any, start_dim: Any = 0, end_dim: Any = -1) -> Built:
     return Call(ops.flatten, (input, start_dim, end_dim)) if static(start_dim, end_dim) else None
 
 
+def unflatten(input: Any, dim: Any, sizes: Any) -> Built:
+    """Tensor.unflatten, torch.unflatten; not with names for dimensions."""
+    if type(dim) is not int or not isinstance(sizes, list | tuple):
+        return None
+    if not sizes or any(not isinstance(size, int | fx.Node) for size in sizes):
+        return None
+    return Call(ops.unflatten, (input, dim, tuple(sizes)))
+
+
 def reshape(input: Any, *shape: Any) -> Built:
     """Tensor.view, Tensor.reshape, torch.reshape; not view(dtype)."""
     if len(shape) == 1 and isinstance(shape[0], list | tuple):

@@ -125,6 +125,9 @@ def test_slices(fn: object, torch_calls: int | None, dtype: torch.dtype | None) 
         lambda m, x: m[0](x).mean((2, 3)).unsqueeze(-1).unsqueeze(-1).expand(-1, -1, 6, 5) * m[0](x),
         lambda m, x: m[0](x).mean((2, 3), keepdim=True).expand(-1, -1, 6, 5),
         lambda m, x: m[0](x).contiguous().view(-1, 5),
+        lambda m, x: m[0](x).unflatten(1, (2, -1)),
+        lambda m, x: m[0](x).unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) + m[0](x),
+        lambda m, x: m[0](x).flatten(2).transpose(1, 2).unflatten(-2, (x.shape[2], -1)).permute(0, 3, 1, 2) * 2,
     ),
 )
 def test_views(fn: object, channels: int, dtype: torch.dtype | None) -> None:
