@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph import replace
 from fx_passes.inline import inline_modes
+from fx_passes.objects import take_outputs_apart
 
 log = logging.getLogger("zendnn_cffi.passes")
 aten = torch.ops.aten
@@ -94,6 +95,7 @@ def export(
     traced_root  a skeleton of root, on which the export itself is done
     Raises       whatever torch.export raises for a model it cannot follow.
     """
+    take_outputs_apart(traced_root)
     gm: Any = _export(traced_root, args, kwargs).module()
     check = getattr(gm, "_guards_fn", None)
     inline_modes(gm)
@@ -129,7 +131,8 @@ def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         except Exception as error:
             if make_shapes is None:
                 raise
-            log.info("torch.export with %s free: %s: %s", what, type(error).__name__, str(error).partition("\n")[0])
+            reason = str(error).partition("\n")[0][:200]
+            log.info("torch.export with %s free: %s: %s", what, type(error).__name__, reason)
     raise AssertionError("the last attempt returns or raises")
 
 

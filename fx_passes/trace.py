@@ -28,6 +28,7 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_REASON = 300  # characters of torch.export's messages that are kept
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
 
@@ -239,8 +240,9 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
         except _Untraceable as failure:
             if example_inputs is not None and not leaves:
                 exported = _try_export(model, args, kwargs)
-                if exported is not None:
+                if isinstance(exported, Traced):
                     return exported
+                failure = _Untraceable(failure.submodule, f"{exported}; symbolically: {failure}")
             if failure.submodule is None or failure.submodule in leaves:
                 log.warning("%s stays plain PyTorch: %s%s", type(model).__name__, failure, _remedy(example_inputs))
                 return Traced(skeleton(model), None, {WHOLE: str(failure)})
@@ -276,13 +278,15 @@ def _trace_symbolically(
     return Traced(root, graph, dict(leaves), dict(specialized), given)
 
 
-def _try_export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
+def _try_export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | str:
+    """The exported graph, or why there is none."""
     root = skeleton(model)
     try:
         graph, guards = export(root, skeleton(model), args, kwargs)
-    except Exception as error:
-        log.info("torch.export: %s: %s", type(error).__name__, str(error).partition("\n")[0])
-        return None
+    except Exception as error:  # whatever the model's own code or torch.export raises
+        reason = f"torch.export: {type(error).__name__}: {error}".splitlines()[0][:_REASON]
+        log.info("%s", reason)
+        return reason
     return Traced(root, graph, guards=guards, example=(args, kwargs))
 
 

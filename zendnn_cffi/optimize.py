@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ _warned = False
 
 def optimize(
     model: nn.Module,
-    example_inputs: Sequence[Any] | torch.Tensor | None = None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
@@ -34,7 +34,8 @@ def optimize(
     """Return `model` rewritten for inference, with its convolutions, matrix products and what surrounds them in ZenDNN.
 
     model           in evaluation mode; not changed. Weights are shared with it until prepacked.
-    example_inputs  a tensor, or the positional arguments of one call: where torch.fx cannot trace symbolically
+    example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: where
+                    torch.fx cannot trace symbolically
     dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. None
                     (default) and torch.float32: each value in its own dtype.
     allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error no larger than direct's)
@@ -64,7 +65,7 @@ def optimize(
     from fx_passes.region import RegionOptions
     from fx_passes.trace import trace
 
-    inputs = _positional(example_inputs)
+    inputs = _arguments(example_inputs)
     traced = trace(model, inputs)
     if not is_available():
         _warn_once()
@@ -85,15 +86,20 @@ def build_plain(traced: Traced) -> OptimizedModule:
     return gm
 
 
-def _positional(example_inputs: Sequence[Any] | torch.Tensor | None) -> tuple[Any, ...] | None:
+def _arguments(
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
+) -> tuple[Any, ...] | dict[str, Any] | None:
+    """Positional arguments, or keyword arguments where they were given by name."""
     if example_inputs is None:
         return None
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,)
+    if isinstance(example_inputs, Mapping):
+        return dict(example_inputs)
     if not isinstance(example_inputs, Sequence) or isinstance(example_inputs, str):
         raise TypeError(
-            "example_inputs must be a tensor or a sequence of the model's positional arguments,"
-            f" got {type(example_inputs).__name__}"
+            "example_inputs must be a tensor, a sequence of the model's positional arguments or a mapping of its"
+            f" keyword arguments, got {type(example_inputs).__name__}"
         )
     return tuple(example_inputs)
 

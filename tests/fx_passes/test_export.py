@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fx_passes.pipeline import compile_graph
+from fx_passes.trace import WHOLE
 from tests.support.graphs import check_equal, count, image, model_of, outside
 
 
@@ -191,3 +193,68 @@ def test_a_constant_that_forward_makes_and_writes_stays_a_copy() -> None:
     for _ in range(2):
         check_equal(model, gm, image(2, 5))
     assert outside(gm)["lift_fresh_copy.default"] <= 1
+
+
+class Box:
+    """An object that torch.export does not know."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+OBJECTS: dict[str, Any] = {
+    "tensors and numbers": lambda y: Box(y=y, name="box", dtype=y.dtype, shape=tuple(y.shape), missing=None),
+    "in containers": lambda y: {"all": [Box(y=y), (Box(y=y + 1), y)]},
+    "nested": lambda y: Box(inner=Box(many=[Box(y=y)], cls=Box), flag=True),
+}
+
+
+def _opened(value: Any) -> Any:
+    """value with objects as (class, attributes)."""
+    if isinstance(value, Box):
+        return type(value), _opened(vars(value))
+    if isinstance(value, dict):
+        return {k: _opened(v) for k, v in value.items()}
+    return type(value)(map(_opened, value)) if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_in_the_output(kind: str) -> None:
+    model = _branching(lambda m, x: OBJECTS[kind](m.l(x)), l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(2, 5),))
+    assert not gm.leaves
+    for module in (gm, copy.deepcopy(gm)):
+        for rows in (2, 4):
+            x = image(rows, 5)
+            assert _serves(module, x)
+            with torch.no_grad():
+                actual, expected = _opened(module(x)), _opened(model(x))
+            mine, structure = pytree.tree_flatten(actual)
+            theirs, other = pytree.tree_flatten(expected)
+            assert structure == other
+            for a, b in zip(mine, theirs, strict=True):
+                assert torch.allclose(a, b) if isinstance(b, Tensor) else a == b
+    assert gm(image(2, 5)) is not gm(image(2, 5))
+
+
+REFUSED: dict[str, Any] = {
+    "slots": lambda m, y: Slotted(y),
+    "one object twice": lambda m, y: (b := Box(y=y), b),
+    "a module": lambda m, y: (y, m.l),
+    "a function": lambda m, y: Box(y=y, f=lambda: y),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_objects_that_are_not_taken_apart_leave_the_model_whole(kind: str) -> None:
+    model = _branching(lambda m, x: REFUSED[kind](m, m.l(x)), l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(2, 5),))
+    assert "in the output" in gm.leaves[WHOLE]
+    assert type(gm(image(2, 5))) is type(model(image(2, 5)))

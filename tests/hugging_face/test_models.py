@@ -1,0 +1,138 @@
+"""Hugging Face models, right and offloaded: through optimize() and through torch.compile."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zendnn_cffi
+from benchmarks.workloads_transformers import DecodingStep
+from fx_passes import ops
+from fx_passes.region import MAX_PROGRAMS
+from tests.support.graphs import outside
+from tests.support.hugging_face import HEADS, LAYERS, MODELS, WIDTH, ids, noise, tensors_of
+from zendnn_cffi import backend
+
+# f32 sums in another order, over a handful of layers
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Any:
+    backend.register()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _assert_close(actual: Any, expected: Any) -> None:
+    mine, theirs = tensors_of(actual), tensors_of(expected)
+    assert type(actual) is type(expected) and len(mine) == len(theirs) > 0
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert float((a.double() - b.double()).abs().max()) <= TOLERANCE * max(float(b.double().abs().max()), 1.0)
+
+
+def _optimized(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Callable[..., Any], Callable[[], list[Any]]]:
+    fast = zendnn_cffi.optimize(model, inputs, tune="off")
+    assert not fast.leaves
+    return fast, lambda: [fast]
+
+
+def _compiled(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Callable[..., Any], Callable[[], list[Any]]]:
+    before = set(map(id, backend.compiled_modules()))
+    run = torch.compile(model, backend="zendnn", options={"tune": "off"})
+    return run, lambda: [m for m in backend.compiled_modules() if id(m) not in before]
+
+
+WAYS = {"optimize": _optimized, "compile": _compiled}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_right_and_offloaded(name: str, way: str) -> None:
+    row = MODELS[name]
+    model, inputs = row.build(), row.inputs()
+    expected = model(**inputs)
+    with torch.no_grad():
+        run, modules = WAYS[way](model, inputs)
+        _assert_close(run(**inputs), expected)
+        _assert_close(run(**inputs), expected)
+    made: Counter[str] = Counter()
+    for module in modules():
+        assert all(lowered for region in module.regions().values() for lowered in region.lowered.values())
+        stays = outside(module)
+        assert not {"matmul", "attention", "rms_norm"} & set(stays)
+        assert stays["linear"] == row.plain
+        made.update(n.became for n in zendnn_cffi.explain(module).nodes if n.implementation not in ("", "torch"))
+    assert made["inner_product"] == row.products, made
+
+
+def test_a_model_without_no_grad() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    run, _ = _optimized(model, inputs)
+    result = run(**inputs)
+    assert not result.logits.requires_grad and all(r.lowered for r in run.regions().values())
+    _assert_close(result, model(**inputs))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fifty_lengths_in_a_row(way: str) -> None:
+    model = MODELS["bert"].build()
+    model.encoder.layer = model.encoder.layer[:1]
+    with torch.no_grad():
+        run, modules = WAYS[way](model, {"input_ids": ids(9)})
+        for length in [*range(2, 52), 7]:
+            tokens = ids(length, batch=1 + length % 3)
+            _assert_close(run(input_ids=tokens), model(input_ids=tokens))
+    assert len(modules()) <= 4
+    for module in modules():
+        for region in module.regions().values():
+            assert 0 < len(region.lowered) <= MAX_PROGRAMS
+            assert all(region.lowered.values())
+
+
+def test_the_cache_that_a_decoder_returns_is_its_own() -> None:
+    from transformers import DynamicCache
+
+    model = MODELS["qwen2"].build()
+    with torch.no_grad():
+        fast, _ = _optimized(model, {"input_ids": ids(9)})
+        first, second = fast(input_ids=ids(9)), fast(input_ids=ids(7))
+        assert type(first.past_key_values) is DynamicCache
+        assert (first.past_key_values.get_seq_length(), second.past_key_values.get_seq_length()) == (9, 7)
+        expected = model(input_ids=ids(9))
+        for output in (expected, first):  # the model goes on with it
+            output.next = model(input_ids=ids(1), past_key_values=output.past_key_values)
+        _assert_close(first.next, expected.next)
+        assert first.past_key_values.get_seq_length() == 10
+
+
+def test_copies_of_a_model_that_returns_a_cache() -> None:
+    model = MODELS["llama"].build()
+    with torch.no_grad():
+        fast, _ = _optimized(model, {"input_ids": ids(9)})
+        _assert_close(copy.deepcopy(fast)(input_ids=ids(8)), model(input_ids=ids(8)))
+
+
+def test_a_decoding_step_runs_in_one_program_per_region() -> None:
+    model = DecodingStep(MODELS["llama"].build()).eval()
+    cache = tuple(noise(1, 2, 6, WIDTH // HEADS) for _ in range(2 * LAYERS))
+    fast = zendnn_cffi.optimize(model, (ids(1, 1), *cache), tune="off")
+    mine = cache
+    with torch.no_grad():
+        for step in range(6):
+            token = ids(1, 1, seed=step)
+            expected, actual = model(token, *cache), fast(token, *mine)
+            _assert_close(actual, expected)
+            cache, mine = expected[1:], actual[1:]
+    regions = fast.regions().values()
+    assert len(regions) == LAYERS + 1 and all(len(region.lowered) == 1 for region in regions)
+    assert outside(fast)["attention"] == LAYERS and outside(fast)["concat"] == 2 * LAYERS + 1
+    assert ops.linear.__name__ not in outside(fast) and ops.rotary.__name__ not in outside(fast)
