@@ -33,7 +33,7 @@ class Last(nn.Module):
 
 
 class SentenceEmbedding(nn.Module):
-    """An encoder, the mean of its outputs over the tokens that the mask keeps, unit length: [N, L] to [N, width]."""
+    """An encoder, the mean of its outputs over the tokens the mask keeps, of unit length: [N, L] to [N, width]."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -39,19 +39,21 @@ class Weights:
     """A constant tensor in the layout desc, prepacked once. `key` names the constant for sharing between signatures.
 
     below  further constants, which lie under `plain` along dimension 0 of a row-major desc
+    transposed  desc describes the constant, a matrix, with its dimensions swapped
     """
 
     key: str
     plain: torch.Tensor
     desc: MemoryDesc
     below: tuple[torch.Tensor, ...] = ()
+    transposed: bool = False
 
 
-def packed_weights(key: str, plain: torch.Tensor, pd: PrimitiveDesc) -> Weights:
+def packed_weights(key: str, plain: torch.Tensor, pd: PrimitiveDesc, *, transposed: bool = False) -> Weights:
     """The weights argument of a primitive, in the layout that its implementation chose."""
     desc = pd.weights_desc
     assert desc is not None
-    return Weights(key, plain, desc)
+    return Weights(key, plain, desc, transposed)
 
 
 @dataclass(frozen=True)

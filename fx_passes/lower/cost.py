@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate
+from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate, Weights
 from zendnn_cffi.memory import MemoryDesc
 
 _FLOPS_PER_NS = 110.0  # f32, per core
@@ -28,8 +28,8 @@ _SHARES = (
     ("jit_1x1", 0.86),
     ("jit_bf16", 0.80),
     ("jit:", 0.84),
-    ("brgemm", 0.90),
-    ("brg", 0.90),
+    ("brgemm", 0.86),  # of inner_product
+    ("brg:", 0.90),  # of matmul
     ("x64:gemm", 0.35),
     ("ref", 0.004),
 )
@@ -46,6 +46,8 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
     time_ns = moved / _BYTES_PER_NS / _vector_share(candidate)
     for template in candidate.calls:
         time_ns += _TORCH_CALL_NS if isinstance(template, TorchTemplate) else _CALL_NS
+        if isinstance(template, PrimitiveTemplate):
+            time_ns += sum(a.desc.size_bytes for a in template.args.values() if isinstance(a, Weights)) / _BYTES_PER_NS
     if operation.flops:
         bf16 = 2.0 if candidate.srcs[0].dtype == torch.bfloat16 else 1.0
         time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * bf16 * threads * _share(candidate)))

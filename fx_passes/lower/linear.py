@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from fx_passes.lower.candidates import (
     Candidate,
     Operand,
     Operation,
+    PrimitiveTemplate,
     Result,
     Weights,
     packed_weights,
@@ -27,7 +30,7 @@ from fx_passes.lower.context import (
     usable_implementations,
 )
 from fx_passes.lower.layouts import row_major, strided
-from fx_passes.lower.post_ops import build_chain, fits_view
+from fx_passes.lower.post_ops import Chain, build_chain, fits_view
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
@@ -36,7 +39,7 @@ from zendnn_cffi.primitive import PrimitiveDesc
 
 
 def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.linear with a constant weight: one inner_product on [M, K], leading dimensions of src made one."""
+    """Lower ops.linear with a constant weight: matmul or inner_product on [M, K], leading dimensions made one."""
     arguments = context.values.arguments(node)
     src = context.tensor(arguments["src"], "src")
     weight = context.constant(arguments["weight"], "weight")
@@ -60,32 +63,77 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         sum_node=residual_to_overwrite(node, arguments["src"], post_ops, context),
         view=(m, n),
     )
-    src_view, dst_view = row_major((m, k), dtype), row_major((m, n), dtype)
-    bias_desc = None if bias is None else row_major((n,), torch.float32)
-
-    def create() -> PrimitiveDesc:
-        desc = descriptors.inner_product(src_view, MemoryDesc((n, k), dtype, "any"), bias_desc, dst_view)
-        return PrimitiveDesc(desc, Attr(chain.post_ops))
-
-    for pd in usable_implementations(create):
-        args: dict[int, Argument] = {
-            ARG_SRC: Operand(0, src_view),
-            ARG_WEIGHTS: packed_weights(_name(node, 1, "weight"), weight, pd),
-            ARG_DST: Result(dst_view),
-            **chain.args,
-        }
-        if bias is not None and bias_desc is not None:
-            args[ARG_BIAS] = Weights(_name(node, 2, "bias"), bias, bias_desc)
-        srcs = (row_major(src.shape, dtype), *chain.srcs)
-        template = primitive_template(pd, args, "inner_product")
-        operation.candidates.append(Candidate(pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites))
+    product = _Product((m, k, n), dtype, weight, bias, chain, (_name(node, 1, "weight"), _name(node, 2, "bias")))
+    srcs = (row_major(src.shape, dtype), *chain.srcs)
+    operation.candidates = [
+        Candidate(template.pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites)
+        for template in (*product.as_matmul(), *product.as_inner_product())
+    ]
     fast = optimized(operation.candidates)
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
     if not operation.candidates:
-        raise NotLowered("no inner_product implementation takes these shapes")
+        raise NotLowered("no matmul or inner_product implementation takes these shapes")
     operation.candidates = fast or operation.candidates[:1]
     return operation
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A linear layer on [M, K] with constant weights [N, K]: what both primitives that compute it are made of.
+
+    names  of the weight's and the bias' constants: the keys of their packed copies
+    """
+
+    sizes: tuple[int, int, int]
+    dtype: torch.dtype
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    chain: Chain
+    names: tuple[str, str]
+
+    def as_inner_product(self) -> Iterator[PrimitiveTemplate]:
+        m, k, n = self.sizes
+        bias = None if self.bias is None else row_major((n,), torch.float32)
+        weights = MemoryDesc((n, k), self.dtype, "any")
+
+        def create() -> PrimitiveDesc:
+            desc = descriptors.inner_product(row_major((m, k), self.dtype), weights, bias, self._dst)
+            return PrimitiveDesc(desc, Attr(self.chain.post_ops))
+
+        return self._templates(create, "inner_product", bias)
+
+    def as_matmul(self) -> Iterator[PrimitiveTemplate]:
+        """With weights seen as [K, N]. Its kernel packs them the other way round, and reads memory faster."""
+        m, k, n = self.sizes
+        bias = None if self.bias is None else row_major((1, n), torch.float32)
+        weights = MemoryDesc((k, n), self.dtype, "any")
+
+        def create() -> PrimitiveDesc:
+            desc = descriptors.matmul(row_major((m, k), self.dtype), weights, bias, self._dst)
+            return PrimitiveDesc(desc, Attr(self.chain.post_ops))
+
+        return self._templates(create, "matmul", bias)
+
+    @property
+    def _dst(self) -> MemoryDesc:
+        return row_major((self.sizes[0], self.sizes[2]), self.dtype)
+
+    def _templates(
+        self, create: Callable[[], PrimitiveDesc], kind: str, bias: MemoryDesc | None
+    ) -> Iterator[PrimitiveTemplate]:
+        m, k, _ = self.sizes
+        found = usable_implementations(create)
+        for pd in sorted(found, key=lambda pd: "gemm:" in pd.implementation):  # seldom the fastest: last among equals
+            args: dict[int, Argument] = {
+                ARG_SRC: Operand(0, row_major((m, k), self.dtype)),
+                ARG_WEIGHTS: packed_weights(self.names[0], self.weight, pd, transposed=kind == "matmul"),
+                ARG_DST: Result(self._dst),
+                **self.chain.args,
+            }
+            if self.bias is not None and bias is not None:
+                args[ARG_BIAS] = Weights(self.names[1], self.bias, bias)
+            yield primitive_template(pd, args, kind)
 
 
 def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:

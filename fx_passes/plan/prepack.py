@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,6 +20,14 @@ from zendnn_cffi.program import Slot
 Allocate = Callable[[int], torch.Tensor]
 
 
+class Packed(NamedTuple):
+    """Packed weights: bytes in the layout desc, of the constant or of its transpose."""
+
+    data: torch.Tensor
+    desc: MemoryDesc
+    transposed: bool
+
+
 class WeightStore:
     """Prepacked weights by (name, layout), for as long as a program uses them.
 
@@ -26,30 +35,30 @@ class WeightStore:
     """
 
     def __init__(self) -> None:
-        self._packed: WeakValueDictionary[tuple[str, bytes], torch.Tensor] = WeakValueDictionary()
+        self._packed: WeakValueDictionary[tuple[str, bytes, bool], torch.Tensor] = WeakValueDictionary()
         self._descs: dict[bytes, MemoryDesc] = {}
         self._lock = threading.Lock()
 
     def get(self, prefix: str, weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
         """Return a tensor whose memory holds the weights in weights.desc; allocate makes it where there is none."""
-        key = f"{prefix}{weights.key}", weights.desc.key
+        key = f"{prefix}{weights.key}", weights.desc.key, weights.transposed
         with self._lock:
             packed = self._packed.get(key)
             if packed is None:
                 if weights.below:
                     packed = stack((weights.plain, *weights.below), weights.desc, allocate)
                 else:
-                    packed = prepack(weights.plain, weights.desc, allocate)
+                    packed = prepack(weights, allocate)
                 self._packed[key] = packed
                 self._descs[weights.desc.key] = weights.desc
             return packed
 
-    def by_name(self) -> dict[str, list[tuple[torch.Tensor, MemoryDesc]]]:
+    def by_name(self) -> dict[str, list[Packed]]:
         """What there is now, by name."""
-        found: dict[str, list[tuple[torch.Tensor, MemoryDesc]]] = {}
+        found: dict[str, list[Packed]] = {}
         with self._lock:
-            for (name, layout), packed in self._packed.items():
-                found.setdefault(name, []).append((packed, self._descs[layout]))
+            for (name, layout, transposed), packed in self._packed.items():
+                found.setdefault(name, []).append(Packed(packed, self._descs[layout], transposed))
         return found
 
     def clear(self) -> None:
@@ -66,12 +75,13 @@ class WeightStore:
         return sum(t.numel() * t.element_size() for t in held.values() if t.untyped_storage().data_ptr() not in known)
 
 
-def prepack(plain: torch.Tensor, desc: MemoryDesc, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
-    """Return `plain` in the layout desc: itself where it lies so already, else a new uint8 tensor.
+def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
+    """Return weights.plain in the layout weights.desc: itself where it lies so already, else a new uint8 tensor.
 
     plain may have another shape than desc where only ones differ (a bias [C] seen as [1, C, 1, 1]).
     """
-    plain = plain.detach().reshape(desc.dims)
+    desc, plain = weights.desc, weights.plain.detach()
+    plain = (plain.t() if weights.transposed else plain).reshape(desc.dims)
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
     if same_bytes(have, desc):
         return plain

@@ -21,13 +21,12 @@ from fx_passes.layout.reorder import reorder_into
 from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate, Weights
 from fx_passes.lower.layouts import row_major
 from fx_passes.lower.specs import evaluate_constants
+from fx_passes.plan.prepack import Packed
 from zendnn_cffi.memory import Memory, MemoryDesc
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
     from fx_passes.region import ZenRegion
-
-Packed = tuple[torch.Tensor, MemoryDesc]
 
 
 _TRANSFORMED_SHARE = 0.05  # of all parameters' bytes, that Winograd's transformed weights may take in addition
@@ -64,7 +63,7 @@ class Kept(Mapping[str, torch.Tensor]):
         if name in self._plain:
             return self._plain[name]
         packed, shape, dtype = self._packed[name]
-        return unpacked(*packed).reshape(shape).to(dtype)
+        return unpacked(packed).reshape(shape).to(dtype)
 
     @property
     def plain(self) -> list[torch.Tensor]:
@@ -78,13 +77,14 @@ class Kept(Mapping[str, torch.Tensor]):
         return len(self._plain) + len(self._packed)
 
 
-def unpacked(tensor: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
-    """Packed weights as a plain tensor of desc's dims."""
+def unpacked(packed: Packed) -> torch.Tensor:
+    """Packed weights as a plain dense tensor of desc's dims, or those swapped where it is the transpose."""
+    desc = packed.desc
     assert desc.dtype is not None
     with torch.inference_mode(False):
         plain = torch.empty(desc.dims, dtype=desc.dtype)
-    reorder_into(Memory(desc, tensor.data_ptr()), plain, row_major(desc.dims, desc.dtype))
-    return plain
+    reorder_into(Memory(desc, packed.data.data_ptr()), plain, row_major(desc.dims, desc.dtype))
+    return plain.t().contiguous() if packed.transposed else plain
 
 
 def release(gm: OptimizedModule, regions: Sequence[ZenRegion]) -> int:
@@ -119,7 +119,7 @@ def release_region(region: ZenRegion) -> bool:
     remade: dict[str, tuple[Packed, torch.Size, torch.dtype]] = {}
     for node in frontier:
         value, name = values[node], node.name
-        forms = [(t, d) for t, d in packed.get(name, ()) if d.dtype in (value.dtype, half) and _is_whole(d, value)]
+        forms = [p for p in packed.get(name, ()) if p.desc.dtype in (value.dtype, half) and _is_whole(p.desc, value)]
         if forms:
             remade[name] = forms[0], value.shape, value.dtype
         else:

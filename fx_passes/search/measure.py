@@ -88,9 +88,9 @@ class Bench:
                     case Scratchpad(desc):
                         args[arg] = Slot("constant", len(buffers)), desc
                         buffers.append(aligned_buffer(desc))
-                    case Weights(_, plain, desc):
-                        args[arg] = Slot("constant", len(buffers)), desc
-                        buffers.append(prepack(plain, desc))
+                    case Weights():
+                        args[arg] = Slot("constant", len(buffers)), argument.desc
+                        buffers.append(prepack(argument))
             calls.append(PrimitiveCall(self.operation.name, Primitive(template.pd), args, template.kind))
         return Program(calls, (), buffers), buffers[result]
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zendnn_cffi
 from fx_passes.lower import compile
 from tests.fx_passes.lower.test_convolution import BINARY, ELTWISE
 from tests.support.lowering import fallbacks, kinds, net, noise, offload
@@ -22,6 +23,22 @@ DTYPES = (None, torch.bfloat16)
 def test_linear(shape: tuple[int, ...], out: int, bias: bool, dtype: torch.dtype | None) -> None:
     found = offload(net(lambda m, x: m[0](x), nn.Linear(shape[-1], out, bias)), noise(*shape), dtype=dtype)
     assert kinds(found) == ["inner_product"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_are_packed_once_for_all_lengths(dtype: torch.dtype | None) -> None:
+    """Without measuring, the matmul kernel with packed weights is taken, and its weights serve every length."""
+    gm = zendnn_cffi.optimize(net(lambda m, x: m[0](x), nn.Linear(128, 128)), dtype=dtype, tune="off")
+    packed = set()
+    for length in (128, 7, 200):
+        gm(noise(length, 128))
+    (region,) = gm.regions().values()
+    for lowered in region.lowered.values():
+        program: Any = lowered.program
+        (call,) = [call for call in program.calls if call.kind != "reorder"]
+        assert call.kind == "matmul" and call.implementation.startswith("brg:")
+        packed.add(tuple(t.data_ptr() for t in program.constants if t.numel() >= 128 * 128))
+    assert len(packed) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -49,6 +49,16 @@ def test_same_results_now_and_for_new_shapes(dtype: torch.dtype | None, allow_wi
     assert all(torch.equal(value, state[name]) for name, value in original.state_dict().items())
 
 
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+def test_transposed_packed_weights_become_plain_again(dtype: torch.dtype | None) -> None:
+    """Square weights: a transpose forgotten would not show in the shape."""
+    original = net(lambda m, x: m[1](F.relu(m[0](x))), nn.Linear(64, 64), nn.Linear(64, 64, bias=False))
+    gm = zendnn_cffi.optimize(original, release_weights=True, tune="off", dtype=dtype)
+    for rows in (128, 5, 1):
+        expected = copy.deepcopy(original).double()(noise(rows, 64).double())
+        assert_close(gm(noise(rows, 64)), expected.detach(), dtype=dtype or torch.float32, k=64)
+
+
 def test_what_needs_the_weights_says_that_they_are_gone() -> None:
     gm = zendnn_cffi.optimize(model(), release_weights=True, tune="off")
     state = gm.state_dict()
