@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 import zendnn_cffi
 from fx_passes.lower.compile import LoweredRegion
 from fx_passes.lower.context import NotLowered
+from fx_passes.lower.masks import OTHER, describe, mask_inputs, specialize
 from fx_passes.lower.specs import evaluate_constants
 from fx_passes.lower.variants import choose_variant
 from fx_passes.plan.prepack import WeightStore
@@ -31,7 +32,7 @@ from fx_passes.plan.release import Kept
 log = logging.getLogger("zendnn_cffi.region")
 
 MAX_PROGRAMS = 32
-Signature = tuple[Any, ...]
+Signature = tuple[Any, ...]  # threads, or (threads, what each mask says); then (shape, dtype, strides) of each input
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class ZenRegion(nn.Module):
         self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
         self._reasons: dict[Signature, str] = {}
         self._plain: tuple[fx.Graph, dict[fx.Node, Any]] | None = None
+        self._masks = mask_inputs(graph)
+        self._for_masks: dict[tuple[str, ...], fx.Graph] = {}
         self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
         _regions.add(self)
         self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
@@ -89,7 +92,10 @@ class ZenRegion(nn.Module):
                 return self.run_plain(inputs)
         if torch.is_autocast_enabled("cpu"):
             return self.run_plain(inputs)
-        signature = (torch.get_num_threads(), *((t.shape, t.dtype, t.stride()) for t in inputs))
+        threads: Any = torch.get_num_threads()
+        if self._masks:
+            threads = threads, *(describe(inputs[i]) for i in self._masks)
+        signature = (threads, *((t.shape, t.dtype, t.stride()) for t in inputs))
         lowered = self._lowered.get(signature, _MISSING)
         if lowered is _MISSING:
             lowered = self._lower(signature, inputs)
@@ -105,7 +111,7 @@ class ZenRegion(nn.Module):
         with self._lock:
             if signature in self._lowered:
                 return self._lowered[signature]
-            lowered, reason = self._try_lower(inputs)
+            lowered, reason = self._try_lower(inputs, signature[0][1:] if self._masks else ())
             if lowered is None:
                 self._reasons[signature] = reason
             while len(self._lowered) >= MAX_PROGRAMS:
@@ -127,15 +133,28 @@ class ZenRegion(nn.Module):
         if lowered is not None:
             lowered.program.close()
 
-    def _try_lower(self, inputs: Sequence[torch.Tensor]) -> tuple[LoweredRegion | None, str]:
-        """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours."""
+    def _graph_for(self, kinds: tuple[str, ...]) -> fx.Graph:
+        """The graph for masks that say `kinds`: always the same object for the same kinds."""
+        if all(kind == OTHER for kind in kinds):
+            return self.graph
+        if kinds not in self._for_masks:
+            self._for_masks[kinds] = specialize(self.graph, self._masks, kinds)
+        return self._for_masks[kinds]
+
+    def _try_lower(self, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...]) -> tuple[LoweredRegion | None, str]:
+        """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours.
+
+        kinds  what each mask says
+        """
         if not zendnn_cffi.is_available():
             return None, zendnn_cffi.unavailable_reason() or "the library is not available"
         if any(t.numel() == 0 for t in inputs):
             return None, "an input is empty"
         try:
             with torch.inference_mode(False), torch.no_grad(), _on_cpu():
-                lowered = choose_variant(self.graph, inputs, self.constants, self.weights, self.options, self.run_plain)
+                lowered = choose_variant(
+                    self._graph_for(kinds), inputs, self.constants, self.weights, self.options, self.run_plain
+                )
             self._plain = None  # made to measure plain PyTorch against
             return lowered, ""
         except NotLowered as reason:
@@ -197,6 +216,7 @@ class ZenRegion(nn.Module):
         """Compute the same from other constants; programs stay."""
         with self._lock:
             self._read = graph, constants
+            self._for_masks.clear()
             self._plain = None
 
     def clear(self) -> None:

@@ -7,11 +7,13 @@ heads), the results are written into the arena in the layout that the next opera
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from fx_passes.lower.attention_steps import Heads, in_steps
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
 from fx_passes.lower.layouts import is_known_dtype, row_major, strided
@@ -20,7 +22,7 @@ from zendnn_cffi.memory import MemoryDesc
 
 
 def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.attention of [B, H, L, D] to PyTorch's flash kernel, the result laid out as [B, L, H, D]."""
+    """Lower ops.attention of [B, H, L, D]: PyTorch's flash kernel or products in steps; the result is [B, L, H, D]."""
     arguments = context.values.arguments(node)
     query, spec = context.tensor(arguments["query"], "query"), context.values.specs[node]
     nodes = [arguments[name] for name in ("query", "key", "value")]
@@ -35,18 +37,29 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *given: Tensor) -> Tensor:
         bias = given[0] if given else constant
-        if bias is not None and bias.dtype not in (torch.bool, q.dtype):
+        if bias is not None and bias.dtype not in (torch.bool, torch.float32, q.dtype):
             bias = bias.to(q.dtype)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, 0.0, **options)
 
     srcs = [_as_it_lies(n, context, dtype) for n in nodes]
     if masks:
-        known = mask_dtype if mask_dtype != torch.float32 else dtype
-        srcs.append(_as_it_lies(mask, context, known or dtype))
+        srcs.append(_as_it_lies(mask, context, mask_dtype or dtype))  # f32's least number is no number in bf16
     b, h, length, d = spec.shape
     dst = strided(spec.shape, dtype, (length * h * d, d, h * d, 1))
     flops = 2 * spec.numel * context.values.specs[nodes[1]].shape[2] * 2
-    return _operation(node, context, "attention", (*nodes, *masks), srcs, dst, attend, flops=flops)
+    operation = _operation(node, context, "attention", (*nodes, *masks), srcs, dst, attend, flops=flops)
+    if constant is None and dtype in (torch.float32, torch.bfloat16):
+        scale = d**-0.5 if options["scale"] is None else float(options["scale"])
+        q, k, v = srcs[:3]
+        given = Heads(q, k, v, srcs[3] if masks else None, dst, scale, bool(options["is_causal"]))
+        steps = in_steps(given)
+        if steps:  # now there is something to measure it beside
+            described = f"{torch.__version__} attention {options} {given.mask and (given.mask.dims, given.mask.dtype)}"
+            (flash,) = operation.candidates
+            (template,) = flash.calls
+            assert isinstance(template, TorchTemplate)
+            operation.candidates = [*steps, replace(flash, calls=(replace(template, key=described),))]
+    return operation
 
 
 def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:

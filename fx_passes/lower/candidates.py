@@ -63,23 +63,37 @@ class Scratchpad:
     desc: MemoryDesc
 
 
-Argument = Operand | Result | Weights | Scratchpad
+@dataclass(frozen=True)
+class Temporary:
+    """Memory that a candidate's calls share, number `index` of those it has; gone after its last call."""
+
+    index: int
+    desc: MemoryDesc
+
+
+Argument = Operand | Result | Weights | Scratchpad | Temporary
 
 
 @dataclass(frozen=True)
 class PrimitiveTemplate:
-    """One primitive execution: its descriptor and where every argument comes from."""
+    """One primitive execution: its descriptor and where every argument comes from.
+
+    flops  None: those of the operation
+    """
 
     pd: PrimitiveDesc
     args: dict[int, Argument]
     kind: str
+    flops: int | None = None
 
 
-def primitive_template(pd: PrimitiveDesc, args: dict[int, Argument], kind: str) -> PrimitiveTemplate:
+def primitive_template(
+    pd: PrimitiveDesc, args: dict[int, Argument], kind: str, flops: int | None = None
+) -> PrimitiveTemplate:
     """One execution of pd on args, with the scratchpad that its implementation asks for."""
     if pd.scratchpad_desc is not None:
         args = {**args, ARG_SCRATCHPAD: Scratchpad(pd.scratchpad_desc)}
-    return PrimitiveTemplate(pd, args, kind)
+    return PrimitiveTemplate(pd, args, kind, flops)
 
 
 @dataclass(frozen=True)
@@ -90,6 +104,7 @@ class TorchTemplate:
     into    function(*operands, *weights, result) writes its result itself; otherwise it returns it
     key     equal for equal work: it is measured beside primitives; "" where there are none
     weights constants in plain layouts, prepacked once; not together with a key
+    args    what function is called with, the last one where it writes (into); empty: all operands, then the result
     """
 
     function: Callable[..., Any]
@@ -97,6 +112,7 @@ class TorchTemplate:
     into: bool = False
     key: str = ""
     weights: tuple[Weights, ...] = ()
+    args: tuple[Operand | Result | Temporary, ...] = ()
 
 
 @dataclass(frozen=True)

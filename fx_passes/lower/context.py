@@ -126,13 +126,18 @@ def optimized(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [c for c in candidates if not c.implementation.startswith(_LAST_RESORT)]
 
 
+def optimized_descs(found: Sequence[PrimitiveDesc]) -> list[PrimitiveDesc]:
+    """The primitive descriptors that are no reference implementation."""
+    return [pd for pd in found if not pd.implementation.startswith(_LAST_RESORT)]
+
+
 def usable_implementations(create: Callable[[], PrimitiveDesc]) -> list[PrimitiveDesc]:
     """Return the implementations worth trying, in the library's order; reference ones only when alone."""
     try:
         found = [pd for pd in create().implementations() if not pd.implementation.startswith(_NEVER)]
     except ZenDNNError:
         return []
-    return [pd for pd in found if not pd.implementation.startswith(_LAST_RESORT)] or found[:1]
+    return optimized_descs(found) or found[:1]
 
 
 def torch_operation(node: fx.Node, values: RegionValues, reason: str) -> Operation:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from fx_passes.lower.candidates import (
+    Argument,
     Candidate,
     Operand,
     Operation,
     PrimitiveTemplate,
     Result,
     Scratchpad,
+    Temporary,
     TorchTemplate,
     Weights,
 )
@@ -43,6 +45,7 @@ class Step:
     srcs: list[tuple[Buffer, MemoryDesc]]
     dst: tuple[Buffer, MemoryDesc]
     scratchpad: Buffer | None = None
+    temporaries: Mapping[int, Buffer] = field(default_factory=dict)
 
 
 @dataclass
@@ -100,9 +103,13 @@ class Schedule:
             result = self.new_buffer(candidate.dst)
             if candidate.may_overwrite is not None:
                 self.takeovers.append((len(self.steps), sources[candidate.may_overwrite][0], result))
+        temporaries: dict[int, Buffer] = {}
         for template in self._needed(candidate, [buffer for buffer, _ in sources], result):
-            step = Step(operation.name, operation, template, sources, (result, candidate.dst))
-            for buffer, _ in [*sources, step.dst]:
+            for argument in _arguments(template):
+                if isinstance(argument, Temporary) and argument.index not in temporaries:
+                    temporaries[argument.index] = self.new_buffer(argument.desc)
+            step = Step(operation.name, operation, template, sources, (result, candidate.dst), None, temporaries)
+            for buffer in [*(buffer for buffer, _ in sources), result, *temporaries.values()]:
                 buffer.touch(len(self.steps))
             if isinstance(template, PrimitiveTemplate):
                 for argument in template.args.values():
@@ -173,14 +180,19 @@ def build_program(
     return Program(calls, specs, constants.tensors, arena_bytes)
 
 
+def _arguments(template: PrimitiveTemplate | TorchTemplate) -> Sequence[Argument]:
+    return tuple(template.args.values()) if isinstance(template, PrimitiveTemplate) else template.args
+
+
 def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Call:
     if isinstance(step.template, TorchTemplate):
         assert step.operation is not None
-        srcs = tuple(_view(slots[buffer], desc) for buffer, desc in step.srcs)
-        srcs += tuple(_view(constants.slot(weights), weights.desc) for weights in step.template.weights)
-        kind = step.operation.kind
-        dst, flops = _view(slots[step.dst[0]], step.dst[1]), step.operation.flops
-        return TorchCall(step.name, step.template.function, srcs, dst, kind, flops, into=step.template.into)
+        kind, flops = step.operation.kind, 0 if step.template.args else step.operation.flops
+        views = [_view(slots[buffer], desc) for buffer, desc in _given(step, step.template)]
+        views[-1:-1] = [_view(constants.slot(weights), weights.desc) for weights in step.template.weights]
+        return TorchCall(
+            step.name, step.template.function, tuple(views[:-1]), views[-1], kind, flops, into=step.template.into
+        )
     args: dict[int, tuple[Slot, MemoryDesc]] = {}
     for arg, argument in step.template.args.items():
         match argument:
@@ -191,11 +203,31 @@ def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Cal
             case Scratchpad(desc):
                 assert step.scratchpad is not None
                 args[arg] = slots[step.scratchpad], desc
+            case Temporary(index, desc):
+                args[arg] = slots[step.temporaries[index]], desc
             case Weights():
                 args[arg] = constants.slot(argument), argument.desc
     primitive = Primitive(step.template.pd)
     flops = step.operation.flops if step.operation is not None else 0
+    if step.template.flops is not None:
+        flops = step.template.flops
     return PrimitiveCall(step.name, primitive, args, step.template.kind, flops)
+
+
+def _given(step: Step, template: TorchTemplate) -> list[tuple[Buffer, MemoryDesc]]:
+    """What the function of a torch call is given: buffers and the layouts they are seen in, the last one written."""
+    if not template.args:
+        return [*step.srcs, step.dst]
+    given = []
+    for argument in template.args:
+        match argument:
+            case Operand(index, desc):
+                given.append((step.srcs[index][0], desc or step.srcs[index][1]))
+            case Result(desc):
+                given.append((step.dst[0], desc or step.dst[1]))
+            case Temporary(index, desc):
+                given.append((step.temporaries[index], desc))
+    return given
 
 
 def _view(slot: Slot, desc: MemoryDesc) -> TensorView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -17,6 +17,7 @@ from fx_passes.lower.candidates import (
     PrimitiveTemplate,
     Result,
     Scratchpad,
+    Temporary,
     TorchTemplate,
     Weights,
 )
@@ -74,9 +75,17 @@ class Bench:
         else:
             buffers.append(aligned_buffer(candidate.dst))
         calls: list[Call] = []
+        temporaries: dict[int, int] = {}
+
+        def temporary(argument: Temporary) -> int:
+            if argument.index not in temporaries:
+                temporaries[argument.index] = len(buffers)
+                buffers.append(aligned_buffer(argument.desc))
+            return temporaries[argument.index]
+
         for template in candidate.calls:
             if isinstance(template, TorchTemplate):
-                calls.append(self._torch_call(template, candidate))
+                calls.append(self._torch_call(template, candidate, result, temporary))
                 continue
             args: dict[int, tuple[Slot, MemoryDesc]] = {}
             for arg, argument in template.args.items():
@@ -88,17 +97,29 @@ class Bench:
                     case Scratchpad(desc):
                         args[arg] = Slot("constant", len(buffers)), desc
                         buffers.append(aligned_buffer(desc))
+                    case Temporary(_, desc):
+                        args[arg] = Slot("constant", temporary(argument)), desc
                     case Weights():
                         args[arg] = Slot("constant", len(buffers)), argument.desc
                         buffers.append(prepack(argument))
             calls.append(PrimitiveCall(self.operation.name, Primitive(template.pd), args, template.kind))
         return Program(calls, (), buffers), buffers[result]
 
-    def _torch_call(self, template: TorchTemplate, candidate: Candidate) -> TorchCall:
-        """The call on buffers in the order of _prepare: operands, then the result."""
-        descs = (*candidate.srcs, candidate.dst)
+    def _torch_call(
+        self, template: TorchTemplate, candidate: Candidate, result: int, temporary: Callable[[Temporary], int]
+    ) -> TorchCall:
+        """The call on the buffers of _prepare: operands come first there, in order."""
+        given = []
+        for argument in template.args or (*map(Operand, range(len(candidate.srcs))), Result()):
+            match argument:
+                case Operand(index, desc):
+                    given.append((index, desc or candidate.srcs[index]))
+                case Result(desc):
+                    given.append((result, desc or candidate.dst))
+                case Temporary(_, desc):
+                    given.append((temporary(argument), desc))
         views = []
-        for number, desc in enumerate(descs):
+        for number, desc in given:
             assert desc.strides is not None and desc.dtype is not None
             views.append(TensorView(Slot("constant", number), desc.dims, desc.strides, desc.dtype))
         return TorchCall(

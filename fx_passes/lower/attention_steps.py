@@ -1,0 +1,154 @@
+"""Attention as two matrix products with a softmax between them, on scores that lie in the arena.
+
+    scores = scale * query @ key^T (+ causal mask)    matmul, f32 whatever the operands' dtype
+    scores = softmax(scores [+ mask])                 softmax, or PyTorch's where a mask comes at run time
+    result = scores @ value                           matmul, written as [B, L, H, D]
+
+Faster than one flash kernel while the scores fit the caches, which they do for the lengths that encoders see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fx_passes.lower.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    PrimitiveTemplate,
+    Result,
+    Temporary,
+    TorchTemplate,
+    Weights,
+    primitive_template,
+)
+from fx_passes.lower.context import optimized_descs, usable_implementations
+from fx_passes.lower.layouts import row_major, strided
+from zendnn_cffi import descriptors
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
+from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitive import PrimitiveDesc
+
+_MAX_SCORES_BYTES = 32 << 20  # beyond a third-level cache a flash kernel, which keeps no scores, is the better one
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The operands of one attention as they lie: query [B, H, L, D], key and value [B, H, S, D]; mask maybe.
+
+    mask    layout of a run-time mask, operand 3, broadcast to [B, H, L, S]; boolean (True: take part) or added
+    result  layout of the result [B, H, L, D]
+    """
+
+    query: MemoryDesc
+    key: MemoryDesc
+    value: MemoryDesc
+    mask: Any
+    result: MemoryDesc
+    scale: float
+    is_causal: bool
+
+    @property
+    def scores(self) -> MemoryDesc:
+        b, h, length, _ = self.query.dims
+        return row_major((b, h, length, self.key.dims[2]), torch.float32)
+
+    @property
+    def products_flops(self) -> int:
+        """Of each of the two products."""
+        b, h, length, s = self.scores.dims
+        return 2 * b * h * length * s * self.query.dims[3]
+
+
+def in_steps(heads: Heads) -> list[Candidate]:
+    """Return the candidates, one for each optimized softmax; none where a step has no optimized implementation."""
+    b, h, _, d = heads.query.dims
+    same = all((*desc.dims[:2], desc.dims[3]) == (b, h, d) for desc in (heads.key, heads.value))
+    if not same or heads.scores.size_bytes > _MAX_SCORES_BYTES:
+        return []
+    dtype = heads.query.dtype
+    scores = Temporary(0, heads.scores)
+    shares = scores if dtype == torch.float32 else Temporary(1, row_major(heads.scores.dims, dtype))
+    first, last = _first_product(heads, scores), _last_product(heads, shares)
+    if first is None or last is None:
+        return []
+    srcs = (heads.query, heads.key, heads.value, *(() if heads.mask is None else (heads.mask,)))
+    middles = [_masked_softmax(heads, scores, shares)] if heads.mask is not None else _softmaxes(scores, shares)
+    return [Candidate(_names(first, middle, last), srcs, heads.result, (first, middle, last)) for middle in middles]
+
+
+def _first_product(heads: Heads, scores: Temporary) -> PrimitiveTemplate | None:
+    key = heads.key
+    b, h, s, d = key.dims
+    assert key.strides is not None and key.dtype is not None
+    steps = key.strides
+    transposed = strided((b, h, d, s), key.dtype, (steps[0], steps[1], steps[3], steps[2]))
+    post_ops = PostOps().eltwise("linear", heads.scale)
+    extra: dict[int, Argument] = {}
+    if heads.is_causal:  # one for all samples would be broadcast, which the optimized kernels refuse
+        shape = (b, 1, *heads.scores.dims[2:])
+        mask = torch.full(shape[2:], -torch.inf).triu_(1).expand(shape)
+        desc = row_major(shape, torch.float32)
+        post_ops = post_ops.binary("add", desc)
+        extra = {arg_post_op(1, ARG_SRC_1): Weights("causal mask", mask, desc)}
+
+    def create() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.matmul(heads.query, transposed, None, scores.desc), Attr(post_ops))
+
+    for pd in optimized_descs(usable_implementations(create)):
+        args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1, transposed), ARG_DST: scores, **extra}
+        return primitive_template(pd, args, "matmul", heads.products_flops)
+    return None
+
+
+def _last_product(heads: Heads, shares: Temporary) -> PrimitiveTemplate | None:
+    def create() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.matmul(shares.desc, heads.value, None, heads.result), Attr())
+
+    for pd in optimized_descs(usable_implementations(create)):
+        args: dict[int, Argument] = {ARG_SRC: shares, ARG_WEIGHTS: Operand(2), ARG_DST: Result()}
+        return primitive_template(pd, args, "matmul", heads.products_flops)
+    return None
+
+
+def _softmaxes(scores: Temporary, shares: Temporary) -> list[PrimitiveTemplate]:
+    def create() -> PrimitiveDesc:
+        dst = None if shares is scores else shares.desc
+        return PrimitiveDesc(descriptors.softmax(scores.desc, 3, dst=dst), Attr())
+
+    found = optimized_descs(usable_implementations(create))
+    return [primitive_template(pd, {ARG_SRC: scores, ARG_DST: shares}, "softmax", 0) for pd in found]
+
+
+def _masked_softmax(heads: Heads, scores: Temporary, shares: Temporary) -> TorchTemplate:
+    key = f"{torch.__version__} masked softmax {heads.mask.dims} {heads.mask.strides} {heads.mask.dtype}"
+    if shares is scores:
+        return TorchTemplate(_softmax_in_place, "", True, key, (Operand(3), scores))
+    return TorchTemplate(_softmax_into, "", True, key, (scores, Operand(3), shares))
+
+
+def _softmax_into(scores: Tensor, mask: Tensor, out: Tensor) -> None:
+    _softmax_in_place(mask, scores)
+    out.copy_(scores)
+
+
+def _softmax_in_place(mask: Tensor, scores: Tensor) -> None:
+    """Softmax of scores with the mask applied; rows that it leaves nothing of are zero, as in PyTorch's attention."""
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(mask.logical_not(), -torch.inf)
+        live = mask.any(-1, keepdim=True)
+    else:
+        scores.add_(mask)
+        live = mask.amax(-1, keepdim=True) > -torch.inf
+    torch.softmax(scores, -1, out=scores)
+    if not bool(live.all()):
+        scores.masked_fill_(live.logical_not(), 0.0)
+
+
+def _names(*templates: PrimitiveTemplate | TorchTemplate) -> str:
+    names = [t.pd.implementation if isinstance(t, PrimitiveTemplate) else "torch" for t in templates]
+    return " + ".join(dict.fromkeys(names))

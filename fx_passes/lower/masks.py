@@ -1,0 +1,69 @@
+"""What boolean attention masks say, found by looking at them: most leave nothing out, or what comes later.
+
+Models make masks for sentences of unequal length and hand them over when all are equally long, too. Without a mask
+attention is faster, and reads nothing that is not there; so a region is lowered for what its masks say as well as for
+their shapes. Looking costs a few microseconds a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes import ops
+from fx_passes.graph import argument, copy_graph, is_call
+
+FULL, CAUSAL, OTHER = "full", "causal", "other"
+_MAX_CAUSAL = 4096  # longer masks are not compared: that would cost more than it saves
+
+
+def mask_inputs(graph: fx.Graph) -> tuple[int, ...]:
+    """The numbers of the inputs that attentions alone read, as their mask."""
+    return tuple(
+        number
+        for number, node in enumerate(graph.find_nodes(op="placeholder"))
+        if node.users and all(_is_mask_of(node, user) for user in node.users)
+    )
+
+
+def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
+    if not is_call(user, ops.attention) or argument(user, 3, "mask") is not node:
+        return False
+    return not user.kwargs.get("is_causal", False) and user.all_input_nodes.count(node) == 1
+
+
+def describe(mask: Tensor) -> str:
+    """FULL where every position takes part, CAUSAL where position i sees 0 to i, else OTHER; [..., L, S] boolean."""
+    if mask.dtype != torch.bool or mask.ndim < 2:
+        return OTHER
+    sizes = [(0 if step == 0 else slice(None)) for step in mask.stride()]
+    if bool(mask[tuple(sizes)].all()):
+        return FULL
+    length = mask.shape[-1]
+    if mask.shape[-2] != length or length > _MAX_CAUSAL or bool(mask[(0,) * (mask.ndim - 1)][-1]):
+        return OTHER
+    leading = tuple(0 if step == 0 else slice(None) for step in mask.stride()[:-2])
+    return CAUSAL if bool((mask[leading] == _lower_triangle(length)).all()) else OTHER
+
+
+@lru_cache(maxsize=8)
+def _lower_triangle(length: int) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.ones(length, length, dtype=torch.bool).tril_()
+
+
+def specialize(graph: fx.Graph, masks: Sequence[int], kinds: Sequence[str]) -> fx.Graph:
+    """Return a copy of graph for masks (numbers of inputs) that say `kinds`: attentions no longer read FULL and CAUSAL
+    ones. The inputs stay.
+    """
+    special = copy_graph(graph)
+    placeholders = special.find_nodes(op="placeholder")
+    for number, kind in zip(masks, kinds, strict=True):
+        for user in list(placeholders[number].users) if kind != OTHER else ():
+            others = {name: value for name, value in user.kwargs.items() if name != "mask"}
+            user.args = (*user.args[:3], None) if len(user.args) > 3 else user.args
+            user.kwargs = {**others, "is_causal": kind == CAUSAL}
+    return special
