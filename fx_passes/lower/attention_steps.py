@@ -127,8 +127,8 @@ def _softmaxes(scores: Temporary, shares: Temporary) -> list[PrimitiveTemplate]:
 def _masked_softmax(heads: Heads, scores: Temporary, shares: Temporary) -> TorchTemplate:
     key = f"{torch.__version__} masked softmax {heads.mask.dims} {heads.mask.strides} {heads.mask.dtype}"
     if shares is scores:
-        return TorchTemplate(_softmax_in_place, "", True, key, (Operand(3), scores))
-    return TorchTemplate(_softmax_into, "", True, key, (scores, Operand(3), shares))
+        return TorchTemplate(_softmax_in_place, "", True, key, args=(Operand(3), scores))
+    return TorchTemplate(_softmax_into, "", True, key, args=(scores, Operand(3), shares))
 
 
 def _softmax_into(scores: Tensor, mask: Tensor, out: Tensor) -> None:

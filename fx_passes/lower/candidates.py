@@ -53,7 +53,7 @@ def packed_weights(key: str, plain: torch.Tensor, pd: PrimitiveDesc, *, transpos
     """The weights argument of a primitive, in the layout that its implementation chose."""
     desc = pd.weights_desc
     assert desc is not None
-    return Weights(key, plain, desc, transposed)
+    return Weights(key, plain, desc, transposed=transposed)
 
 
 @dataclass(frozen=True)
