@@ -83,7 +83,7 @@ def test_weights_are_counted_in_bytes() -> None:
     parameters = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
     copies = [t for t in lowered.program.constants if t.untyped_storage().data_ptr() not in parameters]
     assert after.original_bytes == read
-    assert after.packed_bytes == sum(t.numel() * t.element_size() for t in copies) > 4 * (16 * 27 + 16 + 576 * 5)
+    assert after.packed_bytes == sum(t.numel() * t.element_size() for t in copies) > 4 * (16 * 27 + 16)
     line = f"weights: {read:,} bytes original plus {after.packed_bytes:,} bytes packed copies"
     assert line in str(zendnn_cffi.explain(gm)) and line in zendnn_cffi.explain(gm)._repr_html_()
 
