@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -96,6 +96,7 @@ def export(
     Raises       whatever torch.export raises for a model it cannot follow.
     """
     take_outputs_apart(traced_root)
+    refuse_nested(traced_root)
     gm: Any = _export(traced_root, args, kwargs).module()
     check = getattr(gm, "_guards_fn", None)
     inline_modes(gm)
@@ -126,7 +127,7 @@ def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     for what, make_shapes, mode in attempts:
         try:
             shapes = None if make_shapes is None else _by_name(root, make_shapes())
-            with torch.no_grad(), mode:
+            with torch.no_grad(), _written_out(), mode:
                 return torch.export.export(root, args, kwargs, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             if make_shapes is None:
@@ -143,6 +144,29 @@ def _size_oblivious() -> AbstractContextManager[Any]:
     # torch before 2.7 has no such setting; the sizes are constants there.
     known = hasattr(config, "backed_size_oblivious")
     return config.patch(backed_size_oblivious=True) if known else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _written_out() -> Iterator[None]:
+    """Let nn.MultiheadAttention and nn.TransformerEncoderLayer call their parts, not one operator for all of them."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def refuse_nested(root: nn.Module) -> None:
+    """Let encoders raise that leave out padded positions, which their parts would compute: eager returns 0 there."""
+
+    def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None) is not None:
+            raise NotImplementedError("a TransformerEncoder with nested tensors and a padding mask")
+
+    for module in root.modules():
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+            module.register_forward_pre_hook(check, with_kwargs=True)
 
 
 def _free_sizes(value: Any) -> Any:

@@ -3,6 +3,8 @@
     model  --skeleton-->  the same tree of new Module objects on the same storage
            --symbolic trace, else torch.export with example inputs, else with some submodules kept whole-->  fx.Graph
 
+nn.Transformer and its parts are one operation each for symbolic tracing: with example inputs, torch.export goes first.
+
 The user's model is never written to: not by tracing (a forward may store things on self), not by what is later done to
 the optimized module (`.to`, hooks, new submodules).
 """
@@ -28,6 +30,9 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Modules of torch.nn that symbolic tracing takes for one operation, and torch.export takes apart.
+_COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer,
+              nn.Transformer)  # fmt: skip
 _REASON = 300  # characters of torch.export's messages that are kept
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
@@ -233,6 +238,10 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
         )
     args, kwargs = _as_call(example_inputs)
     specialized, given = _specialize(model, args, kwargs)
+    if example_inputs is not None and any(isinstance(module, _COMPOSITE) for module in model.modules()):
+        exported = _try_export(model, args, kwargs)
+        if isinstance(exported, Traced):
+            return exported
     leaves: dict[str, str] = {}
     while True:
         try:

@@ -16,7 +16,7 @@ from fx_passes.graph import is_shape
 from fx_passes.normalize.spellings import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
-          "unsqueeze", "expand", "contiguous", "getitem"}  # fmt: skip
+          "unsqueeze", "squeeze", "expand", "contiguous", "getitem"}  # fmt: skip
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 _NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
 _INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "leaky_relu": 2, "elu": 2,

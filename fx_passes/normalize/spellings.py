@@ -76,6 +76,7 @@ NAMED: dict[str, Builder] = {
     "swapdims": b.transpose,
     "chunk": b.chunk,
     "unsqueeze": b.unsqueeze,
+    "squeeze": b.squeeze,
 }
 
 METHODS: dict[str, Builder] = {

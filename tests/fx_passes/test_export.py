@@ -258,3 +258,67 @@ def test_objects_that_are_not_taken_apart_leave_the_model_whole(kind: str) -> No
     gm = compile_graph(model, (image(2, 5),))
     assert "in the output" in gm.leaves[WHOLE]
     assert type(gm(image(2, 5))) is type(model(image(2, 5)))
+
+
+def _encoder(**options: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, **options)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=not options.get("norm_first"))
+
+
+ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "normalization last": (lambda m, x: m.e(x), {}),
+    "normalization first": (lambda m, x: m.e(x), {"norm_first": True, "activation": "gelu"}),
+    "a mask": (lambda m, x: m.e(x, mask=torch.ones(5, 5, dtype=torch.bool).triu(1), is_causal=False), {}),
+    "causal": (
+        lambda m, x: m.e(x, mask=nn.Transformer.generate_square_subsequent_mask(5, dtype=x.dtype), is_causal=True),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_transformer_encoders_are_taken_apart(case: str) -> None:
+    function, options = ENCODERS[case]
+    model = model_of(function, e=_encoder(**options))
+    gm = compile_graph(model, (image(2, 5, 16),))
+    assert not gm.leaves and not {"linear", "attention", "squeeze.dim"} & set(outside(gm))
+    made = count(gm)
+    assert (made["linear"], made["attention"], made["layer_norm"]) == (8, 2, 4)
+    for batch in (2, 3, 7):
+        assert _serves(gm, image(batch, 5, 16))
+        check_equal(model, gm, image(batch, 5, 16))
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_without_example_inputs_an_encoder_is_one_module() -> None:
+    model = model_of(lambda m, x: m.e(x), e=_encoder())
+    gm = compile_graph(model)
+    assert outside(gm) == {"e": 1}
+    check_equal(model, gm, image(2, 5, 16))
+
+
+def test_a_mask_that_the_encoder_looks_into() -> None:
+    model = model_of(lambda m, x: m.e(x, mask=torch.ones(5, 5, dtype=torch.bool).triu(1)), e=_encoder())
+    gm = compile_graph(model, (image(2, 5, 16),))
+    assert outside(gm)["e"] == 1  # whether the mask is causal decides what is called
+    check_equal(model, gm, image(2, 5, 16))
+
+
+def test_a_decoder_and_attention_in_a_model_that_is_exported() -> None:
+    decoder = nn.TransformerDecoderLayer(16, 4, 24, batch_first=True)
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    model = model_of(lambda m, x: m.d(x, m.a(x, x, x)[0]), d=decoder, a=attention)
+    gm = compile_graph(model, (image(2, 5, 16),))
+    assert not gm.leaves and count(gm)["attention"] >= 2 and not {"linear", "attention"} & set(outside(gm))
+    check_equal(model, gm, image(3, 5, 16))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_padded_positions_are_as_in_eager(nested: bool) -> None:
+    encoder = _encoder() if nested else _encoder(norm_first=True)
+    model = model_of(lambda m, x, padding: m.e(x, src_key_padding_mask=padding), e=encoder)
+    x, padding = image(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    gm = compile_graph(model, (x, padding))
+    assert bool(outside(gm)["e"]) == nested
+    with torch.no_grad():
+        torch.testing.assert_close(gm(x, padding), model(x, padding))

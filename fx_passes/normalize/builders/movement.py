@@ -80,6 +80,14 @@ def index(input: Any, item: Any) -> Built:
     return Call(ops.index, (input, item))
 
 
+def squeeze(input: Any, dim: Any = None) -> Built:
+    """One dimension of a known size: where that is 1, its only index."""
+    shape = getattr(input.meta.get("val"), "shape", ()) if isinstance(input, fx.Node) else ()
+    if not isinstance(dim, int) or not shape or not isinstance(shape[dim], int):
+        return None
+    return Call(ops.index, (input, (*(slice(None),) * (dim % len(shape)), 0))) if shape[dim] == 1 else Alias(input)
+
+
 def unsqueeze(input: Any, dim: Any) -> Built:
     return Call(ops.unsqueeze, (input, dim)) if static(dim) else None
 
