@@ -84,7 +84,7 @@ def _rank(node: fx.Node, rank: Callable[[Any], int | None]) -> int | None:
     if node.target is ops.binary:
         a, b = map(rank, node.args[:2])
         return None if a is None or b is None else max(a, b)
-    if node.target in (ops.embedding_bag, ops.embedding_bags):
+    if node.target is ops.embedding_bag or (node.target is ops.embedding_bags and node.args[2] != "row"):
         return 2
     if node.target is ops.concat:
         return next((r for r in map(rank, node.args[0]) if r is not None), None)

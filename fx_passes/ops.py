@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -283,11 +284,14 @@ def embedding_bags(
 ) -> Tensor:
     """Return before, one bag of each table, then after, side by side along dimension 1.
 
-    weights  [E_t, D] each; indices [N, L_t] each, or the first of one tensor [N, T or more, L]; mode "sum" or "mean";
-             before, after [N, *]
+    weights        [E_t, D] each
+    indices        [N, L_t] each, or the first slices along dimension 1 of one tensor [N, T or more, L]
+    mode           "sum", "mean", or "row": F.embedding, a row in place of a bag, by indices without the dimension L
+    before, after  [N, *]
     """
     each = [indices[:, t] for t in range(len(weights))] if isinstance(indices, Tensor) else indices
-    bags = [F.embedding_bag(i, w, mode=mode) for i, w in zip(each, weights, strict=True)]
+    one = F.embedding if mode == "row" else partial(F.embedding_bag, mode=mode)
+    bags = [one(i, w) for i, w in zip(each, weights, strict=True)]
     return torch.cat([*before, *bags, *after], 1)
 
 

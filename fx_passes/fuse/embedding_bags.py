@@ -3,6 +3,9 @@
     Before: concat((x, embedding_bag(i0, w0), ..., embedding_bag(i25, w25)), 1)
     After:  embedding_bags((w0, ..., w25), (i0, ..., i25), "sum", before=(x,))
 
+    Before: concat((embedding(i0, w0), embedding(i1, w1)), 1)
+    After:  embedding_bags((w0, w1), (i0, i1), "row")
+
 Indices that are slices of one tensor, s[:, 0], s[:, 1], ..., are replaced by that tensor. Only bags of fixed length
 (two-dimensional indices) from constant tables: with offsets, each call may have another number of indices.
 """
@@ -14,11 +17,14 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import fx
+import torch.nn.functional as F
+from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph import finish, get_attribute, is_call, is_constant, only_user
+from fx_passes.facts import rank
+from fx_passes.graph import argument, finish, get_attribute, is_call, is_constant, only_user
 from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.normalize.modules import refusal as refused_module
 
 MODES = ("sum", "mean")
 FEWEST = 2
@@ -28,21 +34,25 @@ def fuse_embedding_bags(gm: fx.GraphModule) -> fx.GraphModule:
     """Fuse the longest run of bags in each concatenation along dimension 1; say of the others why they stay."""
     aliasing = Aliasing(gm)
     for concat in gm.graph.find_nodes(op="call_function", target=ops.concat):
-        run = match_bags(gm, concat)
+        run = match_bags(gm, concat, lookups=not aliasing.writers)
         if run is not None and all(aliasing.may_move_down(bag, concat) for bag in concat.args[0][run]):
-            fuse(concat, run)
+            fuse(gm, concat, run)
     for bag in gm.graph.find_nodes(op="call_function", target=ops.embedding_bag):
         bag.meta["reason"] = refusal(gm, bag) or "not concatenated with bags of its kind from other tables"
     return finish(gm)
 
 
-def match_bags(gm: fx.GraphModule, concat: fx.Node) -> slice | None:
-    """Which pieces of the concatenation are bags of one kind, read by nothing else: the longest run of them."""
+def match_bags(gm: fx.GraphModule, concat: fx.Node, lookups: bool) -> slice | None:
+    """Which pieces of the concatenation are bags of one kind, read by nothing else: the longest run of them.
+
+    lookups  whether rows count as well; they may have more than two dimensions, so dimension -1 has to be 1 for certain
+    """
     pieces, dim = concat.args
     if dim not in (1, -1) or not isinstance(pieces, list | tuple):
         return None
+    lookups = lookups and (dim == 1 or rank(concat) == 2)
     best, start = slice(0, 0), 0
-    for kind, group in groupby(_kind(gm, piece, concat) for piece in pieces):
+    for kind, group in groupby(_kind(gm, piece, concat, lookups) for piece in pieces):
         length = len(list(group))
         if kind is not None and length > best.stop - best.start:
             best = slice(start, start + length)
@@ -50,13 +60,36 @@ def match_bags(gm: fx.GraphModule, concat: fx.Node) -> slice | None:
     return best if best.stop - best.start >= FEWEST else None
 
 
-def _kind(gm: fx.GraphModule, bag: Any, concat: fx.Node) -> tuple[Any, ...] | None:
+def _kind(gm: fx.GraphModule, bag: Any, concat: fx.Node, lookups: bool) -> tuple[Any, ...] | None:
     """What bags of one operation have in common: mode, row length and dtype; None where it cannot be one of them."""
-    if not is_call(bag, ops.embedding_bag) or only_user(bag) is not concat or refusal(gm, bag):
+    if not isinstance(bag, fx.Node) or only_user(bag) is not concat:
         return None
-    weight: Any = bag.args[1]
-    table = get_attribute(gm, weight.target)
-    return bag.args[3], table.shape[1], table.dtype
+    found = _read(gm, bag)
+    if found is None or (found[0] == "row" and not lookups):
+        return None
+    mode, target, _ = found
+    table = get_attribute(gm, target)
+    return (mode, table.shape[1], table.dtype) if isinstance(table, torch.Tensor) and table.ndim == 2 else None
+
+
+def _read(gm: fx.GraphModule, node: fx.Node) -> tuple[str, str, fx.Node] | None:
+    """(mode, name of the table, indices) of a bag or a lookup."""
+    if is_call(node, ops.embedding_bag):
+        weight: Any = node.args[1]
+        return (str(node.args[3]), weight.target, node.args[0]) if not refusal(gm, node) else None
+    if node.op == "call_module":
+        module = gm.get_submodule(str(node.target))
+        known = type(module) is nn.Embedding and module.max_norm is None and refused_module(module) is None
+        return ("row", f"{node.target}.weight", node.args[0]) if known and len(node.args) == 1 else None
+    if not is_call(node, F.embedding, torch.ops.aten.embedding.default):
+        return None
+    table, indices = (argument(node, p, n) for p, n in ((0, "weight"), (1, "indices")))
+    if node.target is F.embedding:
+        indices, table = (argument(node, p, n) for p, n in ((0, "input"), (1, "weight")))
+        if argument(node, 3, "max_norm") is not None:
+            return None
+    fixed = isinstance(table, fx.Node) and table.op == "get_attr" and is_constant(table)
+    return ("row", str(table.target), indices) if fixed and isinstance(indices, fx.Node) else None
 
 
 def refusal(gm: fx.GraphModule, bag: fx.Node) -> str:
@@ -70,23 +103,30 @@ def refusal(gm: fx.GraphModule, bag: fx.Node) -> str:
         return "bags with weights for samples, or with a padding index"
     if not isinstance(weight, fx.Node) or weight.op != "get_attr" or not is_constant(weight):
         return "the table is computed, or written to"
-    table = get_attribute(gm, str(weight.target))
-    return "" if isinstance(table, torch.Tensor) and table.ndim == 2 else "the table is no matrix"
+    return ""
 
 
-def fuse(concat: fx.Node, run: slice) -> None:
+def fuse(gm: fx.GraphModule, concat: fx.Node, run: slice) -> None:
     """Make the concatenation the operation that computes these of its pieces."""
     pieces: Any = tuple(concat.args[0])
     bags = pieces[run]
     source = "; ".join(str(bag.meta.get("source", bag.name)) for bag in bags[:2])
     concat.meta["source"] = f"{source}, ... ({len(bags)} bags)" if len(bags) > 2 else source
-    weights = tuple(bag.args[1] for bag in bags)
+    found: Any = [_read(gm, bag) for bag in bags]
     with concat.graph.inserting_before(concat):
-        indices = _together(concat.graph, [bag.args[0] for bag in bags])
+        weights = tuple(_table(concat.graph, target) for _, target, _ in found)
+        indices = _together(concat.graph, [index for _, _, index in found])
     concat.target = ops.embedding_bags
-    concat.args = (weights, indices, bags[0].args[3], pieces[: run.start], pieces[run.stop :])
+    concat.args = (weights, indices, found[0][0], pieces[: run.start], pieces[run.stop :])
     for bag in bags:
         concat.graph.erase_node(bag)
+
+
+def _table(graph: fx.Graph, target: str) -> fx.Node:
+    """The node of a table: a parameter that nothing writes to."""
+    node = graph.get_attr(target)
+    node.meta.update(constant=True, rank=2)
+    return node
 
 
 def _together(graph: fx.Graph, indices: Sequence[fx.Node]) -> fx.Node | tuple[fx.Node, ...]:

@@ -25,8 +25,10 @@ _COPIED_BYTES = 256 << 20
 def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.embedding_bags; the tables stay where they are unless their dtype changes."""
     arguments = context.values.arguments(node)
-    spec = context.values.specs[node]
+    spec, mode = context.values.specs[node], arguments["mode"]
     dtype = context.dtype(spec)
+    if spec.ndim != 2:
+        raise NotLowered("rows of more than two dimensions")
     tables = [context.constant(table, "a table") for table in arguments["weights"]]
     stacked = isinstance(arguments["indices"], fx.Node)
     indices = [arguments["indices"]] if stacked else list(arguments["indices"])
@@ -37,9 +39,12 @@ def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered("pieces of different dtypes are promoted by PyTorch")
     if any(s.dtype not in _INDEX_DTYPES for s in index_specs):
         raise NotLowered("indices are neither int32 nor int64")
-    lengths = [index_specs[0].shape[2]] * len(tables) if stacked else [s.shape[1] for s in index_specs]
+    if mode == "row":
+        lengths = [1] * len(tables)
+    else:
+        lengths = [index_specs[0].shape[2]] * len(tables) if stacked else [s.shape[1] for s in index_specs]
     before, after = ([s.shape[1] for _, s in side] for side in beside)
-    call = _BagsCall(arguments["mode"], lengths, [t.shape[0] for t in tables], stacked, (before, after), spec.shape)
+    call = _BagsCall(mode, lengths, [t.shape[0] for t in tables], stacked, (before, after), spec.shape)
     weights = _weights(node.args[0], tables, dtype)
     srcs = (*map(eager_layout, index_specs), *(row_major(s.shape, dtype) for _, s in pieces))
     template = TorchTemplate(call, "", into=True, weights=weights)
@@ -63,7 +68,7 @@ class _BagsCall:
 
     lengths  indices per bag, for each table
     rows     of each table
-    stacked  whether indices are one tensor [N, T or more, L], else one [N, L_t] per table
+    stacked  whether indices are one tensor [N, T or more, L], else one [N, L_t] per table; without L in mode "row"
     beside   widths of the pieces before and after
     shape    of the result
     """
@@ -90,7 +95,10 @@ class _BagsCall:
         indices, rest = tensors[:number], tensors[number:-1]
         pieces = rest[: len(self.places)]
         group = self._group(rest[len(self.places) :])
-        flat = indices[0][:, :count].reshape(self.batch, -1) if self.stacked else torch.cat(indices, 1)
+        if self.stacked:
+            flat = indices[0][:, :count].reshape(self.batch, -1)
+        else:
+            flat = torch.stack(indices, 1) if self.mode == "row" else torch.cat(indices, 1)
         if not group.in_range(flat):
             ops.embedding_bags(group.tables, indices[0] if self.stacked else indices, self.mode)  # PyTorch's error
             raise IndexError("embedding_bag: an index is not in its table")
@@ -105,7 +113,7 @@ class _BagsCall:
         if group is None:
             with torch.inference_mode(False):
                 each = tables if len(tables) > 1 else tables[0].split(self.rows)
-                group = BagGroup(each, self.lengths, self.batch, self.mode)
+                group = BagGroup(each, self.lengths, self.batch, "sum" if self.mode == "row" else self.mode)
             self._groups = {addresses: group}
         return group
 

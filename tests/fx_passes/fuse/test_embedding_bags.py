@@ -54,6 +54,64 @@ def test_fuses(name: str) -> None:
     check_twice(after("fuse_embedding_bags", model), fuse_embedding_bags)
 
 
+def rows(number: int = 3, width: int = 5, **options: Any) -> dict[str, nn.Module]:
+    return {f"t{i}": nn.Embedding(7 + i, width, **options) for i in range(number)}
+
+
+def functional(m: Any, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return cat([x, F.embedding(s[:, 0, 1], m.t0.weight), F.embedding(s[:, 2, 1], m.t1.weight)], 1)
+
+
+def slices(m: Any, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    t = s[:, :, 0]
+    return cat([m.t0(t[:, 0]), m.t1(t[:, 1]), m.t2(t[:, 2])], 1)
+
+
+LOOKUPS: dict[str, Callable[..., Any]] = {
+    "slices": slices,
+    "functional": functional,
+    "three dimensions": lambda m, x, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1),
+    "last of two": lambda m, x, s: cat([m.t0(s[:, 0, 1]), m.t1(s[:, 1, 1]), x.flatten(1)], -1),
+}
+
+
+@pytest.mark.parametrize("options", ({}, {"padding_idx": 1}), ids=str)
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_rows_in_place_of_bags(name: str, options: dict[str, Any]) -> None:
+    model = model_of(LOOKUPS[name], **rows(**options))
+    gm = check(model, image(4, 6), indices())
+    [node] = fused(gm)
+    assert node.args[2] == "row" and isinstance(node.args[1], tuple) == (name in ("functional", "last of two"))
+    assert not [n for n in calls(gm) if n.op == "call_module" or n.target is F.embedding]
+    check_twice(after("fuse_embedding_bags", model), fuse_embedding_bags)
+
+
+def writer(m: Any, s: torch.Tensor) -> Any:
+    m.t0.weight.data.mul_(1.0)
+    return cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1)
+
+
+ROWS_REFUSED: dict[str, tuple[Callable[..., Any], dict[str, nn.Module]]] = {
+    "joined along a dimension nobody knows": (lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], -1), rows()),
+    "renormalized": (lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1), rows(max_norm=100.0)),
+    "something is written": (writer, rows()),
+    "row lengths": (lambda m, s: cat([m.t0(s[:, 0, 0]), m.u(s[:, 1, 0])], 1), {**rows(), "u": nn.Embedding(9, 6)}),
+    "rows and bags": (lambda m, s: cat([m.t0(s[:, 0, 0]), m.u(s[:, 1])], 1), {**rows(), "u": nn.EmbeddingBag(9, 5)}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_REFUSED)
+def test_refuses_rows(name: str) -> None:
+    forward, children = ROWS_REFUSED[name]
+    assert not fused(check(model_of(forward, **children), indices()))
+
+
+def test_refuses_a_module_with_hooks() -> None:
+    model = model_of(lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1), **rows())
+    model.t0.register_forward_hook(lambda module, given, result: result * 2)
+    assert not fused(check(model, indices()))
+
+
 @pytest.mark.parametrize("mode", ("sum", "mean"))
 def test_both_modes(mode: str) -> None:
     model = model_of(lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1), **bags(mode=mode))

@@ -61,6 +61,38 @@ def test_forms(name: str, dtype: torch.dtype | None) -> None:
     assert kinds(found).count("embedding_bags") == 1
 
 
+def lookups(m: Any, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return cat([m[3](x), m[0](s[:, 0]), m[1](s[:, 1]), m[2](s[:, 2])], 1)
+
+
+def lookups_apart(m: Any, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return cat([m[0](s[:, 2]), m[1](s[:, 0] // 2), m[3](x)], 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fn", (lookups, lookups_apart))
+@pytest.mark.parametrize("batch", (1, 33))
+def test_rows_in_place_of_bags(batch: int, fn: Any, dtype: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    model = net(fn, *(nn.Embedding(ROWS + i, 16) for i in range(3)), nn.Linear(6, 16))
+    found = offload(model, noise(batch, 6), indices(batch, 3), dtype=dtype)
+    inside = {node.became for node in found.nodes if node.region}
+    assert inside == {"embedding_bags", "inner_product"} and not fallbacks(found)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad(), pytest.raises(IndexError):
+        gm(noise(batch, 6), indices(batch, 3) + ROWS)
+
+
+def test_rows_of_sequences_stay_plain_pytorch() -> None:
+    model = net(
+        lambda m, x, s: m[2](cat([m[0](s[:, :2]), m[1](s[:, 1:])], 1)) * x,
+        *(nn.Embedding(ROWS, 16), nn.Embedding(ROWS, 16)),
+        nn.Linear(16, 16),
+    )
+    found = offload(model, noise(5, 1, 16), indices(5, 3))
+    assert "inner_product" in kinds(found) and "embedding_bags" not in kinds(found)
+
+
 @pytest.mark.parametrize("tune", ("off", "auto"))
 @pytest.mark.parametrize("dtype", (torch.int32, torch.int64), ids=str)
 def test_index_dtypes(dtype: torch.dtype, tune: str) -> None:
