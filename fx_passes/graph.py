@@ -119,13 +119,13 @@ def remove_dead(graph: fx.Graph) -> bool:
     changed = False
     for node in reversed(graph.nodes):
         known = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *ARITHMETIC)
-        if (known or _is_pure_aten(node)) and not node.users:
+        if (known or is_pure(node)) and not node.users:
             graph.erase_node(node)
             changed = True
     return changed
 
 
-def _is_pure_aten(node: fx.Node) -> bool:
+def is_pure(node: fx.Node) -> bool:
     """Whether node is an aten operator that returns something, writes to nothing and draws no random numbers."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
         return False

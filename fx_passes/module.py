@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph import copy_graph
+from fx_passes.partition.per_size import PerSize
 from fx_passes.trace import WHOLE, Traced, forward_signature
 
 Build = Callable[..., "OptimizedModule"]
@@ -105,9 +106,12 @@ class OptimizedModule(fx.GraphModule):
         return {name: module for name, module in self._modules.items() if hasattr(module, "invalidate")}
 
     def invalidate(self) -> None:
-        """Tell every region that parameters may have changed; they look at them again on the next call."""
+        """Tell everything that keeps what it made of parameters that they may have changed."""
         for region in self.regions().values():
             region.invalidate()
+        for module in self._modules.values():
+            if isinstance(module, PerSize):
+                module.forget()
 
     def train(self, mode: bool = True) -> OptimizedModule:
         """Stay in evaluation mode: train(False) is eval(); train(True) raises RuntimeError."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.autograd import forward_ad
 
 import zendnn_cffi
 from fx_passes.lower.compile import LoweredRegion
@@ -28,6 +27,7 @@ from fx_passes.lower.specs import evaluate_constants
 from fx_passes.lower.variants import choose_variant
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.release import Kept
+from fx_passes.watched import is_watched
 
 log = logging.getLogger("zendnn_cffi.region")
 
@@ -81,7 +81,7 @@ class ZenRegion(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Run the region; tensors in, a tensor or a tuple of tensors out."""
-        if _is_watched():
+        if is_watched():
             return self.run_plain(inputs)
         for value in inputs:
             if type(value) not in _TENSORS or not value.is_cpu or value.layout is not _STRIDED or value.is_neg():
@@ -174,7 +174,7 @@ class ZenRegion(nn.Module):
         """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""
         track = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in inputs)
         plain = self._plain  # another thread may set it to None meanwhile
-        watched = _is_watched()
+        watched = is_watched()
         if plain is None or watched:
             graph, parameters = self._read
             with torch.inference_mode(False):
@@ -249,23 +249,11 @@ class ZenRegion(nn.Module):
         return f"{ops} operations, lowered for {len(self._lowered)} signatures"
 
 
-def _is_watched() -> bool:
-    """Whether operations must be PyTorch's own now: function transforms, forward derivatives, tracers and modes that
-    look at each of them."""
-    return (
-        _transforms() is not None
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
-
-
 def _on_cpu() -> AbstractContextManager[Any]:
     """New tensors on the CPU, whatever the default device."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-_transforms = torch._C._functorch.peek_interpreter_stack
 _STRIDED = torch.strided
 
 

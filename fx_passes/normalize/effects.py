@@ -62,6 +62,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         return [] if fresh else inputs
     if node.op == "call_module":
         module = root.get_submodule(node.target)
+        if getattr(module, "reads_numbers", False):
+            return []
         if isinstance(module, _FRESH_MODULES) and type(module).__module__.startswith("torch.nn"):
             return inputs[:1] if is_inplace_module(module) and not node.meta.get("out_of_place") else []
         return inputs
@@ -108,7 +110,7 @@ def _has_inplace_name(name: str) -> bool:
 
 
 def _module_writes(node: fx.Node, module: nn.Module) -> list[fx.Node]:
-    if node.meta.get("out_of_place"):
+    if node.meta.get("out_of_place") or getattr(module, "reads_numbers", False):
         return []
     if is_inplace_module(module):
         return node.all_input_nodes[:1]

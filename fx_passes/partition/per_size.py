@@ -1,0 +1,151 @@
+"""Plain operations that depend on sizes and constants alone: computed once for each combination of sizes.
+
+Positions, token types, masks of what comes later, tables of angles: models make them anew in each call, dozens of small
+operations that cost more than a region. Here they become one module that remembers its results by the sizes it is
+called with.
+
+    ids -> size -> arange -> add -> embedding(table) \\
+    ids -> embedding(table) -------------------------- region
+becomes
+    ids -> size -> per_size_0 -> region
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes.graph import finish, is_constant, is_pure, is_shape, is_vocabulary
+from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.partition.partition import Constants, unique_name
+from fx_passes.watched import is_watched
+
+log = logging.getLogger("zendnn_cffi.passes")
+
+_MAX_KEPT = 16  # combinations of sizes
+_MAX_KEPT_BYTES = 64 << 20  # of one combination's results; more are computed each time
+_WORTHWHILE = 2  # operations
+
+
+class PerSize(nn.Module):
+    """Computes graph from sizes and constants; results are kept, least recently used out first.
+
+    Readers must not write to what it returns: memoize_sizes sees to that.
+    """
+
+    reads_numbers = True  # for fx_passes.normalize.effects: it neither writes to, nor hands on, what it is given
+
+    def __init__(self, graph: fx.Graph, constants: Constants) -> None:
+        super().__init__()
+        self.graph = graph
+        self.constants = constants
+        self._kept: OrderedDict[tuple[Any, ...], tuple[torch.Tensor, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def forward(self, *sizes: Any) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that others read, in graph order."""
+        kept = self._kept.get(sizes)
+        if kept is not None and not torch.is_grad_enabled() and not is_watched():
+            return kept
+        if is_watched() or torch.is_autocast_enabled("cpu"):
+            return self._compute(sizes)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.constants.values()):
+            return self._compute(sizes)
+        with torch.inference_mode(False), torch.no_grad():
+            results = self._compute(sizes)
+        if sum(t.numel() * t.element_size() for t in results) <= _MAX_KEPT_BYTES:
+            with self._lock:
+                self._kept[sizes] = results
+                self._kept.move_to_end(sizes)
+                while len(self._kept) > _MAX_KEPT:
+                    self._kept.popitem(last=False)
+        return results
+
+    def _compute(self, sizes: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        values: dict[fx.Node, Any] = {}
+        remaining = iter(sizes)
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(remaining)
+            elif node.op == "get_attr":
+                values[node] = self.constants[node.target]
+            elif node.op == "output":
+                result: tuple[torch.Tensor, ...] = fx.node.map_arg(node.args[0], values.__getitem__)
+                return result
+            else:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+        raise AssertionError("a graph without an output")
+
+    def forget(self) -> None:
+        """The constants may have changed."""
+        with self._lock:
+            self._kept.clear()
+
+    def extra_repr(self) -> str:
+        ops = sum(node.op == "call_function" for node in self.graph.nodes)
+        return f"{ops} operations, known for {len(self._kept)} combinations of sizes"
+
+
+def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
+    """Move what depends on sizes and constants alone into a PerSize module, if that is more than an operation."""
+    members = _members(gm)
+    if len(members) < _WORTHWHILE:
+        return gm
+    inside = set(members)
+    inner = fx.Graph()
+    sizes = list(dict.fromkeys(s for n in members for s in n.all_input_nodes if s not in inside and is_shape(s)))
+    copies = {source: inner.placeholder(source.name) for source in sizes}
+
+    def copy_of(source: fx.Node) -> fx.Node:
+        if source not in copies:
+            copies[source] = inner.node_copy(source, copy_of)
+        return copies[source]
+
+    for node in members:
+        copy_of(node)
+    read = [node for node in members if any(user not in inside for user in node.users)]
+    inner.output(tuple(copies[node] for node in read))
+    inner.lint()
+    names = tuple(dict.fromkeys(str(n.target) for n in inner.find_nodes(op="get_attr")))
+    name = unique_name(gm, "per_size")
+    gm.add_submodule(name, PerSize(inner, Constants(root, names)))
+    with gm.graph.inserting_after(members[-1]):
+        call = gm.graph.call_module(name, tuple(sizes))
+    for number, node in enumerate(read):
+        with gm.graph.inserting_after(call):
+            result = gm.graph.call_function(operator.getitem, (call, number))
+        result.meta.update({k: v for k, v in node.meta.items() if k == "val"})
+        node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
+    for node in reversed(members):
+        gm.graph.erase_node(node)
+    log.debug("%s: %d operations, %d sizes, %d results", name, len(members), len(sizes), len(read))
+    return finish(gm)
+
+
+def _members(gm: fx.GraphModule) -> list[fx.Node]:
+    """Operations on sizes and constants whose memory nobody writes to, and that the caller does not get to see."""
+    found: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or is_shape(node) or not (is_pure(node) or is_vocabulary(node)):
+            continue
+        if not isinstance(node.meta.get("val"), torch.Tensor) or is_constant(node):
+            continue  # constants belong to the regions that read them
+        if all(source in found or is_constant(source) or is_shape(source) for source in node.all_input_nodes):
+            found[node] = None
+    aliasing = Aliasing(gm)
+    for node in list(found):
+        escapes = any(user.op == "output" for member in aliasing.members(node) for user in member.users)
+        if escapes or aliasing.is_written(node):
+            del found[node]
+    kept: dict[fx.Node, None] = {}
+    for node in found:  # again: what read a removed one is no member either
+        if all(source in kept or is_constant(source) or is_shape(source) for source in node.all_input_nodes):
+            kept[node] = None
+    return list(kept)
