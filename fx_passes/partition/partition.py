@@ -164,12 +164,20 @@ def growing_nodes(gm: fx.GraphModule) -> set[fx.Node]:
     linears = gm.graph.find_nodes(op="call_function", target=ops.linear)
     if not linears or any("val" not in node.meta for node in linears):
         return set()
-    known = set().union(*map(_symbols, linears))
+    inputs = gm.graph.find_nodes(op="placeholder")
+    known = set().union(*map(_symbols, linears), *map(_batch, inputs))
     return {
         node
         for node in gm.graph.nodes
         if node.op == "call_function" and any(_symbols(n) - known for n in (node, *node.all_input_nodes))
     }
+
+
+def _batch(node: fx.Node) -> set[Any]:
+    """The free symbols in the first size of an input: nothing grows along the batch (perhaps always 1)."""
+    value = node.meta.get("val")
+    first = value.shape[0] if isinstance(value, torch.Tensor) and value.ndim > 1 else None
+    return set(first.node.expr.free_symbols) if isinstance(first, torch.SymInt) else set()
 
 
 def _symbols(node: fx.Node) -> set[Any]:

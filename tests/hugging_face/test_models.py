@@ -144,3 +144,13 @@ def test_a_decoding_step_runs_in_one_program_per_region() -> None:
     assert len(regions) == LAYERS + 1 and all(len(region.lowered) == 1 for region in regions)
     assert outside(fast)["attention"] == LAYERS and outside(fast)["concat"] == 2 * LAYERS + 1
     assert ops.linear.__name__ not in outside(fast) and ops.rotary.__name__ not in outside(fast)
+
+
+def test_a_prompt_is_one_region_whatever_its_length() -> None:
+    model = MODELS["llama"].build()
+    fast = zendnn_cffi.optimize(model, {"input_ids": ids(9, 1)}, tune="off")
+    with torch.no_grad():
+        for length in (9, 5):
+            _assert_close(fast(input_ids=ids(length, 1)), model(input_ids=ids(length, 1)))
+    (region,) = fast.regions().values()
+    assert len(region.lowered) == 2
