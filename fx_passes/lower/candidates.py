@@ -101,18 +101,17 @@ class TorchTemplate:
     """One plain PyTorch computation over the operands, in the candidate's layouts.
 
     reason  why no primitive computes it, "" where primitives do as well
-    into    function(*operands, *weights, result) writes its result itself; otherwise it returns it
+    into    function(*operands, result) writes its result itself; otherwise it returns it
     key     equal for equal work: it is measured beside primitives; "" where there are none
-    weights constants in plain layouts, prepacked once; not together with a key
-    args    what function is called with, the last one where it writes (into); empty: all operands, then the result
+    args    what function is called with, in plain layouts, the last one where it writes (into); empty: all operands,
+            then the result
     """
 
     function: Callable[..., Any]
     reason: str
     into: bool = False
     key: str = ""
-    weights: tuple[Weights, ...] = ()
-    args: tuple[Operand | Result | Temporary, ...] = ()
+    args: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
 
 def describe(mask: Tensor) -> str:
     """FULL where every position takes part, CAUSAL where position i sees 0 to i, else OTHER; [..., L, S] boolean."""
-    if mask.dtype != torch.bool or mask.ndim < 2:
+    if mask.dtype != torch.bool or mask.ndim < 2 or mask.numel() == 0:
         return OTHER
     sizes = [(0 if step == 0 else slice(None)) for step in mask.stride()]
     if bool(mask[tuple(sizes)].all()):

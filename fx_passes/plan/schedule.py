@@ -188,25 +188,12 @@ def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Cal
     if isinstance(step.template, TorchTemplate):
         assert step.operation is not None
         kind, flops = step.operation.kind, 0 if step.template.args else step.operation.flops
-        views = [_view(slots[buffer], desc) for buffer, desc in _given(step, step.template)]
-        views[-1:-1] = [_view(constants.slot(weights), weights.desc) for weights in step.template.weights]
+        arguments = step.template.args or (*map(Operand, range(len(step.srcs))), Result())
+        views = [_view(*_place(argument, step, slots, constants)) for argument in arguments]
         return TorchCall(
             step.name, step.template.function, tuple(views[:-1]), views[-1], kind, flops, into=step.template.into
         )
-    args: dict[int, tuple[Slot, MemoryDesc]] = {}
-    for arg, argument in step.template.args.items():
-        match argument:
-            case Operand(index, desc):
-                args[arg] = slots[step.srcs[index][0]], desc or step.srcs[index][1]
-            case Result(desc):
-                args[arg] = slots[step.dst[0]], desc or step.dst[1]
-            case Scratchpad(desc):
-                assert step.scratchpad is not None
-                args[arg] = slots[step.scratchpad], desc
-            case Temporary(index, desc):
-                args[arg] = slots[step.temporaries[index]], desc
-            case Weights():
-                args[arg] = constants.slot(argument), argument.desc
+    args = {arg: _place(argument, step, slots, constants) for arg, argument in step.template.args.items()}
     primitive = Primitive(step.template.pd)
     flops = step.operation.flops if step.operation is not None else 0
     if step.template.flops is not None:
@@ -214,20 +201,22 @@ def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Cal
     return PrimitiveCall(step.name, primitive, args, step.template.kind, flops)
 
 
-def _given(step: Step, template: TorchTemplate) -> list[tuple[Buffer, MemoryDesc]]:
-    """What the function of a torch call is given: buffers and the layouts they are seen in, the last one written."""
-    if not template.args:
-        return [*step.srcs, step.dst]
-    given = []
-    for argument in template.args:
-        match argument:
-            case Operand(index, desc):
-                given.append((step.srcs[index][0], desc or step.srcs[index][1]))
-            case Result(desc):
-                given.append((step.dst[0], desc or step.dst[1]))
-            case Temporary(index, desc):
-                given.append((step.temporaries[index], desc))
-    return given
+def _place(
+    argument: Argument, step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked
+) -> tuple[Slot, MemoryDesc]:
+    """Where an argument of step's call lies, and the layout it is seen in."""
+    match argument:
+        case Operand(index, desc):
+            return slots[step.srcs[index][0]], desc or step.srcs[index][1]
+        case Result(desc):
+            return slots[step.dst[0]], desc or step.dst[1]
+        case Temporary(index, desc):
+            return slots[step.temporaries[index]], desc
+        case Weights():
+            return constants.slot(argument), argument.desc
+        case Scratchpad(desc):
+            assert step.scratchpad is not None
+            return slots[step.scratchpad], desc
 
 
 def _view(slot: Slot, desc: MemoryDesc) -> TensorView:

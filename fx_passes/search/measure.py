@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from fx_passes.layout.reorder import reorder_into
 from fx_passes.lower.candidates import (
+    Argument,
     Candidate,
     Operand,
     Operation,
@@ -75,57 +76,41 @@ class Bench:
         else:
             buffers.append(aligned_buffer(candidate.dst))
         calls: list[Call] = []
-        temporaries: dict[int, int] = {}
+        temporaries: dict[int, Slot] = {}
 
-        def temporary(argument: Temporary) -> int:
-            if argument.index not in temporaries:
-                temporaries[argument.index] = len(buffers)
-                buffers.append(aligned_buffer(argument.desc))
-            return temporaries[argument.index]
+        def added(buffer: torch.Tensor) -> Slot:
+            buffers.append(buffer)
+            return Slot("constant", len(buffers) - 1)
+
+        def place(argument: Argument) -> tuple[Slot, MemoryDesc]:
+            match argument:
+                case Operand(index, seen):
+                    return Slot("constant", index), seen or candidate.srcs[index]
+                case Result(seen):
+                    return Slot("constant", result), seen or candidate.dst
+                case Temporary(index, desc):
+                    if index not in temporaries:
+                        temporaries[index] = added(aligned_buffer(desc))
+                    return temporaries[index], desc
+                case Scratchpad(desc):
+                    return added(aligned_buffer(desc)), desc
+                case Weights():
+                    return added(prepack(argument)), argument.desc
 
         for template in candidate.calls:
             if isinstance(template, TorchTemplate):
-                calls.append(self._torch_call(template, candidate, result, temporary))
+                arguments = template.args or (*map(Operand, range(len(candidate.srcs))), Result())
+                views = [_view(*place(argument)) for argument in arguments]
+                calls.append(
+                    TorchCall(
+                        self.operation.name, template.function, tuple(views[:-1]), views[-1], self.operation.kind,
+                        into=template.into,
+                    )
+                )  # fmt: skip
                 continue
-            args: dict[int, tuple[Slot, MemoryDesc]] = {}
-            for arg, argument in template.args.items():
-                match argument:
-                    case Operand(index, seen):
-                        args[arg] = Slot("constant", index), seen or candidate.srcs[index]
-                    case Result(seen):
-                        args[arg] = Slot("constant", result), seen or candidate.dst
-                    case Scratchpad(desc):
-                        args[arg] = Slot("constant", len(buffers)), desc
-                        buffers.append(aligned_buffer(desc))
-                    case Temporary(_, desc):
-                        args[arg] = Slot("constant", temporary(argument)), desc
-                    case Weights():
-                        args[arg] = Slot("constant", len(buffers)), argument.desc
-                        buffers.append(prepack(argument))
+            args = {arg: place(argument) for arg, argument in template.args.items()}
             calls.append(PrimitiveCall(self.operation.name, Primitive(template.pd), args, template.kind))
         return Program(calls, (), buffers), buffers[result]
-
-    def _torch_call(
-        self, template: TorchTemplate, candidate: Candidate, result: int, temporary: Callable[[Temporary], int]
-    ) -> TorchCall:
-        """The call on the buffers of _prepare: operands come first there, in order."""
-        given = []
-        for argument in template.args or (*map(Operand, range(len(candidate.srcs))), Result()):
-            match argument:
-                case Operand(index, desc):
-                    given.append((index, desc or candidate.srcs[index]))
-                case Result(desc):
-                    given.append((result, desc or candidate.dst))
-                case Temporary(_, desc):
-                    given.append((temporary(argument), desc))
-        views = []
-        for number, desc in given:
-            assert desc.strides is not None and desc.dtype is not None
-            views.append(TensorView(Slot("constant", number), desc.dims, desc.strides, desc.dtype))
-        return TorchCall(
-            self.operation.name, template.function, tuple(views[:-1]), views[-1], self.operation.kind,
-            into=template.into,
-        )  # fmt: skip
 
     def _error(self, result: torch.Tensor, desc: MemoryDesc) -> float:
         """Largest difference from the expected result, relative to its largest value; nan where infinities differ."""
@@ -144,6 +129,11 @@ class Bench:
             return 0.0
         scale = expected.abs().max().clamp_min(1e-30)
         return float((actual - expected).abs().max() / scale)
+
+
+def _view(slot: Slot, desc: MemoryDesc) -> TensorView:
+    assert desc.strides is not None and desc.dtype is not None
+    return TensorView(slot, desc.dims, desc.strides, desc.dtype)
 
 
 def _noise(values: RegionValues, node: fx.Node, generator: torch.Generator) -> torch.Tensor:

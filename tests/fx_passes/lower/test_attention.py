@@ -140,6 +140,7 @@ def test_a_program_for_what_the_mask_says_not_for_one_mask() -> None:
         (torch.zeros(2, 1, 4, 4, dtype=torch.bool), OTHER),
         (torch.ones(4, 4), OTHER),
         (torch.ones(4, dtype=torch.bool), OTHER),
+        (torch.ones(1, 1, 4, 4, dtype=torch.bool).expand(0, 1, 4, 4), OTHER),
     ),
 )
 def test_what_masks_say(mask: Tensor, kind: str) -> None:
