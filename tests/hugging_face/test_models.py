@@ -75,7 +75,7 @@ def test_right_and_offloaded(name: str, way: str) -> None:
         assert all(lowered for region in module.regions().values() for lowered in region.lowered.values())
         stays = outside(module)
         assert not {"matmul", "attention", "rms_norm"} & set(stays)
-        assert stays["linear"] == row.plain
+        assert stays["linear"] == (row.plain if way == "compile" else 0)  # optimize() computes those once per size
         linears = {(r, n.name) for r, region in module.regions().items() for n in region.graph.nodes if _is_linear(n)}
         made += [node for node in zendnn_cffi.explain(module).nodes if (node.region, node.name) in linears]
     assert len(made) == row.products
@@ -142,7 +142,7 @@ def test_a_decoding_step_runs_in_one_program_per_region() -> None:
             cache, mine = expected[1:], actual[1:]
     regions = fast.regions().values()
     assert len(regions) == LAYERS + 1 and all(len(region.lowered) == 1 for region in regions)
-    assert outside(fast)["attention"] == LAYERS and outside(fast)["concat"] == 2 * LAYERS + 1
+    assert outside(fast)["attention"] == LAYERS and outside(fast)["concat"] == 2 * LAYERS
     assert ops.linear.__name__ not in outside(fast) and ops.rotary.__name__ not in outside(fast)
 
 
