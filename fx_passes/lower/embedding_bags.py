@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fx_passes import ops
-from fx_passes.lower.candidates import Candidate, Operand, Operation, Result, TorchTemplate, Weights
+from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, Result, TorchTemplate, Weights
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
 from fx_passes.lower.layouts import row_major
 from zendnn_cffi.tables import BagGroup, join_tables
@@ -48,7 +48,7 @@ def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
     weights = _weights(node.args[0], tables, dtype)
     srcs = (*map(eager_layout, index_specs), *(row_major(s.shape, dtype) for _, s in pieces))
     operands = (*indices, *(piece for piece, _ in pieces))
-    args = (*map(Operand, range(len(operands))), *weights, Result())
+    args: tuple[Argument, ...] = (*map(Operand, range(len(operands))), *weights, Result())
     template = TorchTemplate(call, "", into=True, args=args)
     candidate = Candidate("torch", srcs, row_major(spec.shape, dtype), (template,))
     return Operation(node, node.name, "embedding_bags", operands, spec, [candidate])

@@ -108,7 +108,8 @@ def test_masks(name: str, dtype: torch.dtype | None, tune: str) -> None:
         for _ in range(2):
             assert_close(gm(x, mask), want, dtype=dtype or torch.float32, k=48)
         (region,) = gm.regions().values()
-        assert [lowered is not None for lowered in region.lowered.values()] == [True]
+        (reason,) = map(region.reason, region.lowered)
+        assert not reason or (tune == "full" and reason.startswith("plain PyTorch is faster")), reason
 
 
 def test_a_program_for_what_the_mask_says_not_for_one_mask() -> None:
