@@ -226,18 +226,8 @@ def is_read_outside(user: fx.Node, inside: set[fx.Node]) -> bool:
 def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module) -> fx.Node:
     """Move nodes into a graph of their own; return the call of it, which stands where the last of them stood."""
     inside = set(nodes)
-    inner = fx.Graph()
     inputs = list(dict.fromkeys(s for n in nodes for s in operands(n) if s not in inside))
-    copies = {source: inner.placeholder(source.name) for source in inputs}
-
-    def copy_of(source: fx.Node) -> fx.Node:
-        """The node inside; constants and sizes come along when they are first read."""
-        if source not in copies:
-            copies[source] = inner.node_copy(source, copy_of)
-        return copies[source]
-
-    for node in nodes:
-        copy_of(node)
+    inner, copies = copy_nodes(nodes, inputs)
     outputs = [n for n in nodes if any(is_read_outside(user, inside) for user in n.users)]
     inner.output(copies[outputs[0]] if len(outputs) == 1 else tuple(copies[n] for n in outputs))
     inner.lint()
@@ -247,6 +237,24 @@ def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, r
     gm.add_submodule(name, make_region(inner, Constants(root, names), name))
     log.debug("partition: %s: %d nodes, %d inputs, %d outputs", name, len(nodes), len(inputs), len(outputs))
     return replace_by_call(gm.graph, nodes, name, inputs, outputs)
+
+
+def copy_nodes(nodes: list[fx.Node], inputs: list[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """Return a graph of nodes in which inputs are placeholders, without an output yet, and what each node is there.
+
+    Constants and sizes that are not among them come along when they are first read.
+    """
+    inner = fx.Graph()
+    copies = {source: inner.placeholder(source.name) for source in inputs}
+
+    def copy_of(source: fx.Node) -> fx.Node:
+        if source not in copies:
+            copies[source] = inner.node_copy(source, copy_of)
+        return copies[source]
+
+    for node in nodes:
+        copy_of(node)
+    return inner, copies
 
 
 def replace_by_call(

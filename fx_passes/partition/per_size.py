@@ -23,7 +23,7 @@ from torch import fx, nn
 
 from fx_passes.graph import finish, is_constant, is_pure, is_shape, is_vocabulary
 from fx_passes.normalize.aliasing import Aliasing
-from fx_passes.partition.partition import Constants, unique_name
+from fx_passes.partition.partition import Constants, copy_nodes, unique_name
 from fx_passes.watched import is_watched
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -99,17 +99,8 @@ def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
     if len(members) < _WORTHWHILE:
         return gm
     inside = set(members)
-    inner = fx.Graph()
     sizes = list(dict.fromkeys(s for n in members for s in n.all_input_nodes if s not in inside and is_shape(s)))
-    copies = {source: inner.placeholder(source.name) for source in sizes}
-
-    def copy_of(source: fx.Node) -> fx.Node:
-        if source not in copies:
-            copies[source] = inner.node_copy(source, copy_of)
-        return copies[source]
-
-    for node in members:
-        copy_of(node)
+    inner, copies = copy_nodes(members, sizes)
     read = [node for node in members if any(user not in inside for user in node.users)]
     inner.output(tuple(copies[node] for node in read))
     inner.lint()
