@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx, nn
@@ -21,6 +21,7 @@ from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.rms_norm import fuse_rms_norm
 from fx_passes.fuse.rotary import fuse_rotary
+from fx_passes.graph import run
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.partition import partition
@@ -63,23 +64,6 @@ class PlainRegion(nn.Module):
 
     def invalidate(self) -> None:
         """Nothing is kept, so nothing can be stale."""
-
-
-def run(graph: fx.Graph, constants: Constants, inputs: Sequence[Any]) -> Any:
-    """Interpret a region's graph on inputs."""
-    values: dict[fx.Node, Any] = {}
-    remaining = iter(inputs)
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(remaining)
-        elif node.op == "get_attr":
-            values[node] = constants[node.target]
-        elif node.op == "output":
-            return fx.node.map_arg(node.args[0], values.__getitem__)
-        else:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-    raise AssertionError("a graph without an output")
 
 
 def compile_graph(

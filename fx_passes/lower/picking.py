@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, fx
 
@@ -16,7 +18,7 @@ def lower_pick(node: fx.Node, context: LoweringContext) -> Operation:
     src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
     dim, dtype = arguments["dim"], context.dtype(src)
     places = _places(src.shape[dim:], arguments["indices"])
-    samples = src.numel // _product(src.shape[dim:])
+    samples = src.numel // math.prod(src.shape[dim:])
     every = places.expand(samples, -1)
 
     def gather(x: Tensor, out: Tensor) -> None:
@@ -39,10 +41,3 @@ def _places(shape: tuple[int, ...], indices: tuple[Tensor, ...]) -> Tensor:
             raise NotLowered("picks what is not there")
         places = places * size + index.to(torch.int64) % size
     return places
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fx_passes.graph import finish, is_constant, is_pure, is_shape, is_vocabulary
+from fx_passes.graph import finish, is_constant, is_pure, is_shape, is_vocabulary, run
 from fx_passes.normalize.aliasing import Aliasing
 from fx_passes.partition.partition import Constants, copy_nodes, unique_name
 from fx_passes.watched import is_watched
@@ -34,7 +34,7 @@ _WORTHWHILE = 2  # operations
 
 
 class PerSize(nn.Module):
-    """Computes graph from sizes and constants; results are kept, least recently used out first.
+    """Computes graph from sizes and constants; results are kept, the oldest out first.
 
     Readers must not write to what it returns: memoize_sizes sees to that.
     """
@@ -50,10 +50,12 @@ class PerSize(nn.Module):
 
     def forward(self, *sizes: Any) -> tuple[torch.Tensor, ...]:
         """Return the tensors that others read, in graph order."""
+        if is_watched():
+            return self._compute(sizes)
         kept = self._kept.get(sizes)
-        if kept is not None and not torch.is_grad_enabled() and not is_watched():
+        if kept is not None and not torch.is_grad_enabled():
             return kept
-        if is_watched() or torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu"):
             return self._compute(sizes)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.constants.values()):
             return self._compute(sizes)
@@ -68,20 +70,8 @@ class PerSize(nn.Module):
         return results
 
     def _compute(self, sizes: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        values: dict[fx.Node, Any] = {}
-        remaining = iter(sizes)
-        for node in self.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(remaining)
-            elif node.op == "get_attr":
-                values[node] = self.constants[node.target]
-            elif node.op == "output":
-                result: tuple[torch.Tensor, ...] = fx.node.map_arg(node.args[0], values.__getitem__)
-                return result
-            else:
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)
-        raise AssertionError("a graph without an output")
+        results: tuple[torch.Tensor, ...] = run(self.graph, self.constants, sizes)
+        return results
 
     def forget(self) -> None:
         """The constants may have changed."""
