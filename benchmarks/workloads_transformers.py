@@ -62,7 +62,8 @@ class DecodingStep(nn.Module):
         for layer, (keys, values) in enumerate(zip(past[::2], past[1::2], strict=True)):
             cache.update(keys, values, layer)
         logits = self.model(ids, past_key_values=cache, use_cache=True, return_dict=False)[0]
-        return (logits, *itertools.chain.from_iterable((layer.keys, layer.values) for layer in cache.layers))
+        layers: list[Any] = cache.layers  # declared as a union with kinds of layer that hold no keys
+        return (logits, *itertools.chain.from_iterable((layer.keys, layer.values) for layer in layers))
 
 
 class Block(nn.Module):
