@@ -20,6 +20,7 @@ OURS = "ours"
 COLOURS = {
     "ours": "#d1495b",
     "ours_compile": "#e89aa5",
+    "onednn": "#8d5a97",
     "eager": "#c9cdd2",
     "eager_cl": "#9aa1a9",
     "inductor": "#66a182",

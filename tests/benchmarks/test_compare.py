@@ -11,7 +11,7 @@ from benchmarks import charts, compare, peers, prepare, workloads
 from benchmarks.case import Case
 from benchmarks.contenders import CONTENDERS
 from benchmarks.driver import Outcome, Protocol, run_case
-from benchmarks.report import Result, load, overview, save, table
+from benchmarks.report import COLOURS, Result, load, overview, save, table
 
 QUICK = Protocol(warmup=2, iterations=6, rounds=3, settle=1, seconds=5.0, min_iterations=6)
 
@@ -73,7 +73,12 @@ def test_standard_models_are_workloads() -> None:
         workloads.find("resnet17")
 
 
-def test_two_contenders_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_contender_has_a_colour_of_its_own() -> None:
+    assert COLOURS.keys() == CONTENDERS.keys()
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_three_contenders_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interleaved, answers checked, failures reported without stopping the others."""
     case = Case("squeezenet1_1", 2)
     monkeypatch.setattr(case_module, "CACHE", tmp_path)
@@ -81,9 +86,12 @@ def test_two_contenders_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(peers, "VENVS", tmp_path)
     prepare.prepare(case, onnx=False)
     said: list[str] = []
-    ours, eager, missing = run_case(case, ["ours", "eager_cl", "zentorch"], QUICK, said.append)
-    assert len(ours.times_ns) == len(eager.times_ns) == 6
-    assert 0 < ours.max_error < 1e-4 and 0 < eager.max_error < 1e-4
+    found = run_case(case, ["ours", "onednn", "eager_cl", "zentorch"], QUICK, said.append)
+    ours, onednn, eager, missing = found
+    for one in (ours, onednn, eager):
+        assert len(one.times_ns) == 6, one.error
+        assert 0 < one.max_error < 1e-4
+    assert "features_0" in ours.notes["explain"] and "features_0" in onednn.notes["explain"]
     assert ours.peak_bytes >= ours.resident_bytes > 0
     assert "environment is missing" in missing.error
     assert "squeezenet" in said[0]
