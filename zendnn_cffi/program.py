@@ -35,6 +35,10 @@ class Slot:
     index: int = 0
     offset_bytes: int = 0
 
+    def behind(self, offset_bytes: int) -> Slot:
+        """The place that many bytes further on."""
+        return Slot(self.space, self.index, self.offset_bytes + offset_bytes)
+
 
 @dataclass(frozen=True)
 class OutputSpec:

@@ -21,17 +21,22 @@ from zendnn_cffi.primitive import PrimitiveDesc
 
 @dataclass(frozen=True)
 class Operand:
-    """The operation's operand number `index`, seen through desc (None: as the candidate's layout has it)."""
+    """The operation's operand number `index`, seen through desc (None: as the candidate's layout has it).
+
+    offset_bytes  where in its memory desc begins
+    """
 
     index: int
     desc: MemoryDesc | None = None
+    offset_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Result:
-    """The operation's result, seen through desc."""
+    """The operation's result, seen through desc, which begins offset_bytes into its memory."""
 
     desc: MemoryDesc | None = None
+    offset_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fx_passes.lower.candidates import (
     packed_weights,
 )
 from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
+from fx_passes.lower.depthwise import gated
 from fx_passes.lower.layouts import activation_layouts, row_major
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
 from fx_passes.lower.specs import TensorSpec
@@ -104,6 +105,8 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
     shape = (1,) * (spec.ndim - b_spec.ndim) + b_spec.shape
     operands = (a,) if constant is not None else (a, b)
     operation = Operation(node, node.name, "binary", operands, spec)
+    if kind == "mul" and constant is None and shape == (*spec.shape[:2], 1, 1) != spec.shape:
+        operation.candidates += gated(spec, dtype, (a, b))
     constant_name = str(node.args[1] if node.args[0] is a else node.args[0])
     for desc in activation_layouts(spec.shape, dtype):
         full = b_spec.shape == spec.shape

@@ -19,6 +19,7 @@ from fx_passes.lower.candidates import (
     primitive_template,
 )
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, optimized, usable_implementations
+from fx_passes.lower.depthwise import channel_products
 from fx_passes.lower.layouts import activation_layouts, layout, row_major, spatial_tags
 from fx_passes.lower.post_ops import EltwisePostOp
 from zendnn_cffi import descriptors
@@ -100,18 +101,7 @@ def _as_depthwise(
     post_ops = PostOps().eltwise("relu", 0.0) if relu else PostOps()
     for tag in spatial_tags(4)[:2]:
         desc = layout(shape, dtype, tag)
-
-        def create(desc: MemoryDesc = desc) -> PrimitiveDesc:
-            any_weight = MemoryDesc((channels, 1, 1, 1, 1), dtype, "any")
-            unit, none = (1, 1), (0, 0)
-            op = descriptors.convolution(
-                desc, any_weight, bias_desc, desc, strides=unit, dilation=unit, padding_l=none, padding_r=none
-            )
-            return PrimitiveDesc(op, Attr(post_ops))
-
-        for pd in usable_implementations(create):
-            if "_dw" not in pd.implementation:
-                continue
+        for pd in channel_products(desc, bias_desc, post_ops):
             args: dict[int, Argument] = {
                 ARG_SRC: Operand(0),
                 ARG_WEIGHTS: packed_weights(f"{node.name} scale", weight, pd),

@@ -206,10 +206,10 @@ def _place(
 ) -> tuple[Slot, MemoryDesc]:
     """Where an argument of step's call lies, and the layout it is seen in."""
     match argument:
-        case Operand(index, desc):
-            return slots[step.srcs[index][0]], desc or step.srcs[index][1]
-        case Result(desc):
-            return slots[step.dst[0]], desc or step.dst[1]
+        case Operand(index, desc, offset_bytes):
+            return slots[step.srcs[index][0]].behind(offset_bytes), desc or step.srcs[index][1]
+        case Result(desc, offset_bytes):
+            return slots[step.dst[0]].behind(offset_bytes), desc or step.dst[1]
         case Temporary(index, desc):
             return slots[step.temporaries[index]], desc
         case Weights():

@@ -84,10 +84,10 @@ class Bench:
 
         def place(argument: Argument) -> tuple[Slot, MemoryDesc]:
             match argument:
-                case Operand(index, seen):
-                    return Slot("constant", index), seen or candidate.srcs[index]
-                case Result(seen):
-                    return Slot("constant", result), seen or candidate.dst
+                case Operand(index, seen, offset_bytes):
+                    return Slot("constant", index, offset_bytes), seen or candidate.srcs[index]
+                case Result(seen, offset_bytes):
+                    return Slot("constant", result, offset_bytes), seen or candidate.dst
                 case Temporary(index, desc):
                     if index not in temporaries:
                         temporaries[index] = added(aligned_buffer(desc))
