@@ -1,11 +1,14 @@
-"""Run one torchvision model eager and optimized, and say how far apart the answers are and how much ZenDNN computed."""
+"""Run one torchvision model eager and optimized: are the answers alike, how much did ZenDNN compute, who is faster?"""
 
 from __future__ import annotations
 
+import copy
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 import zendnn_cffi
@@ -16,18 +19,57 @@ from zendnn_cffi.explain import Explanation
 # deepest of these models has 300.
 TOLERANCE = 1e-4
 
+# A turn of a contender: calls that are not counted, for the others have emptied the caches, then calls that are.
+SETTLE, CALLS = 1, 3
+FEWEST_ROUNDS, ENOUGH_SECONDS = 3, 15.0  # large models get fewer rounds than asked for
+NOISE = 1.03  # a median up to this much longer is no difference
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Medians in ms of runs that took turns, and the quartiles over rounds of optimized's time / channels_last's."""
+
+    eager_ms: float
+    channels_last_ms: float
+    optimized_ms: float
+    ratios: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, eager: Sequence[float], channels_last: Sequence[float], optimized: Sequence[float]) -> Times:
+        """What the medians of the rounds say."""
+        low, middle, high = np.percentile(np.divide(optimized, channels_last), (25, 50, 75))
+        return cls(
+            statistics.median(eager),
+            statistics.median(channels_last),
+            statistics.median(optimized),
+            (float(low), float(middle), float(high)),
+        )
+
+    @property
+    def slower(self) -> bool:
+        """Whether the optimized model is slower than eager channels_last, beyond noise."""
+        low, median, _ = self.ratios
+        return median > NOISE and low > 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"ms: eager {self.eager_ms:7.1f}, channels_last {self.channels_last_ms:7.1f}, "
+            f"optimized {self.optimized_ms:7.1f} {'SLOWER' if self.slower else ''}"
+        ).rstrip()
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out. offloaded, nodes: operations that ZenDNN ran, of all that compute something."""
+    """What came out; offloaded, nodes: operations that ZenDNN ran, of all that compute something."""
 
     name: str
     error: float
     offloaded: int
     nodes: int
     ready_s: float
-    eager_ms: float
-    optimized_ms: float
+    times: Times | None = None
     failure: str = ""
 
     @property
@@ -38,18 +80,22 @@ class Verdict:
     def passed(self) -> bool:
         return not self.failure and self.error <= TOLERANCE
 
+    @property
+    def slower(self) -> bool:
+        return self.times is not None and self.times.slower
+
     def __str__(self) -> str:
         if self.failure:
             return f"{self.name:20} FAILED  {self.failure}"
         return (
             f"{self.name:20} {'ok' if self.passed else 'WRONG':6} error {self.error:.1e}  "
             f"ZenDNN ran {self.offloaded:3} of {self.nodes:3} ({self.share:4.0%})  first call {self.ready_s:5.1f} s  "
-            f"ms: eager {self.eager_ms:7.1f}, optimized {self.optimized_ms:7.1f}"
-        )
+            f"{self.times or ''}"
+        ).rstrip()
 
 
-def check(name: str, batch: int = 1, seed: int = 0, *, tune: str = "auto", repeats: int = 1) -> Verdict:
-    """Return the verdict on the torchvision model `name` in float32; times are the best of `repeats` calls."""
+def check(name: str, batch: int = 1, seed: int = 0, *, tune: str = "auto", rounds: int = 0) -> Verdict:
+    """Return the verdict on the torchvision model `name` in float32; rounds > 0: with times, so many turns of each."""
     model = vision.build(name, seed)
     images = vision.image_batch(batch, vision.image_side(name), seed)
     with torch.inference_mode():
@@ -60,10 +106,9 @@ def check(name: str, batch: int = 1, seed: int = 0, *, tune: str = "auto", repea
         ready_s = time.perf_counter() - began
         assert bool(expected.isfinite().all()), "the model itself overflowed"
         error = ((answer - expected).abs().max() / expected.abs().max()).item()
-        eager_ms = min(_milliseconds(model, images) for _ in range(repeats))
-        optimized_ms = min(_milliseconds(optimized, images) for _ in range(repeats))
+        times = _compare(model, optimized, images, rounds) if rounds else None
     offloaded, nodes = count_offloaded(zendnn_cffi.explain(optimized))
-    return Verdict(name, error, offloaded, nodes, ready_s, eager_ms, optimized_ms)
+    return Verdict(name, error, offloaded, nodes, ready_s, times)
 
 
 def count_offloaded(explanation: Explanation) -> tuple[int, int]:
@@ -75,10 +120,38 @@ def count_offloaded(explanation: Explanation) -> tuple[int, int]:
 def failed(name: str, failure: str) -> Verdict:
     """Return the verdict on a model that raised or ended the process."""
     nan = float("nan")
-    return Verdict(name, nan, 0, 0, nan, nan, nan, failure)
+    return Verdict(name, nan, 0, 0, nan, failure=failure)
 
 
-def _milliseconds(run: Callable[[torch.Tensor], object], images: torch.Tensor) -> float:
+def _compare(model: torch.nn.Module, optimized: torch.nn.Module, images: torch.Tensor, rounds: int) -> Times:
+    channels_last = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    turned = images.contiguous(memory_format=torch.channels_last)
+    runs: dict[str, Run] = {
+        "eager": lambda: model(images),
+        "channels_last": lambda: channels_last(turned),
+        "optimized": lambda: optimized(images),
+    }
+    return Times.of(**in_turns(runs, rounds))
+
+
+def in_turns(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Return a median in ms per round of each; they take turns, so that what else the machine does meets all alike."""
+    medians: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
     began = time.perf_counter()
-    run(images)
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() - began > ENOUGH_SECONDS:
+            break
+        first = number % len(runs)
+        for name in [*runs][first:] + [*runs][:first]:
+            for _ in range(SETTLE):
+                runs[name]()
+            medians[name].append(statistics.median(_milliseconds(runs[name]) for _ in range(CALLS)))
+    return medians
+
+
+def _milliseconds(run: Run) -> float:
+    began = time.perf_counter()
+    run()
     return (time.perf_counter() - began) * 1e3

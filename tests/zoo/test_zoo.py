@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 import zendnn_cffi
 from demo import vision
-from tests.zoo.check import TOLERANCE, check
+from tests.zoo.check import CALLS, SETTLE, TOLERANCE, Times, Verdict, check, in_turns
 
 # One of every kind of network, small ones first.
 DOZEN = {
@@ -58,3 +60,38 @@ def test_resnet50_runs_all_53_convolutions_in_zendnn() -> None:
         records = zendnn_cffi.profile(optimized, images).records
     assert sum(record.kind == "convolution" for record in records) == 53
     assert all(record.implementation for record in records)
+
+
+@pytest.mark.parametrize(
+    ("optimized_ms", "slower"),
+    [
+        ([5.0, 5.0, 5.0, 5.0], False),
+        ([10.2, 10.2, 10.2, 10.2], False),  # within noise
+        ([12.0, 12.0, 12.0, 12.0], True),
+        ([9.0, 9.0, 14.0, 14.0], False),  # rounds disagree
+        ([9.9, 12.0, 12.0, 12.0], True),
+        ([9.0, 9.0, 9.0, 99.0], False),  # one disturbed round
+    ],
+)
+def test_slower_is_said_beyond_noise_alone(optimized_ms: list[float], slower: bool) -> None:
+    times = Times.of([20.0] * 4, [10.0] * 4, optimized_ms)
+    assert times.slower is slower
+    assert (times.eager_ms, times.channels_last_ms) == (20.0, 10.0)
+    verdict = Verdict("resnet18", 1e-6, 20, 20, 1.0, times)
+    assert verdict.passed and verdict.slower is slower
+    assert ("SLOWER" in str(verdict)) is slower
+
+
+def test_runs_take_turns() -> None:
+    calls: list[str] = []
+    medians = in_turns({name: partial(calls.append, name) for name in "abc"}, 3)
+    turn = SETTLE + CALLS
+    assert calls[:3] == ["a", "b", "c"]  # warm
+    assert [*calls[3::turn]] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert all(len(rounds) == 3 for rounds in medians.values())
+
+
+def test_model_is_compared_with_channels_last() -> None:
+    verdict = check("squeezenet1_1", tune="off", rounds=2)
+    assert verdict.times is not None
+    assert min(verdict.times.eager_ms, verdict.times.channels_last_ms, verdict.times.optimized_ms) > 0
