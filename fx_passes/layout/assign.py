@@ -130,7 +130,7 @@ def _worth_keeping(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def minimise(tables: Sequence[Table], sizes: Sequence[int]) -> list[int]:
     """Return the states, one per variable, with the least sum; exact unless a joint table exceeds MAX_TABLE."""
-    live = list(tables)
+    live = [_of_several_states(table, sizes) for table in tables]
     remaining = {v for v in range(len(sizes)) if any(v in scope for scope, _ in live)}
     eliminated: list[tuple[int, tuple[int, ...], np.ndarray]] = []
     neighbours: dict[int, set[int]] = {v: set() for v in remaining}
@@ -163,6 +163,12 @@ def minimise(tables: Sequence[Table], sizes: Sequence[int]) -> list[int]:
     for variable, scope, best in reversed(eliminated):
         choice[variable] = int(best[tuple(choice[v] for v in scope)])
     return choice
+
+
+def _of_several_states(table: Table, sizes: Sequence[int]) -> Table:
+    """The table without variables that have one state: a joint table has an axis a variable, and numpy allows 64."""
+    scope = tuple(v for v in table[0] if sizes[v] > 1)
+    return scope, table[1].reshape([sizes[v] for v in scope])
 
 
 def _spread(table: Table, scope: tuple[int, ...], sizes: Sequence[int]) -> np.ndarray:

@@ -52,6 +52,17 @@ def test_minimise_equals_brute_force(problem: tuple[list[Table], list[int]]) -> 
     assert total(tables, choice) == min(total(tables, c) for c in itertools.product(*map(range, sizes)))
 
 
+def test_a_value_with_a_hundred_readers() -> None:
+    """Each has one state, as most of vit_h_14's do: if they counted, a joint table had more axes than numpy allows."""
+    tables: list[Table] = [((0,), np.array([1.0, 3.0, 2.0]))]
+    for reader in range(1, 101):
+        costs = [[0.2], [0.0], [0.1]]
+        tables.append(((0, reader), np.array(costs)) if reader % 2 else ((reader, 0), np.array(costs).T))
+    sizes = [3] + [1] * 100
+    assert minimise(tables, sizes) == [1] + [0] * 100
+    assert minimise([((0, 1), np.array([[4.0]]))], [1, 1]) == [0, 0]
+
+
 @settings(max_examples=50, deadline=None)
 @given(problems())
 def test_descent_is_legal_and_no_worse_than_a_uniform_choice(problem: tuple[list[Table], list[int]]) -> None:
