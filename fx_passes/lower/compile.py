@@ -73,9 +73,12 @@ def lower_region(
     parameters: Mapping[str, torch.Tensor],
     weights: WeightStore,
     options: RegionOptions,
+    *,
+    refined: bool = True,
 ) -> LoweredRegion:
     """Return the program for one signature. graph is edited: pass a copy.
 
+    refined  whether implementations are chosen once more inside the network, where any are measured
     Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
     """
     start = time.perf_counter()
@@ -103,7 +106,7 @@ def lower_region(
     def build(choice: Sequence[Candidate], weights: WeightStore) -> Program:
         return build_program(operations, choice, arriving, leaving, weights)
 
-    if measures:
+    if measures and refined:
         tried = WeightStore()  # what is packed for a trial goes with it
         with measuring(tuner.database):
             choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.database, key)

@@ -34,8 +34,8 @@ _SHARES = (
     ("ref", 0.004),
 )
 
-# Kernels for older instruction sets, beside those for AVX-512: by the end of the name.
-_NARROW = ((":sse41", 0.25), (":avx2", 0.5))
+# Kernels for older instruction sets, beside those for AVX-512, and loops in portable C++: by the end of the name.
+_NARROW = ((":sse41", 0.25), (":avx2", 0.5), ("spc_bnorm:any", 0.2))
 
 
 def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> float:

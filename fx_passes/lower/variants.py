@@ -36,7 +36,12 @@ Run = Callable[[Sequence[torch.Tensor]], Any]
 # A slice's largest activation should fit these: the second-level caches of two cores, a share of the third level.
 _CACHES_BYTES = (2 << 20, 12 << 20)
 _LARGE_BYTES = 4 << 20  # no slices below: everything is in cache anyway
-_ROUNDS, _ENOUGH_SECONDS = 7, 1.5
+# A slice is large enough if its largest activation exceeds this for every thread, and weights are the lesser part of
+# what it reads. Batches beyond are not tried whole: no faster, and it takes more memory and longer to measure.
+_ENOUGH_BYTES = 32 << 20
+_ROUNDS, _FEWEST_ROUNDS, _ENOUGH_SECONDS = 7, 2, 1.5
+_HOPELESS = 1.5  # what took this many times longer than the fastest is not run again
+_LONG_NS, _VERY_LONG_NS = 1e8, 5e8  # if it took that long; the very first run of plain PyTorch also folds weights
 _CLEARLY_FASTER = 0.9  # plain PyTorch must be this much faster before it gets the region back
 
 
@@ -55,8 +60,8 @@ def choose_variant(
     """
     specs = [TensorSpec.of(tensor) for tensor in inputs]
 
-    def lower(batch_specs: Sequence[TensorSpec]) -> LoweredRegion:
-        return lower_region(copy.deepcopy(graph), batch_specs, parameters, weights, options)
+    def lower(batch_specs: Sequence[TensorSpec], refined: bool = True) -> LoweredRegion:
+        return lower_region(copy.deepcopy(graph), batch_specs, parameters, weights, options, refined=refined)
 
     if options.tune == "off":
         return lower(specs)
@@ -112,64 +117,83 @@ def _fastest(
     parameters: Mapping[str, torch.Tensor],
     options: RegionOptions,
     run_plain: Callable[[Sequence[torch.Tensor]], Any],
-    lower: Callable[[Sequence[TensorSpec]], LoweredRegion],
+    lower: Callable[..., LoweredRegion],
 ) -> LoweredRegion:
-    """Measure the variants, or remember what was measured; NotLowered where plain PyTorch wins."""
+    """Measure the variants, or remember what was measured; NotLowered where plain PyTorch wins.
+
+    Where there are several, they compete as lowered at first, and the winner alone is refined.
+    """
     values = RegionValues(graph, specs, parameters)
     database, key = Tuner(options.tune).database, region_key(graph, specs, parameters, options)
-    built: dict[str, LoweredRegion] = {}
+    ours = variant_names(graph, values, sum(t.numel() * t.element_size() for t in parameters.values()))
 
-    def build(name: str) -> LoweredRegion:
-        if name not in built:
-            built[name] = lower(specs) if name == WHOLE else _sliced(int(name), values, specs, graph, lower)
-        return built[name]
+    def build(name: str, refined: bool = True) -> LoweredRegion:
+        if name == WHOLE:
+            return lower(specs, refined)
+        return _sliced(int(name), values, specs, graph, lambda part: lower(part, refined))
 
-    def runs() -> dict[str, Run]:
-        """What there is to measure; slices that cannot be made are no variant."""
-        found: dict[str, Run] = {}
-        for name in names[:-1]:
-            try:
-                found[name] = build(name).program
-            except (NotLowered, RuntimeError) as reason:
-                if name == WHOLE:
-                    raise
-                log.debug("no slices of %s: %s", name, reason)
-        return {**found, PLAIN: run_plain}
-
-    names = [WHOLE, *map(str, slice_sizes(graph, values)), PLAIN]
-    known = {name: database.get(f"{key} {name}") for name in names}
-    if None in known.values():
-        there_are = runs()
+    def measure() -> LoweredRegion | None:
+        """Put the times into the database; return what was lowered where nothing competes with it but plain PyTorch."""
+        built = _built(ours, lambda name: build(name, refined=len(ours) == 1))
+        runs = {**{name: lowered.program for name, lowered in built.items()}, PLAIN: run_plain}
         with measuring(database):
-            measured = measure_in_turns(there_are, inputs)
-            known = {name: Result(measured.get(name, math.inf), 0.0, True) for name in names}
-            for name, result in known.items():
-                if result is not None:
-                    database.put(f"{key} {name}", result)
+            times = dict.fromkeys(ours, math.inf) | measure_in_turns(runs, inputs)
+            for name, time_ns in times.items():
+                database.put(f"{key} {name}", Result(time_ns, 0.0, True))
         database.save()
-    times = {name: result.time_ns for name, result in known.items() if result is not None}
-    best = min(times, key=lambda name: times[name] / (_CLEARLY_FASTER if name == PLAIN else 1.0))
-    for name, lowered in built.items():
-        if name != best:
+        if [*built] == ours == [WHOLE]:
+            return built[WHOLE]
+        for lowered in built.values():
             lowered.program.close()
+        return None
+
+    lowered = None
+    if any(database.get(f"{key} {name}") is None for name in (*ours, PLAIN)):
+        lowered = measure()
+    known = {name: database.get(f"{key} {name}") for name in dict.fromkeys((WHOLE, *ours, PLAIN))}
+    times = {name: result.time_ns for name, result in known.items() if result is not None}
     log.debug("variants: %s", ", ".join(f"{name} {ns / 1e6:.2f} ms" for name, ns in times.items()))
+    best = min(times, key=lambda name: times[name] / (_CLEARLY_FASTER if name == PLAIN else 1.0))
     if best == PLAIN:
-        ours = min(ns for name, ns in times.items() if name != PLAIN)
-        raise NotLowered(f"plain PyTorch is faster here: {times[PLAIN] / 1e6:.3f} ms against {ours / 1e6:.3f} ms")
-    return build(best)
+        if lowered is not None:
+            lowered.program.close()
+        fastest = min(ns for name, ns in times.items() if name != PLAIN)
+        raise NotLowered(f"plain PyTorch is faster here: {times[PLAIN] / 1e6:.3f} ms against {fastest / 1e6:.3f} ms")
+    return lowered or build(best)
 
 
-def slice_sizes(graph: fx.Graph, values: RegionValues) -> list[int]:
-    """Batch sizes of slices worth trying, smaller than the batch: those whose activations fit a cache."""
-    if not values.specs or not is_batchwise(graph, values):
-        return []
-    batch = next(iter(values.specs.values())).shape[0]
-    largest = max(spec.numel * spec.dtype.itemsize for spec in values.specs.values())
-    if batch < 2 or largest < _LARGE_BYTES:
-        return []
+def _built(names: Sequence[str], build: Callable[[str], LoweredRegion]) -> dict[str, LoweredRegion]:
+    """What there is to measure; slices that cannot be made are no variant, and the whole batch is one if nothing is."""
+    found: dict[str, LoweredRegion] = {}
+    for name in names:
+        try:
+            found[name] = build(name)
+        except (NotLowered, RuntimeError) as reason:
+            if name == WHOLE:
+                raise
+            log.debug("no slices of %s: %s", name, reason)
+    return found or {WHOLE: build(WHOLE)}
+
+
+def variant_names(graph: fx.Graph, values: RegionValues, weights_bytes: int) -> list[str]:
+    """What is worth trying: the whole batch, or enough of it, and sizes of slices whose activations fit a cache."""
+    activations_bytes = [spec.numel * spec.dtype.itemsize for spec in values.specs.values()]
+    largest = max(activations_bytes, default=0)
+    if largest < _LARGE_BYTES or not is_batchwise(graph, values):
+        return [WHOLE]
+    if (batch := next(iter(values.specs.values())).shape[0]) == 1:
+        return [WHOLE]
     divisors = [n for n in range(1, batch) if batch % n == 0]
-    sizes = {max([n for n in divisors if n * largest // batch <= limit], default=1) for limit in _CACHES_BYTES}
-    return sorted(sizes)
+
+    def is_enough(n: int) -> bool:
+        enough_bytes = _ENOUGH_BYTES * torch.get_num_threads()
+        return n * largest // batch > enough_bytes and n * sum(activations_bytes) // batch > 2 * weights_bytes
+
+    slices = {max([n for n in divisors if n * largest // batch <= limit], default=1) for limit in _CACHES_BYTES}
+    enough = next((n for n in divisors if is_enough(n)), None)
+    if enough is None:
+        return [WHOLE, *map(str, sorted(slices))]
+    return [*map(str, sorted({*slices, enough}))]
 
 
 def _sliced(
@@ -177,7 +201,7 @@ def _sliced(
     values: RegionValues,
     specs: Sequence[TensorSpec],
     graph: fx.Graph,
-    lower: Callable[[Sequence[TensorSpec]], LoweredRegion],
+    lower: Callable[..., LoweredRegion],
 ) -> LoweredRegion:
     """The region lowered for `size` samples, run over the batch slice by slice."""
     lowered = lower([replace(spec, shape=(size, *spec.shape[1:])) for spec in specs])
@@ -193,19 +217,34 @@ def _sliced(
 def measure_in_turns(runs: Mapping[str, Run], inputs: Sequence[torch.Tensor]) -> dict[str, float]:
     """The fastest of a few runs of each, ns. They take turns, so that what else the machine does meets all alike.
 
-    Plain PyTorch counts as no faster than the best other unless it was faster in every round.
+    What takes long and falls far behind the fastest of ours is not run again. Plain PyTorch counts as no faster than
+    the best other unless it was faster in every round.
     """
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run(inputs)
+    left, times = dict(runs), {name: list[float]() for name in runs}
+    _turn(left, inputs, times, long_ns=_VERY_LONG_NS)  # the first run of each: it counts where it is the only one
+    for name in left:
+        times[name].clear()
     start = time.perf_counter()
-    while len(times[PLAIN]) < _ROUNDS and (time.perf_counter() - start < _ENOUGH_SECONDS or len(times[PLAIN]) < 2):
-        for name, run in runs.items():
-            begun = time.perf_counter_ns()
-            run(inputs)
-            times[name].append(float(time.perf_counter_ns() - begun))
+    for number in range(_ROUNDS):
+        if number >= _FEWEST_ROUNDS and time.perf_counter() - start > _ENOUGH_SECONDS:
+            break
+        _turn(left, inputs, times, long_ns=_LONG_NS)
     best = {name: min(rounds) for name, rounds in times.items()}
     ours = min(best, key=lambda name: math.inf if name == PLAIN else best[name])
-    if any(plain >= own for plain, own in zip(times[PLAIN], times[ours], strict=True)):
+    if any(plain >= own for plain, own in zip(times[PLAIN], times[ours], strict=False)):
         best[PLAIN] = max(best[PLAIN], best[ours])
     return best
+
+
+def _turn(
+    left: dict[str, Run], inputs: Sequence[torch.Tensor], times: Mapping[str, list[float]], long_ns: float
+) -> None:
+    """Run each once; take out of `left` what took longer than long_ns and is far behind."""
+    for name, run in left.items():
+        begun = time.perf_counter_ns()
+        run(inputs)
+        times[name].append(float(time.perf_counter_ns() - begun))
+    fastest = min(times[name][-1] for name in left if name != PLAIN)
+    for name in [*left]:
+        if times[name][-1] > max(long_ns, _HOPELESS * fastest):
+            del left[name]

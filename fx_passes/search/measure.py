@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import fx
@@ -26,6 +27,7 @@ from fx_passes.lower.layouts import row_major
 from fx_passes.lower.specs import RegionValues
 from fx_passes.plan.prepack import prepack
 from fx_passes.search import database
+from fx_passes.search.scratch import Scratch
 from zendnn_cffi import huge_pages
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.memory import Memory, MemoryDesc
@@ -37,44 +39,83 @@ from zendnn_cffi.program import Call, PrimitiveCall, Program, Slot, TensorView, 
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 3e-2}
 
 CHECK_ONLY = 0.0
-_ENOUGH_NS = 20e6
+_ENOUGH_NS = 12e6
 _MIN_RUNS, _MAX_RUNS = 3, 15
 _HOPELESS = 2.0  # a first run this many times slower than the best candidate's time is not repeated
+_BEHIND = 1.2  # after a few runs, the fastest of them so many times slower ends it
+_KEPT_BYTES = 256 << 20  # of operands in candidates' layouts
+_CHUNK = 1 << 18  # elements compared at once: what lies between stays in cache
 
 
 class Bench:
-    """Operands and the expected result of one operation, shared by its candidates."""
+    """Operands and the expected result of one operation, shared by its candidates. Not thread-safe.
 
-    def __init__(self, operation: Operation, values: RegionValues) -> None:
+    scratch  where its memory comes from; `close` gives all of it back
+    """
+
+    def __init__(self, operation: Operation, values: RegionValues, scratch: Scratch | None = None) -> None:
         self.operation = operation
+        self.scratch = scratch or Scratch()
         generator = torch.Generator().manual_seed(0)
         given = {node: _noise(values, node, generator) for node in dict.fromkeys(operation.operands)}
         self.operands = [given[node] for node in operation.operands]  # a node may be several operands
         with torch.no_grad():
             self.expected: torch.Tensor = values.compute(operation.node, given)
+        self._arranged: dict[tuple[int, MemoryDesc], torch.Tensor] = {}
+        self._arranged_bytes = 0
+        self._taken: list[torch.Tensor] = []
 
     def check_and_time(self, candidate: Candidate, best_ns: float = math.inf) -> database.Result:
         """Run the candidate; time_ns is inf where its numbers are wrong. best_ns CHECK_ONLY: time one run alone."""
-        program, result = self._prepare(candidate)
-        first_ns = run_ns(program)
-        error = self._error(result, candidate.dst)
-        dtype = candidate.dst.dtype
-        if not error <= TOLERANCE.get(dtype or torch.float32, 0.0):
-            return database.Result(math.inf, error, False)
-        if best_ns == CHECK_ONLY or (first_ns > _HOPELESS * best_ns and first_ns > 1e6):
-            return database.Result(float(first_ns), error, True)
-        return database.Result(fastest_ns(program, first_ns), error, True)
+        try:
+            program, result = self._prepare(candidate)
+            first_ns = run_ns(program)
+            error = self._error(result, candidate.dst)
+            dtype = candidate.dst.dtype
+            if not error <= TOLERANCE.get(dtype or torch.float32, 0.0):
+                return database.Result(math.inf, error, False)
+            if best_ns == CHECK_ONLY or (first_ns > _HOPELESS * best_ns and first_ns > 1e6):
+                return database.Result(float(first_ns), error, True)
+            return database.Result(fastest_ns(program, first_ns, best_ns), error, True)
+        finally:
+            while self._taken:
+                self.scratch.give_back(self._taken.pop())
+
+    def close(self) -> None:
+        """Give the memory back: no candidate follows."""
+        for buffer in self._arranged.values():
+            self.scratch.give_back(buffer)
+        self._arranged.clear()
+
+    def _buffer(self, size_bytes: int) -> torch.Tensor:
+        """Memory for as long as one candidate is looked at; not initialised."""
+        self._taken.append(self.scratch.take(max(size_bytes, 1)))
+        return self._taken[-1]
+
+    def _arrange(self, tensor: torch.Tensor, index: int, desc: MemoryDesc, *, shared: bool = True) -> torch.Tensor:
+        """A tensor, number `index`, in the layout desc: the same memory for all candidates that only read it."""
+        if shared and (found := self._arranged.get((index, desc))) is not None:
+            return found
+        size_bytes = max(desc.size_bytes, 1)
+        if shared and self._arranged_bytes + size_bytes <= _KEPT_BYTES:
+            buffer = self._arranged[index, desc] = self.scratch.take(size_bytes)
+            self._arranged_bytes += size_bytes
+        else:
+            buffer = self._buffer(size_bytes)
+        reorder_into(tensor, buffer, desc)
+        return buffer
 
     def _prepare(self, candidate: Candidate) -> tuple[Program, torch.Tensor]:
         """A program of the candidate's calls on buffers of its own, and the buffer that holds the result."""
-        buffers = [aligned_buffer(desc) for desc in candidate.srcs]
-        for buffer, desc, tensor in zip(buffers, candidate.srcs, self.operands, strict=True):
-            reorder_into(tensor, buffer, desc)
+        buffers = [
+            self._arrange(tensor, index, desc, shared=index != candidate.overwrites)
+            for index, (tensor, desc) in enumerate(zip(self.operands, candidate.srcs, strict=True))
+        ]
         result = len(buffers)
         if candidate.overwrites is not None:
             result = candidate.overwrites
-        else:
-            buffers.append(aligned_buffer(candidate.dst))
+        else:  # zeroed: the right numbers of a candidate before must not be taken for this one's
+            buffers.append(self._buffer(candidate.dst.size_bytes).zero_())
         calls: list[Call] = []
         temporaries: dict[int, Slot] = {}
 
@@ -90,10 +131,10 @@ class Bench:
                     return Slot("constant", result, offset_bytes), seen or candidate.dst
                 case Temporary(index, desc):
                     if index not in temporaries:
-                        temporaries[index] = added(aligned_buffer(desc))
+                        temporaries[index] = added(self._buffer(desc.size_bytes))
                     return temporaries[index], desc
                 case Scratchpad(desc):
-                    return added(aligned_buffer(desc)), desc
+                    return added(self._buffer(desc.size_bytes)), desc
                 case Weights():
                     return added(prepack(argument)), argument.desc
 
@@ -114,21 +155,42 @@ class Bench:
 
     def _error(self, result: torch.Tensor, desc: MemoryDesc) -> float:
         """Largest difference from the expected result, relative to its largest value; nan where infinities differ."""
-        plain = torch.empty(self.expected.shape or (1,), dtype=self.expected.dtype)
-        primitive_source = Memory(desc, result.data_ptr())
-        reorder_into(primitive_source, plain, row_major(tuple(plain.shape), plain.dtype))
-        actual, expected = plain.reshape(self.expected.shape), self.expected
-        difference = float((actual - expected).abs().max())
+        assert desc.dtype is not None
+        if desc.size_bytes == self.expected.numel() * desc.dtype.itemsize:  # no padding, no gaps: compared as it lies
+            wanted = self._arrange(self.expected, -1, desc)
+            actual, expected = (buffer[: desc.size_bytes].view(desc.dtype) for buffer in (result, wanted))
+        else:
+            actual, expected = self._plain(result, desc), self.expected.reshape(-1)
+        differences = [*map(_largest_difference, actual.split(_CHUNK), expected.split(_CHUNK))]
+        difference = math.nan if any(map(math.isnan, differences)) else max(differences)
         if math.isfinite(difference):
-            return difference / max(float(expected.abs().max()), 1e-30)
+            return difference / max(self._scale, 1e-30)
         finite = expected.isfinite()
         if not torch.equal(actual.isfinite(), finite):
             return math.nan
         actual, expected = actual[finite], expected[finite]
-        if not expected.numel():
-            return 0.0
-        scale = expected.abs().max().clamp_min(1e-30)
-        return float((actual - expected).abs().max() / scale)
+        return _largest_difference(actual, expected) / max(_largest(expected), 1e-30) if expected.numel() else 0.0
+
+    def _plain(self, result: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+        """A result, row by row."""
+        dtype, size_bytes = self.expected.dtype, self.expected.numel() * self.expected.element_size()
+        plain = self._buffer(size_bytes)[:size_bytes].view(dtype).view(self.expected.shape or (1,))
+        reorder_into(Memory(desc, result.data_ptr()), plain, row_major(tuple(plain.shape), dtype))
+        return plain.view(-1)
+
+    @cached_property
+    def _scale(self) -> float:
+        return _largest(self.expected)
+
+
+def _largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return _largest(actual - expected)
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest absolute value; nan where there is one."""
+    low, high = torch.aminmax(values)
+    return float(torch.maximum(-low, high))
 
 
 def _view(slot: Slot, desc: MemoryDesc) -> TensorView:
@@ -155,13 +217,15 @@ def run_ns(program: Program) -> int:
     return sum(program.run_timed(())[1])
 
 
-def fastest_ns(program: Program, first_ns: float = math.inf) -> float:
-    """The fastest of a few runs: what disturbs a run only ever makes it slower."""
-    best, spent, runs = first_ns, 0.0, 0
+def fastest_ns(program: Program, first_ns: float = math.inf, best_ns: float = math.inf) -> float:
+    """The fastest of a few runs: what disturbs a run only ever makes it slower. Fewer where best_ns is out of reach."""
+    fastest, spent, runs = first_ns, 0.0, 0
     while runs < _MAX_RUNS and (spent < _ENOUGH_NS or (runs < _MIN_RUNS and first_ns < _ENOUGH_NS)):
+        if runs >= _MIN_RUNS and fastest > _BEHIND * best_ns:
+            break
         elapsed = run_ns(program)
-        best, spent, runs = min(best, elapsed), spent + elapsed, runs + 1
-    return best
+        fastest, spent, runs = min(fastest, elapsed), spent + elapsed, runs + 1
+    return fastest
 
 
 def fingerprint(candidate: Candidate) -> str:

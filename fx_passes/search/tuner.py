@@ -25,6 +25,7 @@ from fx_passes.search.measure import (
     reorder_fingerprint,
     time_reorder,
 )
+from fx_passes.search.scratch import Scratch
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import MemoryDesc
 
@@ -62,6 +63,7 @@ class Tuner:
         self.threads = torch.get_num_threads()
         self.database = database_for(self.threads)
         self.measured = 0
+        self._scratch = Scratch()
 
     def price(self, operations: Sequence[Operation], values: RegionValues) -> None:
         """Set cost_ns of every candidate; drop candidates whose numbers are wrong."""
@@ -93,11 +95,13 @@ class Tuner:
             key = fingerprint(candidate)
             result = self.database.get(key)
             if result is None:
-                bench = bench or Bench(operation, values)
+                bench = bench or Bench(operation, values, self._scratch)
                 result = self._run(bench, candidate, best_ns, key)
             if result.right:
                 best_ns = min(best_ns, result.time_ns)
                 kept.append(replace(candidate, cost_ns=result.time_ns))
+        if bench is not None:
+            bench.close()
         return kept
 
     def _priced_concat(self, candidate: Candidate) -> Candidate:
@@ -140,7 +144,9 @@ class Tuner:
         key = fingerprint(candidate)
         result = self.database.get(key) or self.database.get(f"checked {key}")
         if result is None:  # not under the key itself: one untimed run is no measurement
-            result = self._run(Bench(operation, values), candidate, CHECK_ONLY, f"checked {key}")
+            bench = Bench(operation, values, self._scratch)
+            result = self._run(bench, candidate, CHECK_ONLY, f"checked {key}")
+            bench.close()
         return result.right
 
     def reorder_ns(self, have: MemoryDesc, want: MemoryDesc) -> float:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import zendnn_cffi
+from fx_passes.lower import compile as compile_module
 from fx_passes.lower import variants
 from fx_passes.search.tuner import database_for
 from tests.support.lowering import net, noise
@@ -136,3 +137,106 @@ def test_times_are_positive_and_wrong_slices_never_run() -> None:
     gm = zendnn_cffi.optimize(model, tune="full")
     for ours, theirs in zip(gm(x), model(x), strict=True):
         assert_close(ours, theirs.detach(), k=64)
+
+
+def large_batches(monkeypatch: pytest.MonkeyPatch, samples: int = 3) -> None:
+    """Two samples fit the caches, and more than `samples` are enough for a slice."""
+    monkeypatch.setattr(variants, "_CACHES_BYTES", (2 * 16 * 64 * 4, 2 * 16 * 64 * 4))
+    monkeypatch.setattr(variants, "_ENOUGH_BYTES", samples * 16 * 64 * 4 // torch.get_num_threads())
+
+
+@pytest.mark.parametrize(
+    ("batch", "names"), [(1, ["whole"]), (4, ["whole", "2"]), (8, ["2", "4"]), (12, ["2", "4"]), (13, ["whole", "1"])]
+)
+def test_a_batch_beyond_what_is_enough_is_not_tried_whole(
+    batch: int, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large_batches(monkeypatch)
+    seen = prefer(monkeypatch, names[-1])
+    model, x = net(BATCHWISE["residual"], CONV), noise(batch, 3, 8, 8)
+    gm = zendnn_cffi.optimize(model)
+    assert_close(gm(x), model(x).detach(), k=27)
+    assert seen == [[*names, variants.PLAIN]]
+    assert lowered(gm).program.slices == (1 if names[-1] == "whole" else batch // int(names[-1]))
+
+
+def test_large_weights_want_large_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slice reads all of them: with eight samples here, activations are twice as many bytes."""
+    large_batches(monkeypatch)
+    seen = prefer(monkeypatch, variants.PLAIN)
+    model = net(lambda m, x: m[1](m[0](x).flatten(1)), nn.Conv2d(3, 16, 3, padding=1), nn.Linear(1024, 8))
+    for batch in (8, 32):
+        zendnn_cffi.optimize(model)(noise(batch, 3, 8, 8))
+    assert seen == [["whole", "2", variants.PLAIN], ["2", "8", variants.PLAIN]]
+
+
+def test_slices_of_a_huge_batch_that_fail_leave_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    large_batches(monkeypatch)
+    seen = prefer(monkeypatch, variants.WHOLE)
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(variants, "_sliced", refuse)
+    model, x = net(BATCHWISE["residual"], CONV), noise(8, 3, 8, 8)
+    for _ in range(2):  # measured, then remembered
+        gm = zendnn_cffi.optimize(model)
+        assert_close(gm(x), model(x).detach(), k=27)
+        assert isinstance(lowered(gm).program, Program)
+    assert seen == [["whole", variants.PLAIN]]
+
+
+def test_only_the_winner_is_refined(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefer(monkeypatch, "2")
+    refined: list[int] = []
+    refine = compile_module.refine
+
+    def noted(operations: Any, choice: Any, inputs: Any, *rest: Any) -> Any:
+        refined.append(inputs[0].shape[0])
+        return refine(operations, choice, inputs, *rest)
+
+    monkeypatch.setattr(compile_module, "refine", noted)
+    model, x = net(BATCHWISE["residual"], CONV), noise(8, 3, 8, 8)
+    assert_close(zendnn_cffi.optimize(model)(x), model(x).detach(), k=27)
+    assert refined == [2]
+
+
+class Clock:
+    """Runs of known times: each call takes the next of its times, the last one for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        monkeypatch.setattr(variants.time, "perf_counter_ns", lambda: self.now_ns)
+        monkeypatch.setattr(variants.time, "perf_counter", lambda: self.now_ns / 1e9)
+        self.calls: list[str] = []
+
+    def run(self, name: str, *seconds: float) -> Any:
+        left = list(seconds)
+
+        def call(_: Any) -> None:
+            self.calls.append(name)
+            self.now_ns += int((left.pop(0) if len(left) > 1 else left[0]) * 1e9)
+
+        return call
+
+
+def test_what_falls_far_behind_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    runs = {"whole": clock.run("whole", 0.3, 0.2), "2": clock.run("2", 0.3, 0.1), "plain": clock.run("plain", 2.0)}
+    times = variants.measure_in_turns(runs, ())
+    assert times == {"whole": 0.2e9, "2": 0.1e9, "plain": 2.0e9}
+    assert clock.calls.count("plain") == 1 and clock.calls.count("whole") == 2 and clock.calls.count("2") > 3
+
+
+def test_short_runs_are_all_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    runs = {"whole": clock.run("whole", 0.05, 0.01), "plain": clock.run("plain", 0.4, 0.04, 0.005)}
+    times = variants.measure_in_turns(runs, ())
+    assert times == {"whole": 0.01e9, "plain": 0.01e9}, "faster in some rounds is not faster"
+    assert clock.calls.count("plain") == clock.calls.count("whole") == 8
+
+
+def test_plain_pytorch_that_is_always_faster_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    runs = {"whole": clock.run("whole", 0.9), "plain": clock.run("plain", 0.5, 0.4)}
+    assert variants.measure_in_turns(runs, ()) == {"whole": 0.9e9, "plain": 0.4e9}

@@ -174,3 +174,55 @@ def test_one_value_in_two_places_is_one_tensor() -> None:
     bench = Bench(operation, values)
     assert bench.operands[0] is bench.operands[1]
     assert bench.check_and_time(operation.candidates[0]).right
+
+
+def test_a_candidate_that_writes_nothing_is_wrong_after_a_right_one_too() -> None:
+    """Memory is used again: the numbers of the one before must not be taken for its own."""
+    (operation,), values = lowered()
+    bench = Bench(operation, values)
+    for good in operation.candidates:
+        assert bench.check_and_time(good).right
+        idle = replace(good, calls=())
+        result = bench.check_and_time(idle)
+        assert not result.right and result.error == pytest.approx(1.0)
+    bench.close()
+
+
+def test_candidates_that_overwrite_an_operand_leave_it_to_the_others() -> None:
+    """conv(x) + y, written over y by some: the sum is right however often, and whoever was before."""
+    graph = fx.Graph()
+    x, y, w = graph.placeholder("x"), graph.placeholder("y"), graph.get_attr("w")
+    own = graph.call_function(ops.eltwise, (y, "relu", 0.0, 0.0))
+    graph.output(graph.call_function(ops.convolution, (x, w), {
+        "stride": (1, 1), "padding_l": (1, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1,
+        "post_ops": (("binary", "add", own),)}))  # fmt: skip
+    specs = [TensorSpec.of(torch.empty(1, 16, 8, 8))] * 2
+    operations, values = lower_graph(graph, specs, {"w": noise(16, 16, 3, 3)})
+    operation = operations[-1]
+    overwriting = [c for c in operation.candidates if c.overwrites is not None]
+    assert overwriting
+    bench = Bench(operation, values)
+    for candidate in (*overwriting, *operation.candidates, *overwriting):
+        result = bench.check_and_time(candidate)
+        assert result.right, (candidate.implementation, result.error)
+
+
+@pytest.mark.parametrize("position", (0, 3, 4, -1))
+@pytest.mark.parametrize("kind", ("nan", "inf", "finite"))
+def test_one_wrong_number_is_noticed_wherever_it_is(kind: str, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_CHUNK", 4)
+    (operation,), values = lowered()
+    bench = Bench(operation, values)
+    bench.expected.view(-1)[position] += float({"finite": "1e-2"}.get(kind, kind)) * bench.expected.max()
+    result = bench.check_and_time(operation.candidates[0])
+    assert not result.right and result.time_ns == math.inf
+
+
+def test_what_is_behind_is_run_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "run_ns", lambda program: program.append(1) or 1e5)
+    runs: dict[float, int] = {}
+    for best_ns in (math.inf, 1e5, 0.9e5, 0.5e5):
+        program: list[int] = []
+        assert measure.fastest_ns(program, 2e5, best_ns) == 1e5  # type: ignore[arg-type]
+        runs[best_ns] = len(program)
+    assert runs[math.inf] == runs[1e5] == runs[0.9e5] > runs[0.5e5] >= 3
