@@ -4,6 +4,8 @@ Alone, a kernel finds its weights and operands in the nearest cache; in the netw
 the operands where the threads of the call before left them. So two implementations that are equally fast alone may not
 be so here. All alternatives are tried at once: program k has every operation's k-th choice. The programs take turns,
 and each operation keeps what was fastest for it. The result counts only if the program as a whole is faster, too.
+A matrix product of few rows is bound by reading its weights from memory, which its time alone says nothing of: there
+every implementation is tried.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fx_passes.lower.candidates import Candidate, Operation
+from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate, Weights
 from fx_passes.lower.specs import TensorSpec
 from fx_passes.search.database import Database, Result
 from fx_passes.search.measure import fingerprint, measurable
@@ -25,6 +27,7 @@ log = logging.getLogger("zendnn_cffi.search")
 
 _CHOICES = 3  # per operation, the one that is fastest alone among them
 _PROSPECTS = 1.5  # alternatives are at most this many times slower alone
+_FLOPS_PER_BYTE = 4  # of weights: with fewer, memory is slower than arithmetic on every machine this is for
 _CLEARLY_FASTER = 0.97
 _ROUNDS, _FEWEST_ROUNDS, _ENOUGH_SECONDS = 9, 3, 1.0
 
@@ -66,12 +69,25 @@ def _alternatives(operation: Operation, chosen: Candidate) -> list[Candidate]:
     def place(c: Candidate) -> tuple[object, ...]:
         return c.srcs, c.dst, c.overwrites
 
-    others = [
-        c
-        for c in measurable(operation.candidates)
-        if c is not chosen and place(c) == place(chosen) and c.cost_ns <= _PROSPECTS * chosen.cost_ns
-    ]
+    rivals = [c for c in measurable(operation.candidates) if c is not chosen and place(c) == place(chosen)]
+    if _is_bound_by_weights(operation, chosen):
+        return [chosen, *rivals]
+    others = [c for c in rivals if c.cost_ns <= _PROSPECTS * chosen.cost_ns]
     return [chosen, *sorted(others, key=lambda c: c.cost_ns)[: _CHOICES - 1]]
+
+
+def _is_bound_by_weights(operation: Operation, candidate: Candidate) -> bool:
+    """Whether reading the weights of a matrix product from memory takes longer than multiplying by them."""
+    if operation.kind != "inner_product":
+        return False
+    weights = [
+        argument.desc.size_bytes
+        for call in candidate.calls
+        if isinstance(call, PrimitiveTemplate)
+        for argument in call.args.values()
+        if isinstance(argument, Weights)
+    ]
+    return operation.flops < _FLOPS_PER_BYTE * sum(weights)
 
 
 def _measure(

@@ -146,6 +146,19 @@ def test_a_single_choice_is_not_measured(region: Region, clock: Callable[..., li
     assert measured == []
 
 
+@pytest.mark.parametrize(("rows", "tried"), [(1, True), (7, True), (64, False)])
+def test_products_of_few_rows_try_every_implementation(rows: int, tried: bool) -> None:
+    graph = fx.Graph()
+    product = graph.call_function(ops.linear, (graph.placeholder("x"), graph.get_attr("w")))
+    graph.output(product)
+    (operation,), _ = lower_graph(graph, [TensorSpec.of(torch.empty(rows, 64))], {"w": noise(48, 64)})
+    assert len(operation.candidates) > 3
+    chosen, *others = operation.candidates = [
+        replace(c, cost_ns=100.0 if i == 0 else 900.0) for i, c in enumerate(operation.candidates)
+    ]
+    assert refine._alternatives(operation, chosen) == [chosen, *(others if tried else [])]
+
+
 def test_the_real_clock_times_every_call(region: Region) -> None:
     program = region.build(region.choice)
     ((*rounds,),) = refine._take_turns([program], [noise(*SHAPE)])
