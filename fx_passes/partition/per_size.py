@@ -88,6 +88,7 @@ def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
     members = _members(gm)
     if len(members) < _WORTHWHILE:
         return gm
+    members = _merge_equal(members)
     inside = set(members)
     sizes = list(dict.fromkeys(s for n in members for s in n.all_input_nodes if s not in inside and is_shape(s)))
     inner, copies = copy_nodes(members, sizes)
@@ -108,6 +109,18 @@ def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
         gm.graph.erase_node(node)
     log.debug("%s: %d operations, %d sizes, %d results", name, len(members), len(sizes), len(read))
     return finish(gm)
+
+
+def _merge_equal(members: list[fx.Node]) -> list[fx.Node]:
+    """Let one node stand for all that compute the same (each layer shapes the tables of angles for itself)."""
+    first: dict[tuple[Any, ...], fx.Node] = {}
+    for node in members:
+        key = node.target, repr(node.args), repr(node.kwargs)
+        other = first.setdefault(key, node)
+        if other is not node:
+            node.replace_all_uses_with(other)
+            node.graph.erase_node(node)
+    return list(first.values())
 
 
 def _members(gm: fx.GraphModule) -> list[fx.Node]:

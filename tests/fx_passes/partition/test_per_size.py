@@ -41,6 +41,15 @@ class Written(Encoder):
         return x * places.sum()
 
 
+class Shaping(Encoder):
+    """Each of two layers shapes the same table for itself."""
+
+    def forward(self, ids: Tensor) -> Any:
+        places = self.places(self.numbers[:, : ids.shape[1]] * 1)
+        x = self.linear(self.tokens(ids) + places.unsqueeze(1).cos().flatten(0, 1))
+        return self.linear(x * places.unsqueeze(1).cos().flatten(0, 1))
+
+
 def memo(gm: Any) -> list[PerSize]:
     return [module for module in gm.modules() if isinstance(module, PerSize)]
 
@@ -113,3 +122,13 @@ def test_gradients_and_inference_mode_do_not_meet() -> None:
     torch.testing.assert_close(gm(ids(2, 9)).detach(), first)
     with torch.no_grad():
         torch.testing.assert_close(gm(ids(2, 9)), first)
+
+
+def test_equal_operations_are_computed_once() -> None:
+    model = Shaping().eval()
+    gm = optimized(model)
+    (module,) = memo(gm)
+    with torch.no_grad():
+        torch.testing.assert_close(gm(ids(2, 9)), model(ids(2, 9)))
+    (result,) = next(iter(module.graph.find_nodes(op="output"))).args[0]
+    assert isinstance(result, torch.fx.Node)
