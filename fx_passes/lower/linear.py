@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,12 +63,19 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         sum_node=residual_to_overwrite(node, arguments["src"], post_ops, context),
         view=(m, n),
     )
-    product = _Product((m, k, n), dtype, weight, bias, chain, (_name(node, 1, "weight"), _name(node, 2, "bias")))
+    names = _name(node, 1, "weight"), _name(node, 2, "bias")
+    product = _Product((m, k, n), dtype, weight, bias, chain, names, dtype)
     srcs = (row_major(src.shape, dtype), *chain.srcs)
     operation.candidates = [
         Candidate(template.pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites)
-        for template in (*product.as_matmul(), *product.as_inner_product())
+        for template in product.templates()
     ]
+    if dtype != base.dtype and not post_ops and all(user.op == "output" for user in node.users):
+        wide = row_major(base.shape, base.dtype)  # as it leaves: not rounded, and not written twice
+        operation.candidates += [
+            Candidate(template.pd.implementation, srcs, wide, (template,))
+            for template in replace(product, result=base.dtype).templates()
+        ]
     fast = optimized(operation.candidates)
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
@@ -82,7 +89,8 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
 class _Product:
     """A linear layer on [M, K] with constant weights [N, K]: what both primitives that compute it are made of.
 
-    names  of the weight's and the bias' constants: the keys of their packed copies
+    names   of the weight's and the bias' constants: the keys of their packed copies
+    result  dtype of what is written
     """
 
     sizes: tuple[int, int, int]
@@ -91,6 +99,11 @@ class _Product:
     bias: torch.Tensor | None
     chain: Chain
     names: tuple[str, str]
+    result: torch.dtype
+
+    def templates(self) -> Iterator[PrimitiveTemplate]:
+        yield from self.as_matmul()
+        yield from self.as_inner_product()
 
     def as_inner_product(self) -> Iterator[PrimitiveTemplate]:
         m, k, n = self.sizes
@@ -117,7 +130,7 @@ class _Product:
 
     @property
     def _dst(self) -> MemoryDesc:
-        return row_major((self.sizes[0], self.sizes[2]), self.dtype)
+        return row_major((self.sizes[0], self.sizes[2]), self.result)
 
     def _templates(
         self, create: Callable[[], PrimitiveDesc], kind: str, bias: MemoryDesc | None

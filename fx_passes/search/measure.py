@@ -47,6 +47,12 @@ _KEPT_BYTES = 256 << 20  # of operands in candidates' layouts
 _CHUNK = 1 << 18  # elements compared at once: what lies between stays in cache
 
 
+def tolerance(candidate: Candidate) -> float:
+    """The error allowed to a candidate: what it writes may be wider than what it reads."""
+    dtypes = (desc.dtype or torch.float32 for desc in (candidate.dst, *candidate.srcs))
+    return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+
+
 class Bench:
     """Operands and the expected result of one operation, shared by its candidates. Not thread-safe.
 
@@ -71,8 +77,7 @@ class Bench:
             program, result = self._prepare(candidate)
             first_ns = run_ns(program)
             error = self._error(result, candidate.dst)
-            dtype = candidate.dst.dtype
-            if not error <= TOLERANCE.get(dtype or torch.float32, 0.0):
+            if not error <= tolerance(candidate):
                 return database.Result(math.inf, error, False)
             if best_ns == CHECK_ONLY or (first_ns > _HOPELESS * best_ns and first_ns > 1e6):
                 return database.Result(float(first_ns), error, True)

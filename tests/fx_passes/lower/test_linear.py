@@ -12,7 +12,9 @@ from torch import nn
 import zendnn_cffi
 from fx_passes.lower import compile
 from tests.fx_passes.lower.test_convolution import BINARY, ELTWISE
-from tests.support.lowering import fallbacks, kinds, net, noise, offload
+from tests.support.lowering import fallbacks, kinds, net, noise, offload, oracle
+from tests.tolerance import assert_close
+from zendnn_cffi.attributes import ARG_DST
 
 DTYPES = (None, torch.bfloat16)
 
@@ -39,6 +41,16 @@ def test_weights_are_packed_once_for_all_lengths(dtype: torch.dtype | None) -> N
         assert call.kind == "matmul" and call.implementation.startswith("brg:")
         packed.add(tuple(t.data_ptr() for t in program.constants if t.numel() >= 128 * 128))
     assert len(packed) == 1
+
+
+def test_a_result_that_leaves_is_written_in_its_own_dtype() -> None:
+    model, x = net(lambda m, x: m[1](F.relu(m[0](x))), nn.Linear(64, 96), nn.Linear(96, 4096)), noise(33, 64)
+    gm = zendnn_cffi.optimize(model, dtype=torch.bfloat16, tune="off")
+    assert_close(gm(x), oracle(model, (x,))[0], dtype=torch.bfloat16, k=96)
+    (region,) = gm.regions().values()
+    for lowered in region.lowered.values():
+        last = lowered.program.calls[-1]
+        assert last.kind in ("matmul", "inner_product") and last.args[ARG_DST][1].dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
