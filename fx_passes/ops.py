@@ -171,6 +171,11 @@ def rotary(src: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return src * cos + torch.cat((-src[..., half:], src[..., :half]), -1) * sin
 
 
+def rotation(cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the matrices R [..., D, D] with x @ R = rotary(x, cos, sin), for cos and sin [..., D]."""
+    return rotary(torch.eye(cos.shape[-1], dtype=cos.dtype, device=cos.device), cos.unsqueeze(-2), sin.unsqueeze(-2))
+
+
 def softmax(src: Tensor, dim: int, log: bool = False) -> Tensor:
     """Return softmax (or its logarithm) along dim."""
     return F.log_softmax(src, dim) if log else F.softmax(src, dim)
@@ -252,6 +257,25 @@ def attention(
 ) -> Tensor:
     """Return softmax(query @ key.T * scale + mask) @ value over the last two dimensions: [..., L, E], [..., S, E]."""
     return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def grow(cache: Tensor, new: Tensor, dim: int) -> Tensor:
+    """Return new behind cache along dim: concat, where cache has another size in each call (keys and values)."""
+    return torch.cat((cache, new), dim)
+
+
+def cached_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return attention where S, of key, value [..., S, E] and mask [..., L, S], is another one in each call."""
+    return attention(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def embedding_bag(
@@ -471,7 +495,7 @@ def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
     {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
      adaptive_pool, reduce, concat, resample, attention, embedding_bag, embedding_bags, pick,
-     rms_norm, rotary}
+     rms_norm, rotary, rotation, grow, cached_attention}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
     {reshape, flatten, unflatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous, pad}

@@ -14,6 +14,7 @@ from fx_passes.fold.channel_scale import fold_channel_scale
 from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.shapes import fold_shapes
+from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
 from fx_passes.fuse.gates import fuse_gates
 from fx_passes.fuse.permutes import fuse_permutes
@@ -21,6 +22,7 @@ from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.rms_norm import fuse_rms_norm
 from fx_passes.fuse.rotary import fuse_rotary
+from fx_passes.fuse.rotations import fuse_rotations
 from fx_passes.graph import run
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
@@ -44,9 +46,11 @@ PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
     fuse_rotary,
     fuse_embedding_bags,
     fuse_projections,
+    fuse_rotations,
     fuse_gates,
     fuse_permutes,
     fuse_post_ops,
+    fuse_caches,
 )
 
 

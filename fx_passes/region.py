@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 
 import zendnn_cffi
+from fx_passes.growing import growing_inputs
 from fx_passes.lower.compile import LoweredRegion
 from fx_passes.lower.context import NotLowered
 from fx_passes.lower.masks import OTHER, describe, mask_inputs, specialize
@@ -32,7 +33,9 @@ from fx_passes.watched import is_watched
 log = logging.getLogger("zendnn_cffi.region")
 
 MAX_PROGRAMS = 32
-Signature = tuple[Any, ...]  # threads, or (threads, what each mask says); then (shape, dtype, strides) of each input
+# threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
+# their masks) all but the size that does.
+Signature = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class ZenRegion(nn.Module):
         self._reasons: dict[Signature, str] = {}
         self._plain: tuple[fx.Graph, dict[fx.Node, Any]] | None = None
         self._masks = mask_inputs(graph)
+        placeholders = list(graph.find_nodes(op="placeholder"))
+        self._growing = {placeholders.index(node): dim for node, dim in growing_inputs(graph).items()}
         self._for_masks: dict[tuple[str, ...], fx.Graph] = {}
         self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
         _regions.add(self)
@@ -95,7 +100,10 @@ class ZenRegion(nn.Module):
         threads: Any = torch.get_num_threads()
         if self._masks:
             threads = threads, *(describe(inputs[i]) for i in self._masks)
-        signature = (threads, *((t.shape, t.dtype, t.stride()) for t in inputs))
+        if self._growing:
+            signature = (threads, *map(self._key, range(len(inputs)), inputs))
+        else:
+            signature = (threads, *((t.shape, t.dtype, t.stride()) for t in inputs))
         lowered = self._lowered.get(signature, _MISSING)
         if lowered is _MISSING:
             lowered = self._lower(signature, inputs)
@@ -106,6 +114,15 @@ class ZenRegion(nn.Module):
         program = lowered.program
         outputs = program(inputs) if self.on_run is None else self.on_run(self, program, inputs)
         return outputs[0] if self._single else tuple(outputs)
+
+    def _key(self, number: int, value: torch.Tensor) -> tuple[Any, ...]:
+        """What of an input decides which program runs: of one that grows not its size, but whether there is any."""
+        dim = self._growing.get(number)
+        if dim is None:
+            return value.shape, value.dtype, value.stride()
+        shape: list[Any] = list(value.shape)
+        shape[dim] = "n" if shape[dim] else 0
+        return tuple(shape), value.dtype, ()
 
     def _lower(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> LoweredRegion | None:
         with self._lock:

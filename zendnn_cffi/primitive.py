@@ -38,7 +38,7 @@ from zendnn_cffi.attributes import (  # noqa: F401  (the argument ids are part o
     PostOps,
     arg_post_op,
 )
-from zendnn_cffi.descriptors import NORM_SCALE, NORM_SHIFT, OpDesc
+from zendnn_cffi.descriptors import NORM_GLOBAL_STATS, NORM_SCALE, NORM_SHIFT, OpDesc
 from zendnn_cffi.errors import UnsupportedError, check
 from zendnn_cffi.handles import NotCopyable, native
 from zendnn_cffi.known_problems import known_problem
@@ -312,7 +312,7 @@ def _unused_norm_args(op: OpDesc) -> list[int]:
         unused.append(ARG_SCALE)
     if not flags & NORM_SHIFT:
         unused.append(ARG_SHIFT)
-    return unused if op.kind == "batch_normalization" else [*unused, ARG_MEAN, ARG_VARIANCE]
+    return unused if flags & NORM_GLOBAL_STATS else [*unused, ARG_MEAN, ARG_VARIANCE]
 
 
 class Primitive(NotCopyable):

@@ -42,11 +42,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """An output tensor, newly allocated by each run."""
+    """An output tensor, newly allocated by each run.
+
+    grows  by the call that computes it: its shape is another one in each run (this one in the first)
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,16 @@ class PrimitiveCall:
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor that a torch call reads or writes: a slot seen with a shape, strides (in elements) and a dtype."""
+    """A tensor that a torch call reads or writes: a slot seen with a shape, strides (in elements) and a dtype.
+
+    grows  the input or output of this run as it is, whatever its shape
+    """
 
     slot: Slot
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    grows: bool = False
 
     @property
     def used_bytes(self) -> int:
@@ -126,7 +134,7 @@ class TensorView:
 class TorchCall:
     """One plain PyTorch computation between the primitives: dst.copy_(function(*srcs)).
 
-    With into, function(*srcs, dst) writes its result itself.
+    With into, function(*srcs, dst) writes its result itself. What it returns becomes an output that grows as it is.
     """
 
     name: str
@@ -159,13 +167,17 @@ class TorchCall:
         return self._run, (context, tensors)
 
     def _run(self, context: Context, fixed: Sequence[torch.Tensor | None]) -> int:
+        if torch.is_grad_enabled():  # asking costs a tenth of what switching does
+            with torch.no_grad():
+                return self._run(context, fixed)
         views = (*self.srcs, self.dst)
-        with torch.no_grad():
-            tensors = [context.tensor(v) if t is None else t for t, v in zip(fixed, views, strict=True)]
-            if self.into:
-                self.function(*tensors)
-            else:
-                tensors[-1].copy_(self.function(*tensors[:-1]))
+        tensors = [context.tensor(v) if t is None else t for t, v in zip(fixed, views, strict=True)]
+        if self.dst.grows:
+            context.outputs[self.dst.slot.index] = self.function(*tensors[:-1])
+        elif self.into:
+            self.function(*tensors)
+        else:
+            tensors[-1].copy_(self.function(*tensors[:-1]))
         return 0
 
 
@@ -209,7 +221,7 @@ class Context:
     arena_bytes: int
     stream: Stream = field(default_factory=Stream)
     inputs: Sequence[torch.Tensor] = ()
-    outputs: Sequence[torch.Tensor] = ()
+    outputs: list[torch.Tensor] = field(default_factory=list)
     keep_alive: list[Any] = field(default_factory=list)
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     moving: list[tuple[str, int, int, Any]] = field(default_factory=list)
@@ -244,6 +256,8 @@ class Context:
         slot = view.slot
         spaces = {"input": self.inputs, "output": self.outputs, "constant": self.constants}
         base = self.arena if slot.space == "arena" else spaces[slot.space][slot.index]
+        if view.grows:
+            return base
         if base.dtype == torch.uint8 != view.dtype:  # bytes: the arena, packed constants
             start = slot.offset_bytes
             span = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + 1
@@ -295,11 +309,19 @@ class Program:
         return outputs
 
     def new_outputs(self) -> list[torch.Tensor]:
-        """Return uninitialised output tensors."""
-        return [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu") for spec in self.outputs]
+        """Return uninitialised output tensors; of those that grow, empty ones, which a run replaces."""
+        return [
+            torch.empty(0, dtype=spec.dtype, device="cpu")
+            if spec.grows
+            else torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
+            for spec in self.outputs
+        ]
 
-    def run_into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Compute into given outputs, which must have the shapes, strides and dtypes of `outputs`."""
+    def run_into(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """Compute into given outputs, which must have the shapes, strides and dtypes of `outputs`.
+
+        Those that grow are replaced in the list.
+        """
         context = self._enter(inputs, outputs)
         if profiler._is_profiler_enabled:
             self._run_labelled(context)
@@ -332,7 +354,7 @@ class Program:
         self._leave(context)
         return outputs, times_ns
 
-    def _enter(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Context:
+    def _enter(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> Context:
         try:
             context = self._idle.pop()
         except IndexError:
@@ -345,7 +367,7 @@ class Program:
         return context
 
     def _leave(self, context: Context) -> None:
-        context.inputs = context.outputs = ()
+        context.inputs, context.outputs = (), []
         self._idle.append(context)
         if self._closed:
             self.free_idle()

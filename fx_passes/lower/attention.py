@@ -1,4 +1,4 @@
-"""Attention, root-mean-square normalization and rotary embedding: what PyTorch's own kernels are good at, planned here.
+"""Attention and rotary embedding: what PyTorch's own kernels are good at, planned here.
 
 No primitive computes these. Their operands are read where and as they lie (slices of a wide projection, transposed
 heads), the results are written into the arena in the layout that the next operation wants.
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fx_passes import ops
 from fx_passes.lower.attention_steps import Heads, in_steps
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
@@ -41,9 +42,9 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
             bias = bias.to(q.dtype)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, 0.0, **options)
 
-    srcs = [_as_it_lies(n, context, dtype) for n in nodes]
+    srcs = [as_it_lies(n, context, dtype) for n in nodes]
     if masks:
-        srcs.append(_as_it_lies(mask, context, mask_dtype or dtype))  # f32's least number is no number in bf16
+        srcs.append(as_it_lies(mask, context, mask_dtype or dtype))  # f32's least number is no number in bf16
     b, h, length, d = spec.shape
     dst = strided(spec.shape, dtype, (length * h * d, d, h * d, 1))
     flops = 2 * spec.numel * context.values.specs[nodes[1]].shape[2] * 2
@@ -62,29 +63,6 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
     return operation
 
 
-def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.rms_norm: three passes of PyTorch over rows in cache, the last one into the arena."""
-    arguments = context.values.arguments(node)
-    src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
-    weight = arguments["weight"]
-    weight = None if weight is None else context.constant(weight, "weight")
-    dtype, size, eps = context.dtype(src), src.shape[-1], arguments["eps"]
-    if spec.dtype != src.dtype:
-        raise NotLowered("the weight promotes the result")
-    weight = weight.to(dtype) if weight is not None else None
-
-    def normalize(x: Tensor, out: Tensor) -> None:
-        norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
-        inverse = norm.mul_(norm).mul_(1.0 / size).add_(eps).rsqrt_()
-        torch.mul(x, inverse, out=out)
-        if weight is not None:
-            out.mul_(weight)
-
-    desc = row_major(src.shape, dtype)
-    nodes = (arguments["src"],)
-    return _operation(node, context, "rms_norm", nodes, [desc], row_major(spec.shape, dtype), normalize, into=True)
-
-
 def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.rotary: src * cos, then both halves of the rotated source added in place."""
     arguments = context.values.arguments(node)
@@ -100,8 +78,17 @@ def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
         out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
         out[..., half:].addcmul_(x[..., :half], sin[..., half:])
 
-    srcs = [_as_it_lies(n, context, dtype) for n in nodes]
+    srcs = [as_it_lies(n, context, dtype) for n in nodes]
     return _operation(node, context, "rotary", nodes, srcs, row_major(spec.shape, dtype), rotate, into=True)
+
+
+def lower_rotation(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.rotation, once a call where its angles are no constants of the sizes: by PyTorch, into the arena."""
+    arguments, spec = context.values.arguments(node), context.values.specs[node]
+    nodes = [arguments[name] for name in ("cos", "sin")]
+    dtype = context.dtype(spec)
+    srcs = [as_it_lies(n, context, dtype) for n in nodes]
+    return _operation(node, context, "rotation", nodes, srcs, row_major(spec.shape, dtype), ops.rotation)
 
 
 def _operation(
@@ -121,7 +108,7 @@ def _operation(
     return Operation(node, node.name, kind, tuple(operands), context.values.specs[node], [candidate], flops=flops)
 
 
-def _as_it_lies(node: fx.Node, context: LoweringContext, dtype: torch.dtype) -> Any:
+def as_it_lies(node: fx.Node, context: LoweringContext, dtype: torch.dtype) -> Any:
     """The layout in which node's value is there without a copy, its last dimension dense."""
     spec = context.values.specs[node]
     if not is_known_dtype(dtype):

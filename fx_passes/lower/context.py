@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
-from fx_passes.lower.layouts import OpaqueDesc, is_describable, is_known_dtype, strided
+from fx_passes.lower.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, strided
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from zendnn_cffi.errors import ZenDNNError
@@ -158,6 +158,8 @@ def torch_operation(node: fx.Node, values: RegionValues, reason: str) -> Operati
 def eager_layout(spec: TensorSpec) -> Any:
     """The layout eager would give the value."""
     shape, strides = spec.shape or (1,), spec.strides or (1,)
+    if spec.grows:
+        return GrowingDesc(shape, spec.dtype, strides)
     if is_known_dtype(spec.dtype) and is_describable(shape, strides):
         return strided(shape, spec.dtype, strides)
     return OpaqueDesc(shape, spec.dtype, strides)

@@ -44,6 +44,14 @@ class OpaqueDesc:
         return "strided"
 
 
+@dataclass(frozen=True)
+class GrowingDesc(OpaqueDesc):
+    """Stands for the layout of a value whose shape is another one in each run: torch calls get whatever tensor it is.
+
+    dims, strides  those of the run that the program was made for
+    """
+
+
 def is_known_dtype(dtype: torch.dtype) -> bool:
     """Whether the library has this dtype at all."""
     return dtype in DATA_TYPES

@@ -30,7 +30,7 @@ def mask_inputs(graph: fx.Graph) -> tuple[int, ...]:
 
 
 def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
-    if not is_call(user, ops.attention) or argument(user, 3, "mask") is not node:
+    if not is_call(user, ops.attention, ops.cached_attention) or argument(user, 3, "mask") is not node:
         return False
     return not user.kwargs.get("is_causal", False) and user.all_input_nodes.count(node) == 1
 

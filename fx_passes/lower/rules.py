@@ -10,7 +10,8 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.lower.aliases import VIEWS, add_views
-from fx_passes.lower.attention import lower_attention, lower_rms_norm, lower_rotary
+from fx_passes.lower.attention import lower_attention, lower_rotary, lower_rotation
+from fx_passes.lower.caches import lower_cached_attention, lower_grow
 from fx_passes.lower.candidates import Operation
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
 from fx_passes.lower.convolution import lower_convolution
@@ -24,6 +25,7 @@ from fx_passes.lower.picking import lower_pick
 from fx_passes.lower.pooling import lower_adaptive_pool, lower_pool, lower_reduce
 from fx_passes.lower.resampling import lower_resample
 from fx_passes.lower.rivals import add_rivals
+from fx_passes.lower.rms_norm import lower_rms_norm
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.lower.views import VIEW_RULES
 
@@ -45,8 +47,11 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.layer_norm: lower_layer_norm,
     ops.softmax: lower_softmax,
     ops.attention: lower_attention,
+    ops.cached_attention: lower_cached_attention,
+    ops.grow: lower_grow,
     ops.rms_norm: lower_rms_norm,
     ops.rotary: lower_rotary,
+    ops.rotation: lower_rotation,
     ops.embedding_bags: lower_embedding_bags,
     ops.pick: lower_pick,
     ops.concat: lower_concat,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,16 +13,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from fx_passes import ops
+from fx_passes.growing import growing_inputs
 from fx_passes.lower.layouts import is_describable
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What is known of a tensor before it exists: shape, dtype, and the strides (elements) eager would give it."""
+    """What is known of a tensor before it exists: shape, dtype, and the strides (elements) eager would give it.
+
+    grows  whether another call with the same signature may have another shape, which nothing may depend on
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     strides: tuple[int, ...]
+    grows: bool = False
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
@@ -67,6 +72,8 @@ class RegionValues:
                     self._record(node, torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype))
             elif node.op in ("call_function", "get_attr"):
                 self.infer(node)
+        for node in (*growing_inputs(graph), *graph.find_nodes(op="call_function", target=ops.grow)):
+            self.specs[node] = replace(self.specs[node], grows=True)
 
     def infer(self, node: fx.Node) -> None:
         """Find out what a call_function or get_attr node stands for; its inputs must be known. Nothing is computed."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -29,6 +28,7 @@ from fx_passes.graph import (
     nodes_in,
     sort,
 )
+from fx_passes.growing import growing_nodes
 from fx_passes.normalize.aliasing import Aliasing
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -129,7 +129,7 @@ def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], befor
     return [nodes for nodes in trimmed if any(n.target in ops.COMPUTE for n in nodes)]
 
 
-_LIGHT = frozenset({ops.eltwise, ops.binary, ops.concat, ops.prelu, ops.reduce, ops.rotary})
+_LIGHT = frozenset({ops.eltwise, ops.binary, ops.concat, ops.grow, ops.prelu, ops.reduce, ops.rotary, ops.rotation})
 
 
 def is_real(node: fx.Node) -> bool:
@@ -153,38 +153,6 @@ def worth_keeping(nodes: list[fx.Node]) -> list[fx.Node]:
             joined = group + joined
         part.update(dict.fromkeys(joined, joined))
     return [node for node in nodes if any(n.target in ops.COMPUTE - _LIGHT or "val" not in n.meta for n in part[node])]
-
-
-def growing_nodes(gm: fx.GraphModule) -> set[fx.Node]:
-    """Nodes of a decoding step that have another shape in each step: what reads a growing cache.
-
-    Sizes that no linear has would make each call a new signature of the region, whose linears could do with one;
-    outside, the regions around stay as they are.
-    """
-    linears = gm.graph.find_nodes(op="call_function", target=ops.linear)
-    if not linears or any("val" not in node.meta for node in linears):
-        return set()
-    inputs = gm.graph.find_nodes(op="placeholder")
-    known = set().union(*map(_symbols, linears), *map(_batch, inputs))
-    return {
-        node
-        for node in gm.graph.nodes
-        if node.op == "call_function" and any(_symbols(n) - known for n in (node, *node.all_input_nodes))
-    }
-
-
-def _batch(node: fx.Node) -> set[Any]:
-    """The free symbols in the first size of an input: nothing grows along the batch (perhaps always 1)."""
-    value = node.meta.get("val")
-    first = value.shape[0] if isinstance(value, torch.Tensor) and value.ndim > 1 else None
-    return set(first.node.expr.free_symbols) if isinstance(first, torch.SymInt) else set()
-
-
-def _symbols(node: fx.Node) -> set[Any]:
-    """The free sizes of a value, or in a number."""
-    value = node.meta.get("val")
-    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
-    return {symbol for s in sizes if isinstance(s, torch.SymInt) for symbol in s.node.expr.free_symbols}
 
 
 def trim(nodes: list[fx.Node]) -> list[fx.Node]:

@@ -25,7 +25,7 @@ from fx_passes.lower.candidates import (
     Weights,
 )
 from fx_passes.lower.context import eager_layout
-from fx_passes.lower.layouts import same_bytes
+from fx_passes.lower.layouts import GrowingDesc, same_bytes
 from fx_passes.lower.specs import TensorSpec
 from fx_passes.plan.buffers import END, Buffer, assign_slots, nest_pieces
 from fx_passes.plan.prepack import Prepacked, WeightStore
@@ -176,7 +176,7 @@ def build_program(
     slots, arena_bytes = assign_slots(schedule.buffers)
     constants = Prepacked(weights, prefix)
     calls = [_call(step, slots, constants) for step in schedule.steps]
-    specs = [OutputSpec(spec.shape, spec.strides, spec.dtype) for _, spec in outputs]
+    specs = [OutputSpec(spec.shape, spec.strides, spec.dtype, spec.grows) for _, spec in outputs]
     return Program(calls, specs, constants.tensors, arena_bytes)
 
 
@@ -222,4 +222,4 @@ def _place(
 def _view(slot: Slot, desc: MemoryDesc) -> TensorView:
     """A slot as the torch tensor that desc describes (always plain: torch calls ask for eager layouts)."""
     assert desc.strides is not None and desc.dtype is not None
-    return TensorView(slot, desc.dims, desc.strides, desc.dtype)
+    return TensorView(slot, desc.dims, desc.strides, desc.dtype, isinstance(desc, GrowingDesc))

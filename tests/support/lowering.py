@@ -120,8 +120,8 @@ def check_regions(gm: Any) -> None:
     """Run every program of gm on noise, plainly and with dead memory full of NaN: equal bits."""
     for region in gm.regions().values():
         for signature, lowered in region.lowered.items():
-            if lowered is None:
-                continue
+            if lowered is None or any("n" in shape for shape, *_ in signature[1:]):
+                continue  # tests/fx_passes/lower/test_caches.py has programs of growing inputs
             given = []
             for number, (shape, dtype, strides) in enumerate(signature[1:]):
                 span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if math.prod(shape) else 0

@@ -48,16 +48,21 @@ def batch_normalization(
     )
 
 
-def layer_normalization(src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True) -> OpDesc:
-    """Layer normalization over the last axis; f32 [C] memories ARG_SCALE, ARG_SHIFT where asked."""
+def layer_normalization(
+    src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True, given_statistics: bool = False
+) -> OpDesc:
+    """Layer normalization over the last axis; f32 [C] memories ARG_SCALE, ARG_SHIFT where asked.
+
+    given_statistics  mean and variance are f32 memories ARG_MEAN, ARG_VARIANCE of src's shape without the last axis
+    """
     need(src=src)
     need_layout(src, "src")
     if src.ndim < 2:
         raise ValueError(f"src must have at least 2 dimensions, got {src}")
-    flags = NORM_SCALE * bool(scale) | NORM_SHIFT * bool(shift)
+    flags = NORM_SCALE * bool(scale) | NORM_SHIFT * bool(shift) | NORM_GLOBAL_STATS * bool(given_statistics)
     eps = checks.as_float(eps, "eps")
     fields = {"data_desc": src, "stat_desc": MemoryDesc(src.dims[:-1], torch.float32)}
-    if flags:
+    if scale or shift:
         fields["data_scaleshift_desc"] = MemoryDesc(src.dims[-1:], torch.float32)
     return fill(
         "layer_normalization",

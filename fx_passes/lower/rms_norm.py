@@ -1,0 +1,153 @@
+"""Root-mean-square normalization: a reduction and a layer normalization with given statistics, or PyTorch in passes.
+
+variance = sum(x * x, -1) / K                         reduction with a linear post-op, f32
+result   = (x - 0) / sqrt(variance + eps) * weight    layer_normalization, told mean 0 and this variance
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes.lower.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Temporary,
+    TorchTemplate,
+    Weights,
+    primitive_template,
+)
+from fx_passes.lower.context import LoweringContext, NotLowered, optimized_descs, usable_implementations
+from fx_passes.lower.layouts import row_major
+from zendnn_cffi import descriptors
+from zendnn_cffi.attributes import (
+    ARG_DST,
+    ARG_MEAN,
+    ARG_SCALE,
+    ARG_SRC,
+    ARG_SRC_1,
+    ARG_VARIANCE,
+    ARG_WEIGHTS,
+    Attr,
+    PostOps,
+)
+from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitive import PrimitiveDesc
+
+
+def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.rms_norm of [..., K] with a constant weight [K] or none."""
+    arguments = context.values.arguments(node)
+    src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
+    weight = arguments["weight"]
+    weight = None if weight is None else context.constant(weight, "weight")
+    dtype, eps = context.dtype(src), float(arguments["eps"])
+    if spec.dtype != src.dtype:
+        raise NotLowered("the weight promotes the result")
+    desc = row_major(src.shape, dtype)
+    view = row_major((src.numel // src.shape[-1], src.shape[-1]), dtype)
+    operation = Operation(node, node.name, "rms_norm", (arguments["src"],), spec)
+    scale = None if weight is None else Weights(str(node.args[1]), weight, row_major(view.dims[1:], torch.float32))
+    operation.candidates = [
+        Candidate(_names(calls), (desc,), desc, calls) for calls in _in_primitives(view, eps, scale)
+    ]
+    key = f"{torch.__version__} rms_norm{'' if weight is None else ' with weight'}" if operation.candidates else ""
+    passes = TorchTemplate(_in_passes(view.dims[1], eps, weight, dtype), "", True, key)
+    operation.candidates.append(Candidate("torch", (desc,), desc, (passes,)))
+    return operation
+
+
+def _in_primitives(src: MemoryDesc, eps: float, scale: Weights | None) -> Iterator[tuple[PrimitiveTemplate, ...]]:
+    """The primitives for rows [M, K]: every way to the variances, then a normalization that is told them."""
+    rows, size = src.dims
+    per_row = row_major((rows,), torch.float32)
+
+    def normalization() -> PrimitiveDesc:
+        op = descriptors.layer_normalization(src, eps, scale=scale is not None, shift=False, given_statistics=True)
+        return PrimitiveDesc(op, Attr())
+
+    for pd in optimized_descs(usable_implementations(normalization))[:1]:
+        args: dict[int, Argument] = {
+            ARG_SRC: Operand(0, src),
+            ARG_MEAN: Weights(f"zero means of {rows}", torch.zeros(rows), per_row),
+            ARG_VARIANCE: Temporary(0, per_row),
+            ARG_DST: Result(src),
+        }
+        if scale is not None:
+            args[ARG_SCALE] = scale
+        last = primitive_template(pd, args, "layer_normalization")
+        for first in (_rows_with_themselves(src), _mean_of_squares(src)):
+            if first:
+                yield *first, last
+
+
+def _rows_with_themselves(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
+    """Each row [1, K] times itself [K, 1], over K: the fastest for a few rows. () without such a product."""
+    rows, size = src.dims
+    assert src.dtype is not None
+    left, right = row_major((rows, 1, size), src.dtype), row_major((rows, size, 1), src.dtype)
+    result = row_major((rows, 1, 1), torch.float32)
+
+    def create() -> PrimitiveDesc:
+        op = descriptors.matmul(left, right, None, result)
+        return PrimitiveDesc(op, Attr(PostOps().eltwise("linear", 1.0 / size)))
+
+    args: dict[int, Argument] = {
+        ARG_SRC: Operand(0, left),
+        ARG_WEIGHTS: Operand(0, right),
+        ARG_DST: Temporary(0, result),
+    }
+    found = optimized_descs(usable_implementations(create))[:1]
+    return tuple(primitive_template(pd, args, "matmul") for pd in found)
+
+
+def _mean_of_squares(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
+    """The squares in f32, then their means: for many rows. () without optimized implementations."""
+    rows, size = src.dims
+    if size == 1:
+        return ()  # nothing to reduce
+    squares, column = row_major((rows, size), torch.float32), row_major((rows, 1), torch.float32)
+
+    def product() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.binary("mul", src, src, squares), Attr())
+
+    def reduction() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.reduction("mean", squares, column), Attr())
+
+    products, means = (optimized_descs(usable_implementations(create))[:1] for create in (product, reduction))
+    if not (products and means):
+        return ()
+    of_itself: dict[int, Argument] = {
+        ARG_SRC: Operand(0, src),
+        ARG_SRC_1: Operand(0, src),
+        ARG_DST: Temporary(1, squares),
+    }
+    of_rows: dict[int, Argument] = {ARG_SRC: Temporary(1, squares), ARG_DST: Temporary(0, column)}
+    return (
+        primitive_template(products[0], of_itself, "binary"),
+        primitive_template(means[0], of_rows, "reduction"),
+    )
+
+
+def _in_passes(size: int, eps: float, weight: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor, Tensor], None]:
+    """Three passes of PyTorch over rows in cache, the last one into the arena."""
+    weight = None if weight is None else weight.to(dtype)
+
+    def normalize(x: Tensor, out: Tensor) -> None:
+        norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
+        inverse = norm.mul_(norm).mul_(1.0 / size).add_(eps).rsqrt_()
+        torch.mul(x, inverse, out=out)
+        if weight is not None:
+            out.mul_(weight)
+
+    return normalize
+
+
+def _names(calls: tuple[PrimitiveTemplate, ...]) -> str:
+    return " + ".join(dict.fromkeys(call.pd.implementation for call in calls))

@@ -1,0 +1,103 @@
+"""Rotary embedding of one token becomes a product with one matrix for all heads and layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import zendnn_cffi
+from fx_passes import ops
+from fx_passes.fuse.projections import fuse_projections
+from fx_passes.fuse.rotary import fuse_rotary
+from fx_passes.fuse.rotations import fuse_rotations
+from tests.fx_passes.fuse.test_transformer_patterns import count, traced
+from tests.tolerance import assert_close
+
+DEPTH = 8
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = DEPTH // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+class Layers(nn.Module):
+    """Queries of 4 heads and keys of 2, turned by the same angles, twice over; x [B, L, 16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.ModuleList(nn.Linear(16, 4 * DEPTH) for _ in range(2))
+        self.k = nn.ModuleList(nn.Linear(16, 2 * DEPTH) for _ in range(2))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        shape = (x.shape[0], x.shape[1], -1, DEPTH)
+        made = [linear(x).view(shape).transpose(1, 2) for pair in zip(self.q, self.k, strict=True) for linear in pair]
+        return tuple(rotate(heads, cos, sin) for heads in made)
+
+
+class Apart(Layers):
+    """The heads are read a second time, plainly."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        shape = (x.shape[0], x.shape[1], -1, DEPTH)
+        q, k = (linear(x).view(shape).transpose(1, 2) for linear in (self.q[0], self.k[0]))
+        return rotate(q, cos, sin) + q, rotate(k, cos, sin), q * k.sum()
+
+
+class Exported(Layers):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        if x.shape[0] > 99:  # a condition: torch.export follows it, symbolic tracing does not
+            x = x * 1
+        return super().forward(x, cos, sin)
+
+
+def angles(batch: int = 1, rows: int = 1) -> tuple[Tensor, Tensor]:
+    turn = torch.rand(batch, 1, rows, DEPTH // 2, generator=torch.Generator().manual_seed(0)) * 6
+    turn = torch.cat((turn, turn), -1)
+    return turn.cos(), turn.sin()
+
+
+def fused(model: nn.Module, *inputs: Tensor) -> fx.GraphModule:
+    return fuse_rotations(fuse_projections(fuse_rotary(traced(model, *inputs))))
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+def test_neighbours_are_turned_together(batch: int) -> None:
+    model = Layers().eval()
+    for inputs in ((torch.randn(batch, 1, 16), *angles()), (torch.randn(batch, 1, 16), *angles(batch))):
+        gm = fused(model, *inputs)
+        assert (count(gm)[ops.rotary], count(gm)[ops.rotation], count(gm)[ops.matmul]) == (0, 1, 2)
+        for actual, expected in zip(gm(*inputs), model(*inputs), strict=True):
+            torch.testing.assert_close(actual, expected)
+        again = str(gm.graph)
+        assert str(fuse_rotations(gm).graph) == again
+
+
+def test_heads_that_are_read_elsewhere_are_turned_by_themselves() -> None:
+    model, inputs = Apart().eval(), (torch.randn(2, 1, 16), *angles())
+    gm = fused(model, *inputs)
+    assert (count(gm)[ops.rotary], count(gm)[ops.rotation], count(gm)[ops.matmul]) == (0, 1, 2)
+    for actual, expected in zip(gm(*inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("rows", (2, 5))
+def test_several_positions_stay(rows: int) -> None:
+    inputs = torch.randn(1, rows, 16), *angles(1, rows)
+    gm = fused(Layers().eval(), *inputs)
+    assert (count(gm)[ops.rotary], count(gm)[ops.rotation]) == (4, 0)
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("batch", (1, 3))
+def test_offloaded(batch: int, dtype: torch.dtype | None) -> None:
+    model, inputs = Exported().eval(), (torch.randn(batch, 1, 16), *angles())
+    with torch.no_grad():
+        gm = zendnn_cffi.optimize(model, inputs, dtype=dtype, tune="off")
+        for actual, expected in zip(gm(*inputs), model(*inputs), strict=True):
+            assert_close(actual, expected, dtype=dtype or torch.float32, k=32)
+    (region,) = gm.regions().values()
+    (lowered,) = region.lowered.values()
+    products = [call for call in lowered.program.calls if call.kind == "matmul" and "matmul" in call.name]
+    assert len(products) == 2 and not any(call.implementation == "torch" for call in products)
