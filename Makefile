@@ -5,13 +5,15 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0 torchvision==0.28.0
 ARGS   ?=
+SCALING := --models squeezenet1_1 --batches 1 4 16 64 256 640 --threads 1 2 --contenders ours eager_cl openvino \
+             --seconds 2 --warmup 10 --min-iterations 4
 
 BIN     := $(VENV)/bin
 SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -path '*/__pycache__/*' \
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test zoo bench notebook lint format clean distclean
+.PHONY: help venv install demo test zoo bench scaling notebook lint format clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,11 +25,14 @@ demo: install  ## train, optimize and compare: digits, then ResNet-50 on a photo
 test: install  ## all tests, on the installed package
 	$(BIN)/pytest $(ARGS)
 
-zoo: install  ## every torchvision classification model: right answers, and the share that ZenDNN ran
+zoo: install  ## every torchvision classification model: right, how much ZenDNN ran, times beside eager's
 	$(BIN)/python tests/zoo/sweep.py $(ARGS)
 
 bench: install  ## side by side with Inductor, zentorch, ONNX Runtime and OpenVINO (hours; see ARGS=--help)
 	$(BIN)/python benchmarks/compare.py $(ARGS)
+
+scaling: install  ## throughput from batch 1 to 640, on one and two threads (half an hour)
+	$(BIN)/python benchmarks/compare.py --out benchmarks/out/scaling $(SCALING) $(ARGS)
 
 notebook: install  ## open the quick-start notebook
 	$(BIN)/python -m pip install -q notebook

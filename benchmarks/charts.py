@@ -71,10 +71,14 @@ def _scaling(results: list[Result], path: Path, title: str) -> Path:
                 if row.case.threads == count and name in row.summaries()
             )
             if points:
-                label = CONTENDERS[name].title + (f", {count} threads" if len(threads) > 1 else "")
+                suffix = f", {count} thread" + "s" * (count != 1) if len(threads) > 1 else ""
+                label = CONTENDERS[name].title + suffix
                 style: Any = "-" if count == threads[-1] else "--"
                 axes.plot(*np.array(points).T, style, marker="o", markersize=3, color=COLOURS.get(name), label=label)
+    sizes = sorted({result.case.batch for result in results})
     axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("batch size")
     axes.set_ylabel("samples per second")
     axes.set_title(title, loc="left", fontweight="bold")

@@ -2,7 +2,7 @@
 
     make bench                                            the standard set
     python benchmarks/compare.py --models resnet50 --batches 1 16 --dtypes fp32 bf16
-    python benchmarks/compare.py --models resnet50 --batches 1 4 16 64 --threads 1 2 --contenders ours eager_cl
+    make scaling                                          one model, batch 1 to 640, one and two threads
     python benchmarks/compare.py --draw benchmarks/out/latest.json
 
 Every case (model, batch, dtype, threads) is run by all contenders interleaved; see driver.py for how. Writes a JSON
@@ -47,6 +47,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=default.iterations)
     parser.add_argument("--rounds", type=int, default=default.rounds)
     parser.add_argument("--seconds", type=float, default=default.seconds, help="cap on the timed part of each")
+    parser.add_argument("--min-iterations", type=int, default=default.min_iterations, help="... however long they take")
     parser.add_argument("--warm-caches", action="store_true", help="let compilers and tuning use their disk caches")
     parser.add_argument("--resume", action="store_true", help="keep the cases that OUT/latest.json has, run the others")
     parser.add_argument("--keep-files", action="store_true", help="keep the ONNX files (large) for the next run")
@@ -62,9 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     protocol = Protocol(
         warmup=options.warmup,
         iterations=options.iterations,
-        rounds=min(options.rounds, options.iterations),
+        rounds=min(options.rounds, options.iterations, options.min_iterations),
         seconds=options.seconds,
-        min_iterations=min(Protocol.min_iterations, options.iterations),
+        min_iterations=min(options.min_iterations, options.iterations),
         cold=not options.warm_caches,
     )
     for environment in sorted({CONTENDERS[name].environment for name in options.contenders}):

@@ -38,6 +38,7 @@ class Protocol:
     iterations: int = 100
     rounds: int = 10
     settle: int = 2  # untimed calls at the start of a turn: the others have emptied the caches
+    settle_seconds: float = 1.0  # no more of them than fit this: to a call that takes long, the caches are nothing
     seconds: float = 20.0
     min_iterations: int = 10
     load_timeout_s: float = 1800.0
@@ -152,7 +153,7 @@ def run_case(case: Case, names: list[str], protocol: Protocol, say: Callable[[st
     """Measure the named contenders on `case`, interleaved, and return one Outcome each, in the order given."""
     outcomes = {name: Outcome(name) for name in names}
     remotes: dict[str, Remote] = {}
-    planned: dict[str, int] = {}
+    planned: dict[str, Turn] = {}
 
     def attempt(name: str, step: Callable[[str], None]) -> None:
         try:
@@ -175,8 +176,9 @@ def run_case(case: Case, names: list[str], protocol: Protocol, say: Callable[[st
         planned[name] = _warm_up(remotes[name], protocol)
 
     def turn(name: str) -> None:
-        remotes[name].ask(600, do="run", times=min(protocol.settle, planned[name]))
-        answer = remotes[name].ask(1800, do="run", times=planned[name])
+        if planned[name].settle:
+            remotes[name].ask(600, do="run", times=planned[name].settle)
+        answer = remotes[name].ask(1800, do="run", times=planned[name].timed)
         outcomes[name].times_ns += answer["times_ns"]
 
     def finish(name: str) -> None:
@@ -200,14 +202,27 @@ def run_case(case: Case, names: list[str], protocol: Protocol, say: Callable[[st
     return [outcomes[name] for name in names]
 
 
-def _warm_up(remote: Remote, protocol: Protocol) -> int:
-    """Warm up and return how many iterations make a turn, so that all turns together stay under the cap."""
+@dataclass(frozen=True)
+class Turn:
+    """Calls that make a turn: untimed ones, then timed ones."""
+
+    settle: int
+    timed: int
+
+    @classmethod
+    def of(cls, each_s: float, protocol: Protocol) -> Turn:
+        """For calls of each_s seconds: all turns together stay under the cap, or are the fewest calls allowed."""
+        total = min(protocol.iterations, max(protocol.min_iterations, int(protocol.seconds / each_s)))
+        timed = max(1, -(-total // protocol.rounds))
+        return cls(min(protocol.settle, timed, int(protocol.settle_seconds / each_s)), timed)
+
+
+def _warm_up(remote: Remote, protocol: Protocol) -> Turn:
+    """Warm up and return what makes a turn."""
     first = remote.ask(600, do="run", times=1)["times_ns"][0] / 1e9
     rest = min(protocol.warmup - 1, int(protocol.seconds / 4 / first))
     times = remote.ask(1800, do="run", times=rest)["times_ns"] if rest > 0 else [int(first * 1e9)]
-    each_s = float(np.median(times)) / 1e9
-    total = min(protocol.iterations, max(protocol.min_iterations, int(protocol.seconds / each_s)))
-    return max(1, -(-total // protocol.rounds))
+    return Turn.of(float(np.median(times)) / 1e9, protocol)
 
 
 def _max_error(file: Path, reference_file: Path) -> float:

@@ -10,7 +10,7 @@ from benchmarks import case as case_module
 from benchmarks import charts, compare, peers, prepare, workloads
 from benchmarks.case import Case
 from benchmarks.contenders import CONTENDERS
-from benchmarks.driver import Outcome, Protocol, run_case
+from benchmarks.driver import Outcome, Protocol, Turn, run_case
 from benchmarks.report import COLOURS, Result, load, overview, save, table
 
 QUICK = Protocol(warmup=2, iterations=6, rounds=3, settle=1, seconds=5.0, min_iterations=6)
@@ -61,6 +61,20 @@ def test_charts_are_drawn(result: Result, tmp_path: Path) -> None:
     files = charts.draw([result, *scaling], tmp_path)
     assert {"speed-bf16-b1-t2.png", "scaling-resnet18-fp32.png"} <= {file.name for file in files}
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+@pytest.mark.parametrize(
+    ("each_s", "turn"),
+    [
+        (0.001, Turn(settle=2, timed=20)),
+        (0.1, Turn(settle=2, timed=10)),  # the cap: 10 s in 10 turns
+        (0.6, Turn(settle=1, timed=2)),  # one call that is not counted fits a second
+        (3.0, Turn(settle=0, timed=1)),  # at least four calls, a turn each
+    ],
+)
+def test_turns_get_shorter_as_calls_get_longer(each_s: float, turn: Turn) -> None:
+    protocol = Protocol(iterations=200, rounds=10, seconds=10.0, min_iterations=4, settle=2)
+    assert Turn.of(each_s, protocol) == turn
 
 
 def test_contenders_name_environments_that_can_be_made() -> None:
