@@ -91,6 +91,15 @@ def test_runs_take_turns() -> None:
     assert all(len(rounds) == 3 for rounds in medians.values())
 
 
+def test_a_region_that_cannot_be_lowered_is_no_right_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr("fx_passes.region.choose_variant", refuse)
+    with pytest.raises(UserWarning, match="could not be lowered"):
+        check("squeezenet1_1", tune="off")
+
+
 def test_model_is_compared_with_channels_last() -> None:
     verdict = check("squeezenet1_1", tune="off", rounds=2)
     assert verdict.times is not None
