@@ -75,7 +75,7 @@ class ZenRegion(nn.Module):
         self._lock = threading.RLock()
         self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
         self._reasons: dict[Signature, str] = {}
-        self._plain: tuple[fx.Graph, dict[fx.Node, Any]] | None = None
+        self._plain: tuple[fx.Graph, dict[fx.Node, Any], dict[fx.Node, list[fx.Node]]] | None = None
         self._masks = mask_inputs(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
         self._growing = {placeholders.index(node): dim for node, dim in growing_inputs(graph).items()}
@@ -195,10 +195,10 @@ class ZenRegion(nn.Module):
         if plain is None or watched:
             graph, parameters = self._read
             with torch.inference_mode(False):
-                plain = graph, evaluate_constants(graph, parameters)
+                plain = graph, evaluate_constants(graph, parameters), _last_reads(graph)
             if not watched:  # else they may be fakes, or part of a trace
                 self._plain = plain
-        graph, constants = plain
+        graph, constants, last_reads = plain
         values: dict[fx.Node, Any] = dict(constants)
         remaining = iter(inputs)
         with torch.set_grad_enabled(track):
@@ -210,6 +210,9 @@ class ZenRegion(nn.Module):
                 elif node not in values:
                     args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                     values[node] = node.target(*args, **kwargs)
+                    del args, kwargs
+                for dead in last_reads.get(node, ()):
+                    values.pop(dead, None)  # of what was folded, not all is there
         raise AssertionError("a graph without an output")
 
     def invalidate(self) -> None:
@@ -264,6 +267,16 @@ class ZenRegion(nn.Module):
     def extra_repr(self) -> str:
         ops = sum(node.op == "call_function" for node in self.graph.nodes)
         return f"{ops} operations, lowered for {len(self._lowered)} signatures"
+
+
+def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """The values that each node is the last to read: nothing needs their memory any longer."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    seen: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        found[node] = [operand for operand in node.all_input_nodes if operand not in seen]
+        seen.update(node.all_input_nodes)
+    return found
 
 
 def _on_cpu() -> AbstractContextManager[Any]:

@@ -8,6 +8,7 @@ import io
 import pickle
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import zendnn_cffi
@@ -418,6 +420,42 @@ def test_fifty_batch_sizes_do_not_pile_up() -> None:
     gc.collect()
     assert len(region(gm).lowered) == MAX_PROGRAMS
     assert len(arenas.programs()) <= before + MAX_PROGRAMS, "what was dropped is kept by something"
+
+
+class Alive(TorchDispatchMode):
+    """Counts the tensors of `shape` that are alive at once."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape, self.most = shape, 0
+        self.made: list[weakref.ref[torch.Tensor]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.shape == self.shape:
+            self.made.append(weakref.ref(out))
+            self.most = max(self.most, sum(ref() is not None for ref in self.made))
+        return out
+
+
+def test_plain_pytorch_keeps_no_value_longer_than_it_is_read() -> None:
+    """A large batch's activations, all alive at once, would not fit the memory."""
+
+    def forward(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        first = y = F.relu(m[0](x))
+        for _ in range(8):
+            y = torch.sigmoid(m[0](y))
+        return y + first
+
+    model, x = net(forward, nn.Conv2d(3, 3, 3, padding=1)), noise(2, 3, 5, 5)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    (region,) = gm.regions().values()
+    alive = Alive((2, 3, 5, 5))
+    with torch.no_grad():
+        with alive:
+            result = region.run_plain([x])
+        assert_close(result, model(x), k=27)
+    assert len(alive.made) >= 9 and alive.most <= 4
 
 
 def test_defects_end_in_plain_pytorch(gm: Any, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
