@@ -7,7 +7,7 @@ import torch
 from zendnn_cffi import huge_pages
 
 _SMALLEST_BYTES = 64 << 10  # below, PyTorch's own allocator is as quick
-_KEPT_BYTES = 1 << 30
+_KEPT_BYTES = 512 << 20
 
 
 class Scratch:
@@ -33,6 +33,11 @@ class Scratch:
         if self._free_bytes + size_bytes <= _KEPT_BYTES:
             self._free.setdefault(size_bytes, []).append(buffer)
             self._free_bytes += size_bytes
+
+    def clear(self) -> None:
+        """Let go of what was given back."""
+        self._free.clear()
+        self._free_bytes = 0
 
 
 def size_class(size_bytes: int) -> int:

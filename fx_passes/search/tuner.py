@@ -82,6 +82,7 @@ class Tuner:
             else:
                 with measuring(self.database):
                     operation.candidates = self._measured(operation, values, estimates)
+        self._scratch.clear()
         if self.measured:
             log.info("measured %d candidates in %.1f s", self.measured, time.perf_counter() - start)
 

@@ -37,6 +37,14 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory._free_bytes == 0
 
 
+def test_cleared_it_keeps_nothing() -> None:
+    memory = Scratch()
+    memory.give_back(memory.take(100_000))
+    assert memory._free_bytes > 0
+    memory.clear()
+    assert memory._free_bytes == 0 and not memory._free
+
+
 def test_what_came_from_elsewhere_is_let_go() -> None:
     memory = Scratch()
     memory.give_back(memory.take(100_000)[:99_999])
