@@ -29,6 +29,7 @@ from fx_passes.lower.context import (
     run_time_operands,
     usable_implementations,
 )
+from fx_passes.lower.gated_weights import GATED
 from fx_passes.lower.layouts import layout, row_major, spatial_tags
 from fx_passes.lower.post_ops import PostOp, build_chain, fits_view
 from fx_passes.lower.specs import TensorSpec
@@ -42,7 +43,10 @@ _FEW_CHANNELS = 4  # up to here a kernel may read plain nchw and write blocks: t
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A convolution node's arguments, checked."""
+    """A convolution node's arguments, checked.
+
+    weight_node  the node that computes the weight at run time (weight is then a meta tensor), None for a constant
+    """
 
     src: TensorSpec
     base: TensorSpec
@@ -56,6 +60,7 @@ class _Convolution:
     dilation: tuple[int, ...]
     groups: int
     dtype: torch.dtype
+    weight_node: fx.Node | None = None
 
     @property
     def grouped_weight(self) -> torch.Tensor:
@@ -70,12 +75,13 @@ class _Convolution:
 
 
 def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.convolution: a batched convolution of 1 to 3 dimensions with constant weights."""
+    """Lower ops.convolution: a batched convolution of 1 to 3 dimensions; weights are constant, or gated."""
     arguments = context.values.arguments(node)
     conv = _checked(node, arguments, context)
     post_ops = context.post_ops(arguments["post_ops"], conv.base)
     src_node = arguments["src"]
-    operands = run_time_operands((src_node,), post_ops)
+    own = (src_node,) if conv.weight_node is None else (src_node, conv.weight_node)
+    operands = run_time_operands(own, post_ops)
     operation = Operation(node, node.name, "convolution", operands, context.values.specs[node], flops=conv.flops)
     sum_node = residual_to_overwrite(node, src_node, post_ops, context)
     for src, dst in _layout_pairs(conv):
@@ -94,21 +100,21 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
 
 def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> _Convolution:
     src = context.tensor(arguments["src"], "src")
-    weight = context.constant(arguments["weight"], "weight")
+    weight_node, weight = _weight(arguments["weight"], context)
     bias = None if arguments["bias"] is None else context.constant(arguments["bias"], "bias")
     stride: tuple[int, ...] = tuple(arguments["stride"])
     if src.ndim != len(stride) + 2:
         raise NotLowered(f"src {src} has no batch dimension")
     if src.dtype != weight.dtype:
         raise NotLowered(f"src {src} and the weight have different dtypes")
-    weight_node = node.args[1] if len(node.args) > 1 else node.kwargs["weight"]
+    named = node.args[1] if len(node.args) > 1 else node.kwargs["weight"]
     bias_node = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
     return _Convolution(
         src,
         context.values.base(node),
         weight,
         bias,
-        str(weight_node),
+        str(named),
         str(bias_node),
         stride,
         tuple(arguments["padding_l"]),
@@ -116,11 +122,22 @@ def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext)
         tuple(arguments["dilation"]),
         arguments["groups"],
         context.dtype(src),
+        weight_node,
     )
 
 
+def _weight(value: object, context: LoweringContext) -> tuple[fx.Node | None, torch.Tensor]:
+    """Weights multiplied with a gate at run time and their shape, or None and the constant."""
+    if isinstance(value, fx.Node) and value.meta.get(GATED):
+        spec = context.tensor(value, "weight")
+        return value, torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+    return None, context.constant(value, "weight")
+
+
 def _algorithms(conv: _Convolution, context: LoweringContext) -> tuple[str, ...]:
-    """Winograd exists for dense 3x3 convolutions of stride 1 without groups."""
+    """Winograd exists for dense 3x3 convolutions of stride 1 without groups; it transforms constant weights."""
+    if conv.weight_node is not None:
+        return ("direct",)
     plain = conv.weight.shape[2:] == (3, 3) and set(conv.stride) == set(conv.dilation) == {1} and conv.groups == 1
     return ("direct", "winograd") if plain and context.allow_winograd else ("direct",)
 
@@ -171,14 +188,20 @@ def _candidates(
             ARG_DST: Result(),
             **chain.args,
         }
+        wanted = (src, *chain.srcs)
+        if conv.weight_node is not None:
+            assert pd.weights_desc is not None
+            args[ARG_WEIGHTS], wanted = Operand(1), (src, pd.weights_desc, *chain.srcs)
         if conv.bias is not None and bias is not None:
             args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, bias)
         template = primitive_template(pd, args, "convolution")
-        yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)
+        yield Candidate(pd.implementation, wanted, dst, (template,), overwrites=chain.overwrites)
 
 
 def _is_matrix_product(conv: _Convolution) -> bool:
-    """Whether the convolution multiplies each pixel's channels by one matrix: 1x1, stride 1, no padding, no groups."""
+    """Whether it multiplies each pixel's channels by one constant matrix: 1x1, stride 1, no padding, no groups."""
+    if conv.weight_node is not None:
+        return False
     ones = {1, *conv.weight.shape[2:], *conv.stride, conv.groups} == {1}
     return ones and not any((*conv.padding_l, *conv.padding_r))
 

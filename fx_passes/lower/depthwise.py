@@ -60,7 +60,7 @@ def gated(spec: TensorSpec, dtype: torch.dtype, operands: tuple[fx.Node, fx.Node
         for pd in channel_products(seen, None, PostOps()):
             weights = pd.weights_desc
             assert weights is not None
-            if not _is_row(weights) or weights.size_bytes * count != gate.size_bytes:
+            if not is_row(weights) or weights.size_bytes * count != gate.size_bytes:
                 continue
             calls = []
             for sample in range(count):
@@ -73,7 +73,7 @@ def gated(spec: TensorSpec, dtype: torch.dtype, operands: tuple[fx.Node, fx.Node
             yield Candidate(pd.implementation, (desc, gate), desc, tuple(calls), may_overwrite=0)
 
 
-def _is_row(weights: MemoryDesc) -> bool:
+def is_row(weights: MemoryDesc) -> bool:
     """Whether the weights of one channel after the other lie side by side."""
     blocks, outer = weights.inner_blocks, weights.outer_strides
     return outer is not None and len(blocks) == 1 and blocks[0] == (0, outer[0]) and not weights.offset0

@@ -19,6 +19,7 @@ from fx_passes.lower.candidates import (
 )
 from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
 from fx_passes.lower.depthwise import gated
+from fx_passes.lower.gated_weights import lower_gated_weights
 from fx_passes.lower.layouts import activation_layouts, row_major
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
 from fx_passes.lower.specs import TensorSpec
@@ -76,6 +77,8 @@ def lower_binary(node: fx.Node, context: LoweringContext) -> Operation:
         return _with_number(node, context, b, as_linear(kind, a) if kind in ("add", "mul") else reverse)
     if kind in _COMMUTATIVE and _shape(a, context) != spec.shape:
         a, b = b, a
+    if kind == "mul" and isinstance(a, torch.Tensor) and isinstance(b, fx.Node):
+        return lower_gated_weights(node, a, b, context)
     a_spec = context.tensor(a, "a")
     if kind not in FUSABLE_BINARY or a_spec.shape != spec.shape or not spec.shape:
         raise NotLowered(f"no primitive computes {kind} of these shapes")

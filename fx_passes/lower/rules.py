@@ -18,6 +18,7 @@ from fx_passes.lower.convolution import lower_convolution
 from fx_passes.lower.deconvolution import lower_deconvolution
 from fx_passes.lower.elementwise import lower_binary, lower_eltwise, lower_prelu
 from fx_passes.lower.embedding_bags import lower_embedding_bags
+from fx_passes.lower.gated_weights import gates_into_weights
 from fx_passes.lower.linear import lower_linear, lower_matmul
 from fx_passes.lower.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
 from fx_passes.lower.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
@@ -110,9 +111,10 @@ def lower_graph(
 ) -> tuple[list[Operation], RegionValues]:
     """Return an operation for every node that computes a tensor at run time, and what all nodes stand for.
 
-    graph is edited: post-ops that no primitive absorbs become nodes of their own.
+    graph is edited: post-ops that no primitive absorbs become nodes of their own, gates move into weights.
     """
     values = RegionValues(graph, inputs, parameters)
+    gates_into_weights(graph, values)
     readers: list[Readers] = []
 
     def overwritable(reader: fx.Node, operand: fx.Node) -> bool:
