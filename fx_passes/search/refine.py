@@ -3,7 +3,8 @@
 Alone, a kernel finds its weights and operands in the nearest cache; in the network it finds the weights in memory, and
 the operands where the threads of the call before left them. So two implementations that are equally fast alone may not
 be so here. All alternatives are tried at once: program k has every operation's k-th choice. The programs take turns,
-and each operation keeps what was fastest for it. The result counts only if the program as a whole is faster, too.
+and operations that do equal work keep what was fastest for all of them together: twelve layers alike are twelve times
+as many measurements. The result counts only if the program as a whole is faster, too.
 A matrix product of few rows is bound by reading its weights from memory, which its time alone says nothing of: there
 every implementation is tried.
 """
@@ -124,14 +125,18 @@ def _measure(
 def _fastest(
     choices: Sequence[Sequence[Candidate]], keys: Sequence[Sequence[str]], database: Database
 ) -> list[Candidate]:
-    """Of every operation the candidate that was clearly fastest in its place, else the one fastest alone."""
+    """Of operations with equal alternatives the one that was clearly fastest in their places, else that alone."""
+    totals: dict[tuple[str, ...], list[float]] = {}
+    works = [tuple(map(fingerprint, own)) if len(own) > 1 else () for own in choices]
+    for work, names in zip(works, keys, strict=True):
+        times = [result.time_ns for result in map(database.get, names) if result is not None] if work else []
+        if times and len(times) == len(names):
+            totals[work] = [a + b for a, b in zip(totals.get(work, [0.0] * len(times)), times, strict=True)]
     best = []
-    for own, names in zip(choices, keys, strict=True):
-        results = [database.get(name) for name in names]
-        times = [r.time_ns for r in results if r is not None]
-        fastest = min(range(len(times)), key=times.__getitem__, default=0)
-        faster = len(times) == len(own) and times[fastest] < _CLEARLY_FASTER * times[0]
-        best.append(own[fastest] if faster else own[0])
+    for own, work in zip(choices, works, strict=True):
+        times = totals.get(work, [0.0])
+        fastest = min(range(len(times)), key=times.__getitem__)
+        best.append(own[fastest] if times[fastest] < _CLEARLY_FASTER * times[0] else own[0])
     return best
 
 

@@ -123,6 +123,26 @@ def test_without_a_clear_gain_nothing_changes(
     assert all(after is before for before, after in zip(region.choice, refined, strict=True))
 
 
+@pytest.mark.parametrize(("second", "replaced"), [(80, True), (180, False)])
+def test_operations_of_equal_work_choose_together(
+    second: int, replaced: bool, region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second alternative takes 50 in one place and `second` in the other, the first 100 in both."""
+    rounds: list[int] = []
+
+    def take_turns(programs: Sequence[Program], inputs: Sequence[torch.Tensor]) -> Times:
+        rounds.append(len(programs))
+        if len(rounds) == 2:
+            return [[[2] * len(programs[0].calls)] * 3, [[1] * len(programs[1].calls)] * 3]
+        names = [operation.name for operation in region.operations]
+        table = {(1, names[0]): 50, (1, names[1]): second}
+        return [[[table.get((k, call.name), 100) for call in p.calls]] * 3 for k, p in enumerate(programs)]
+
+    monkeypatch.setattr(refine, "_take_turns", take_turns)
+    refined = region.refine()
+    assert [a is not b for a, b in zip(refined, region.choice, strict=True)] == [replaced] * 2
+
+
 def test_it_is_remembered(region: Region, clock: Callable[..., list[int]]) -> None:
     measured = clock([100, 70, 50])
     database = Database("test", region.folder)
