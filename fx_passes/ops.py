@@ -319,6 +319,16 @@ def embedding_bags(
     return torch.cat([*before, *bags, *after], 1)
 
 
+def additive_mask(mask: Tensor) -> Tensor:
+    """Return 0 where a boolean mask [B, H or 1, L or 1, S] is True, minus infinity elsewhere, float32.
+
+    Dimensions 1 and 2 that repeat one row (of stride 0) have size 1 in the result, which is contiguous.
+    """
+    once = [slice(1) if place in (1, 2) and step == 0 else slice(None) for place, step in enumerate(mask.stride())]
+    mask = mask[tuple(once)]
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(mask.logical_not(), -torch.inf)
+
+
 def pick(src: Tensor, dim: int, indices: Sequence[Tensor]) -> Tensor:
     """Return src[:, ..., i, j, ...]: elements (i[k], j[k], ...) of the dimensions from dim on, index tensors [K]."""
     return src[(*(slice(None),) * dim, *indices)]
@@ -495,7 +505,7 @@ def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
     {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
      adaptive_pool, reduce, concat, resample, attention, embedding_bag, embedding_bags, pick,
-     rms_norm, rotary, rotation, grow, cached_attention}
+     rms_norm, rotary, rotation, grow, cached_attention, additive_mask}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
     {reshape, flatten, unflatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous, pad}

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from fx_passes import ops
 from fx_passes.lower.attention_steps import Heads, in_steps
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
-from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
+from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout, torch_operation
 from fx_passes.lower.layouts import is_known_dtype, row_major, strided
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi.memory import MemoryDesc
@@ -52,7 +52,8 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
     if constant is None and dtype in (torch.float32, torch.bfloat16):
         scale = d**-0.5 if options["scale"] is None else float(options["scale"])
         q, k, v = srcs[:3]
-        given = Heads(q, k, v, srcs[3] if masks else None, dst, scale, bool(options["is_causal"]))
+        live = any(m.target is ops.additive_mask for m in masks)
+        given = Heads(q, k, v, srcs[3] if masks else None, dst, scale, bool(options["is_causal"]), live)
         steps = in_steps(given)
         if steps:  # now there is something to measure it beside
             described = f"{torch.__version__} attention {options} {given.mask and (given.mask.dims, given.mask.dtype)}"
@@ -61,6 +62,11 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
             assert isinstance(template, TorchTemplate)
             operation.candidates = [*steps, replace(flash, calls=(replace(template, key=described),))]
     return operation
+
+
+def lower_additive_mask(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.additive_mask: PyTorch's, once for all attentions that read it."""
+    return torch_operation(node, context.values, "")
 
 
 def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:

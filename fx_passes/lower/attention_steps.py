@@ -1,7 +1,7 @@
 """Attention as two matrix products with a softmax between them, on scores that lie in the arena.
 
-    scores = scale * query @ key^T (+ causal mask)    matmul, f32 whatever the operands' dtype
-    scores = softmax(scores [+ mask])                 softmax, or PyTorch's where a mask comes at run time
+    scores = scale * query @ key^T (+ mask)           matmul, f32 whatever the operands' dtype
+    scores = softmax(scores)                          softmax, or PyTorch's where a mask may leave rows without anything
     result = scores @ value                           matmul, written as [B, L, H, D]
 
 Faster than one flash kernel while the scores fit the caches, which they do for the lengths that encoders see.
@@ -41,6 +41,7 @@ class Heads:
     """The operands of one attention as they lie: query [B, H, L, D], key and value [B, H, S, D]; mask maybe.
 
     mask    layout of a run-time mask, operand 3, broadcast to [B, H, L, S]; boolean (True: take part) or added
+    live    whether the mask is added, f32, and leaves something of each row
     result  layout of the result [B, H, L, D]
     """
 
@@ -51,6 +52,7 @@ class Heads:
     result: MemoryDesc
     scale: float
     is_causal: bool
+    live: bool = False
 
     @property
     def scores(self) -> MemoryDesc:
@@ -77,7 +79,8 @@ def in_steps(heads: Heads) -> list[Candidate]:
     if first is None or last is None:
         return []
     srcs = (heads.query, heads.key, heads.value, *(() if heads.mask is None else (heads.mask,)))
-    middles = [_masked_softmax(heads, scores, shares)] if heads.mask is not None else _softmaxes(scores, shares)
+    by_torch = heads.mask is not None and not heads.live
+    middles = [_masked_softmax(heads, scores, shares)] if by_torch else _softmaxes(scores, shares)
     return [Candidate(_names(first, middle, last), srcs, heads.result, (first, middle, last)) for middle in middles]
 
 
@@ -95,6 +98,9 @@ def _first_product(heads: Heads, scores: Temporary) -> PrimitiveTemplate | None:
         desc = row_major(shape, torch.float32)
         post_ops = post_ops.binary("add", desc)
         extra = {arg_post_op(1, ARG_SRC_1): Weights("causal mask", mask, desc)}
+    elif heads.live:
+        post_ops = post_ops.binary("add", heads.mask)
+        extra = {arg_post_op(1, ARG_SRC_1): Operand(3)}
 
     def create() -> PrimitiveDesc:
         return PrimitiveDesc(descriptors.matmul(heads.query, transposed, None, scores.desc), Attr(post_ops))

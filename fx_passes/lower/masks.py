@@ -1,4 +1,4 @@
-"""What boolean attention masks say, found by looking at them: most leave nothing out, or what comes later.
+"""What boolean attention masks say, found by looking at them: most leave nothing out, what comes later, or padding.
 
 Models make masks for sentences of unequal length and hand them over when all are equally long, too. Without a mask
 attention is faster, and reads nothing that is not there; so a region is lowered for what its masks say as well as for
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from fx_passes import ops
 from fx_passes.graph import argument, copy_graph, is_call
 
-FULL, CAUSAL, OTHER = "full", "causal", "other"
+FULL, CAUSAL, LIVE, OTHER = "full", "causal", "live", "other"
 _MAX_CAUSAL = 4096  # longer masks are not compared: that would cost more than it saves
 
 
@@ -36,17 +36,27 @@ def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
 
 
 def describe(mask: Tensor) -> str:
-    """FULL where every position takes part, CAUSAL where position i sees 0 to i, else OTHER; [..., L, S] boolean."""
+    """FULL where every position takes part, CAUSAL where position i sees 0 to i, LIVE where each sees some of four
+    dimensions, else OTHER; [..., L, S] boolean.
+    """
     if mask.dtype != torch.bool or mask.ndim < 2 or mask.numel() == 0:
         return OTHER
     sizes = [(0 if step == 0 else slice(None)) for step in mask.stride()]
     if bool(mask[tuple(sizes)].all()):
         return FULL
+    if _is_causal(mask):
+        return CAUSAL
+    if mask.ndim != 4 or mask.stride(-1) == 0:
+        return OTHER
+    return LIVE if bool(mask[tuple(sizes)].any(-1).all()) else OTHER
+
+
+def _is_causal(mask: Tensor) -> bool:
     length = mask.shape[-1]
     if mask.shape[-2] != length or length > _MAX_CAUSAL or bool(mask[(0,) * (mask.ndim - 1)][-1]):
-        return OTHER
+        return False
     leading = tuple(0 if step == 0 else slice(None) for step in mask.stride()[:-2])
-    return CAUSAL if bool((mask[leading] == _lower_triangle(length)).all()) else OTHER
+    return bool((mask[leading] == _lower_triangle(length)).all())
 
 
 @lru_cache(maxsize=8)
@@ -56,14 +66,28 @@ def _lower_triangle(length: int) -> Tensor:
 
 
 def specialize(graph: fx.Graph, masks: Sequence[int], kinds: Sequence[str]) -> fx.Graph:
-    """Return a copy of graph for masks (numbers of inputs) that say `kinds`: attentions no longer read FULL and CAUSAL
-    ones. The inputs stay.
+    """Return a copy of graph for masks (numbers of inputs) that say `kinds`. The inputs stay.
+
+    FULL and CAUSAL ones are no longer read; LIVE ones are made additive once, and all attentions read that.
     """
     special = copy_graph(graph)
     placeholders = special.find_nodes(op="placeholder")
     for number, kind in zip(masks, kinds, strict=True):
-        for user in list(placeholders[number].users) if kind != OTHER else ():
+        users = list(placeholders[number].users) if kind != OTHER else []
+        if kind == LIVE:
+            _make_additive(placeholders[number], [user for user in users if user.target is ops.attention])
+            continue
+        for user in users:
             others = {name: value for name, value in user.kwargs.items() if name != "mask"}
             user.args = (*user.args[:3], None) if len(user.args) > 3 else user.args
             user.kwargs = {**others, "is_causal": kind == CAUSAL}
     return special
+
+
+def _make_additive(mask: fx.Node, users: Sequence[fx.Node]) -> None:
+    if not users:
+        return
+    with mask.graph.inserting_before(users[0]):
+        added = mask.graph.call_function(ops.additive_mask, (mask,))
+    for user in users:
+        user.replace_input_with(mask, added)

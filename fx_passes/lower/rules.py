@@ -10,7 +10,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.lower.aliases import VIEWS, add_views
-from fx_passes.lower.attention import lower_attention, lower_rotary, lower_rotation
+from fx_passes.lower.attention import lower_additive_mask, lower_attention, lower_rotary, lower_rotation
 from fx_passes.lower.caches import lower_cached_attention, lower_grow
 from fx_passes.lower.candidates import Operation
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
@@ -49,6 +49,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.softmax: lower_softmax,
     ops.attention: lower_attention,
     ops.cached_attention: lower_cached_attention,
+    ops.additive_mask: lower_additive_mask,
     ops.grow: lower_grow,
     ops.rms_norm: lower_rms_norm,
     ops.rotary: lower_rotary,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zendnn_cffi
-from fx_passes.lower.masks import CAUSAL, FULL, OTHER, describe
+from fx_passes.lower.masks import CAUSAL, FULL, LIVE, OTHER, describe
 from tests.support.lowering import noise, offload
 from tests.tolerance import assert_close
 
@@ -112,6 +112,50 @@ def test_masks(name: str, dtype: torch.dtype | None, tune: str) -> None:
         assert not reason or (tune == "full" and reason.startswith("plain PyTorch is faster")), reason
 
 
+class Twice(Masked):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return self.attend(self.attend(x, mask), mask)
+
+
+PADDINGS = {  # all leave something of each row: (of keys [N, 1, 1, L], given as [N, 1, L, L])
+    "keys": lambda keys, length: keys,
+    "expanded": lambda keys, length: keys.expand(-1, 1, length, length),
+    "copied": lambda keys, length: keys.expand(-1, 1, length, length).contiguous(),
+    "and causal": lambda keys, length: keys & torch.ones(length, length, dtype=torch.bool).tril(),
+    "by heads": lambda keys, length: keys.expand(-1, HEADS, length, length).contiguous(),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", (1, 3))
+@pytest.mark.parametrize("name", PADDINGS)
+def test_padding_is_added_to_the_scores(name: str, n: int, dtype: torch.dtype | None) -> None:
+    """Made additive once, then an operand of each first product."""
+    length = 11
+    keys = torch.arange(length) < torch.arange(7, 7 + n).unsqueeze(1)
+    model, x, mask = Twice().eval(), noise(n, length, 16 * HEADS), PADDINGS[name](keys[:, None, None, :], length)
+    gm = zendnn_cffi.optimize(model, (x, mask), dtype=dtype, tune="off")
+    with torch.no_grad():
+        for _ in range(2):
+            assert_close(gm(x, mask), model.double()(x.double(), mask), dtype=dtype or torch.float32, k=96)
+            model.float()
+    (region,) = gm.regions().values()
+    (lowered,) = region.lowered.values()
+    kinds = [call.kind for call in lowered.program.calls]
+    assert kinds.count("additive_mask") == 1 and kinds.count("softmax") == 2 and "attention" not in kinds
+
+
+def test_another_mask_for_each_sample_may_leave_one_out() -> None:
+    """The same shapes, first with something for everyone, then not, and back."""
+    model, x = Twice().eval(), noise(3, 11, 16 * HEADS)
+    gm = zendnn_cffi.optimize(model, (x, torch.ones(3, 1, 11, 11, dtype=torch.bool)), tune="off")
+    with torch.no_grad():
+        for lengths in ((3, 11, 1), (0, 2, 11), (11, 11, 4), (0, 0, 0)):
+            keys = torch.arange(11) < torch.tensor(lengths).unsqueeze(1)
+            mask = keys[:, None, None, :].expand(3, 1, 11, 11)
+            assert_close(gm(x, mask), model(x, mask), k=96)
+
+
 def test_a_program_for_what_the_mask_says_not_for_one_mask() -> None:
     """The same shapes, other contents: each call is right, and masks that say the same share a program."""
     model, x = Masked().eval(), noise(3, 11, 16 * HEADS)
@@ -137,6 +181,10 @@ def test_a_program_for_what_the_mask_says_not_for_one_mask() -> None:
         (torch.ones(2, 1, 4, 4, dtype=torch.bool).tril(), CAUSAL),
         (torch.ones(4, 5, dtype=torch.bool).tril(), OTHER),
         (torch.ones(4, 4, dtype=torch.bool).triu(), OTHER),
+        (torch.ones(2, 1, 4, 4, dtype=torch.bool).triu(), LIVE),
+        (torch.arange(4).lt(3).expand(2, 1, 4, 4), LIVE),
+        (torch.arange(4).lt(torch.tensor([[3], [0]]))[:, None, None].expand(2, 1, 4, 4), OTHER),
+        (torch.arange(4).lt(3)[:, None].expand(2, 1, 4, 4), OTHER),
         (torch.ones(4, 4, dtype=torch.bool).tril(-1), OTHER),
         (torch.zeros(2, 1, 4, 4, dtype=torch.bool), OTHER),
         (torch.ones(4, 4), OTHER),
@@ -152,5 +200,5 @@ def test_one_sample_that_differs_is_seen() -> None:
     for leading in ((2, 1), (1, 3)):
         mask = torch.ones(*leading, 4, 4, dtype=torch.bool).tril()
         mask[-1, -1, 2, 1] = False
-        assert describe(mask) == OTHER
+        assert describe(mask) == LIVE
         assert describe(mask.triu().tril() | True) == FULL
