@@ -119,10 +119,17 @@ def remove_dead(graph: fx.Graph) -> bool:
     changed = False
     for node in reversed(graph.nodes):
         known = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *ARITHMETIC)
-        if (known or is_pure(node)) and not node.users:
+        if (known or is_pure(node) or is_unbind(node)) and not node.users:
             graph.erase_node(node)
             changed = True
     return changed
+
+
+def is_unbind(node: Any) -> bool:
+    """Whether node takes a tensor apart along a dimension."""
+    if isinstance(node, fx.Node) and node.op == "call_method":
+        return node.target == "unbind"
+    return is_call(node, torch.unbind, torch.ops.aten.unbind.int)
 
 
 def is_pure(node: fx.Node) -> bool:

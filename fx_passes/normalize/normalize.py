@@ -22,7 +22,18 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.facts import dtype, is_tensor
-from fx_passes.graph import finish, get_attribute, is_call, is_constant, is_shape, is_vocabulary, nodes_in, replace
+from fx_passes.graph import (
+    argument,
+    finish,
+    get_attribute,
+    is_call,
+    is_constant,
+    is_shape,
+    is_unbind,
+    is_vocabulary,
+    nodes_in,
+    replace,
+)
 from fx_passes.normalize import builders as b
 from fx_passes.normalize.aliasing import Aliasing
 from fx_passes.normalize.aten import FIRST_RESULT, overload_builder
@@ -154,6 +165,8 @@ class Normalizer:
     def build_index(self, node: fx.Node) -> b.Built:
         """x[...]: a view, or a table of constants looked up once. Only arrays take a tuple with a slice in it."""
         source, item = node.args
+        if is_unbind(source):
+            return build_piece(source, item)
         if is_constant(source) and is_constant(item):
             return b.Call(ops.index, (source, item))
         if not all(map(is_shape, nodes_in(item))):
@@ -215,3 +228,11 @@ def bind(builder: Callable[..., b.Built], args: tuple[Any, ...], kwargs: dict[st
     except TypeError:
         return None
     return builder(*bound.args, **bound.kwargs)
+
+
+def build_piece(unbind: fx.Node, item: Any) -> b.Built:
+    """One of what unbind gives: x.unbind(1)[0] is x[:, 0]."""
+    source, dim = argument(unbind, 0, "input"), argument(unbind, 1, "dim", 0)
+    if type(dim) is not int or dim < 0 or type(item) is not int or not isinstance(source, fx.Node):
+        return None
+    return b.Call(ops.index, (source, (*(slice(None),) * dim, item)))

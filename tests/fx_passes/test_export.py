@@ -87,7 +87,7 @@ def test_other_calls_run_the_model(step: tuple[nn.Module, Any]) -> None:
 
 def test_what_grows_with_the_cache_is_in_regions(step: tuple[nn.Module, Any]) -> None:
     _, gm = step
-    assert set(outside(gm)) == {"unbind.int"}  # of the three projections, before each layer's attention
+    assert not outside(gm) and len(gm.regions()) == 1
     inside = Counter(node.target for region in gm.regions().values() for node in region.graph.nodes)
     assert (inside[ops.grow], inside[ops.cached_attention]) == (4, 2)
     assert inside[ops.concat] == inside[ops.attention] == 0

@@ -44,6 +44,14 @@ class Masked(Attention):
         return self.attend(x, mask)
 
 
+class Unbound(Attention):
+    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = self.qkv(x).reshape(n, length, 3, HEADS, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        result: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return result
+
+
 def steps(gm: Any) -> list[list[str]]:
     """Of every program of the one region, the kinds of the calls that attention became."""
     (region,) = gm.regions().values()
@@ -63,6 +71,15 @@ def test_two_products_and_a_softmax(shape: tuple[int, int], is_causal: bool, dty
     gm = zendnn_cffi.optimize(model, dtype=dtype, tune="off")
     with torch.no_grad():
         gm(x)
+    assert steps(gm) == [["matmul", "softmax", "matmul"]]
+
+
+@pytest.mark.parametrize("examples", (False, True))
+def test_heads_taken_apart_by_unbind(examples: bool) -> None:
+    model, x = Unbound().eval(), noise(2, 11, 16 * HEADS)
+    gm = zendnn_cffi.optimize(model, (x,) if examples else None, tune="off")
+    with torch.no_grad():
+        assert_close(gm(x), model(x), k=48)
     assert steps(gm) == [["matmul", "softmax", "matmul"]]
 
 

@@ -173,6 +173,8 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "torch.permute": (lambda m, x: torch.permute(x, [0, 2, 3, 1]), ("permute",)),
     "x.chunk": (lambda m, x: x.chunk(2, dim=1)[0].relu(), ("chunk", "eltwise")),
     "torch.split": (lambda m, x: torch.split(x, [1, 3], 1)[1] * 2, ("split", "binary")),
+    "x.unbind": (lambda m, x: x.unbind(1)[2].relu(), ("index", "eltwise")),
+    "torch.unbind": (lambda m, x: torch.unbind(x, dim=2)[0] * torch.unbind(x, 2)[-1], ("index", "index", "binary")),
     "x.unsqueeze": (lambda m, x: x.unsqueeze(1), ("unsqueeze",)),
     "x.expand": (lambda m, x: x[:, :1].expand(-1, 3, -1, -1), ("index", "expand")),
     "x.dim()": (lambda m, x: x.flatten(1).reshape((1,) * 1 + (-1, 2)), ("flatten", "reshape")),
@@ -285,6 +287,26 @@ def test_slices_by_sizes() -> None:
     gm = check(model, image(*PLANE))
     assert outside(gm) == {} and len(gm.regions()) == 1
     check_equal(model, gm, image(1, 4, 2, 11))
+
+
+@pytest.mark.parametrize("dim", (0, 2))
+def test_pieces_of_unbind_are_slices(dim: int) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        first, second = x.unbind(dim)
+        return first * second, x.unbind(dim)
+
+    gm = check(model_of(forward), image(2, 3, 2))
+    assert count(gm)["index"] == 2 and [n.target for n in gm.graph.nodes if n.op == "call_method"] == ["unbind"]
+
+
+def test_pieces_of_unbind_that_are_written_to() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        first, second = y.unbind(0)
+        first.add_(1)
+        return y + second
+
+    check(model_of(forward), image(2, 3))
 
 
 def test_known_modules_outside_of_the_vocabulary_return_tensors() -> None:
