@@ -44,6 +44,9 @@ class _TensorLike(NamedTuple):
         )
 
 
+_MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
+
+
 class Guards:
     """Conditions on the inputs under which an exported graph is the model.
 
@@ -57,6 +60,7 @@ class Guards:
         self._leaves = [_TensorLike(x.dtype, x.device, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
         only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
+        self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
 
     def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for."""
@@ -72,14 +76,31 @@ class Guards:
                 return False
         if self._check is None:
             return True
+        sizes = _sizes(flat)
+        if sizes in self._passed:
+            return True
         try:
             self._check(*flat)
         except AssertionError:
             return False
+        if len(self._passed) >= _MOST_PASSED:
+            self._passed.clear()
+        if sizes is not None:
+            self._passed.add(sizes)
         return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
         return self
+
+
+def _sizes(flat: Any) -> tuple[Any, ...] | None:
+    """Sizes and strides of the tensors; None where there are none to compare (symbolic ones, sparse tensors)."""
+    try:
+        sizes = tuple([(x.shape, x.stride()) for x in flat if isinstance(x, torch.Tensor)])
+        hash(sizes)
+    except (TypeError, RuntimeError):
+        return None
+    return sizes
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes import ops
+from fx_passes.export import Guards
 from fx_passes.pipeline import compile_graph
 from fx_passes.trace import WHOLE
 from tests.support.graphs import check_equal, count, image, model_of, outside
@@ -109,6 +110,24 @@ def test_a_size_that_the_model_compares_with_one_is_kept() -> None:
     gm = compile_graph(model, (image(2, 1, 5),))
     assert _serves(gm, image(3, 1, 5)) and not _serves(gm, image(3, 2, 5))
     check_equal(model, gm, image(3, 2, 5))
+
+
+def test_sizes_that_passed_are_not_checked_again() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def check(x: Tensor, y: Tensor) -> None:
+        asked.append(tuple(x.shape))
+        assert x.shape[0] > 1
+
+    guards = Guards(check, ((image(2, 5), image(3)), {}))
+    for _ in range(2):
+        assert guards.hold((image(2, 5), image(3)), {})
+        assert guards.hold((image(7, 5), image(3)), {})
+        assert not guards.hold((image(1, 5), image(3)), {})
+    assert asked == [(2, 5), (7, 5), (1, 5), (1, 5)]
+    for n in range(2, 2000):
+        assert guards.hold((image(n, 1), image(3)), {})
+    assert len(guards._passed) <= 1024
 
 
 def test_arguments_that_are_no_tensors_are_part_of_the_graph() -> None:
