@@ -140,8 +140,7 @@ def profile(module: Callable[..., Any], *inputs: Any, runs: int = 20, **named_in
 
     if runs < 1:
         raise ValueError(f"runs must be at least 1, got {runs}")
-    regions = _regions(module)
-    if not regions and not isinstance(module, OptimizedModule):
+    if not _regions(module) and not isinstance(module, OptimizedModule) and not _is_compiled(module):
         raise _no_regions(module)
     totals: list[int] = []
     with torch.inference_mode():
@@ -171,6 +170,11 @@ def _regions(module: Any) -> list[Any]:
     from fx_passes.region import living_regions
 
     return _own_regions(module) or living_regions()
+
+
+def _is_compiled(module: Any) -> bool:
+    """Whether torch.compile made it: its first call, which may be yet to come, makes the regions."""
+    return hasattr(module, "_torchdynamo_orig_callable") or hasattr(module, "_orig_mod")
 
 
 def _no_regions(module: Any) -> TypeError:
