@@ -61,7 +61,7 @@ def match_neighbours(a: fx.Node, b: fx.Node) -> bool:
 
 def _piece(x: fx.Node) -> tuple[fx.Node, int, int, Any] | None:
     """(source, start, stop, shape) where x is transpose(reshape(source[..., start:stop], shape), 1, 2)."""
-    if not is_call(x, ops.transpose) or sorted(d % 4 for d in x.args[1:]) != [1, 2] or only_user(x) is None:
+    if not _swaps_heads(x) or only_user(x) is None:
         return None
     heads = x.args[0]
     if not is_call(heads, ops.reshape) or only_user(heads) is not x or len(heads.args[1]) != 4:
@@ -74,6 +74,11 @@ def _piece(x: fx.Node) -> tuple[fx.Node, int, int, Any] | None:
     last = isinstance(value, torch.Tensor) and dim in (-1, value.ndim - 1)
     bounds = all(type(bound) is int and bound >= 0 for bound in (start, stop))
     return (source, start, stop, tuple(shape)) if last and bounds else None
+
+
+def _swaps_heads(x: fx.Node) -> bool:
+    """Whether x is transpose(heads, 1, 2)."""
+    return is_call(x, ops.transpose) and sorted(d % 4 for d in x.args[1:]) == [1, 2]
 
 
 def _matrix(node: fx.Node) -> fx.Node:
@@ -94,7 +99,7 @@ def turn(node: fx.Node, matrix: fx.Node) -> None:
     """Put the product in place of one rotary embedding."""
     graph, x = node.graph, node.args[0]
     with graph.inserting_before(node):
-        if is_call(x, ops.transpose) and sorted(d % 4 for d in x.args[1:]) == [1, 2]:
+        if _swaps_heads(x):
             heads = x.args[0]
         else:
             heads = graph.call_function(ops.transpose, (x, 1, 2))

@@ -36,8 +36,8 @@ def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
 
 
 def describe(mask: Tensor) -> str:
-    """FULL where every position takes part, CAUSAL where position i sees 0 to i, LIVE where each sees some of four
-    dimensions, else OTHER; [..., L, S] boolean.
+    """FULL where every position takes part, CAUSAL where position i sees 0 to i, LIVE where a mask of four dimensions
+    leaves something of each row, else OTHER; [..., L, S] boolean.
     """
     if mask.dtype != torch.bool or mask.ndim < 2 or mask.numel() == 0:
         return OTHER

@@ -127,9 +127,9 @@ def _fastest(
 ) -> list[Candidate]:
     """Of operations with equal alternatives the one that was clearly fastest in their places, else that alone."""
     totals: dict[tuple[str, ...], list[float]] = {}
-    works = [tuple(map(fingerprint, own)) if len(own) > 1 else () for own in choices]
+    works = [tuple(name.rpartition(" ")[2] for name in names) for names in keys]  # keys end in fingerprints
     for work, names in zip(works, keys, strict=True):
-        times = [result.time_ns for result in map(database.get, names) if result is not None] if work else []
+        times = [result.time_ns for result in map(database.get, names) if result is not None] if len(names) > 1 else []
         if times and len(times) == len(names):
             totals[work] = [a + b for a, b in zip(totals.get(work, [0.0] * len(times)), times, strict=True)]
     best = []
