@@ -44,7 +44,7 @@ class NodeReport:
     source          what it was in the model
     kind            primitive, "view" or "torch"
     implementation  the implementation that runs, "view" or "torch"
-    layout          of the result
+    layout          of the result; its dtype, too, where that is float32 in a region that computes in bf16
     post_ops        what was absorbed
     reason          why plain PyTorch runs, else empty
     """
@@ -115,7 +115,7 @@ def lower_region(
     log.debug(
         "lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), time.perf_counter() - start
     )
-    return LoweredRegion(program, tuple(map(_report, operations, choice)))
+    return LoweredRegion(program, tuple(_report(o, c, options.dtype) for o, c in zip(operations, choice, strict=True)))
 
 
 def region_key(
@@ -161,7 +161,7 @@ def _choose(
             operation.candidates.remove(candidate)
 
 
-def _report(operation: Operation, candidate: Candidate) -> NodeReport:
+def _report(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> NodeReport:
     reason = operation.fallback_reason
     if not reason and is_rival(candidate):
         others = [c.cost_ns for c in operation.candidates if not is_rival(c)]
@@ -174,8 +174,15 @@ def _report(operation: Operation, candidate: Candidate) -> NodeReport:
         str(operation.node.meta.get("source", "")),
         operation.kind,
         candidate.implementation,
-        candidate.dst.format,
+        _layout(operation, candidate, compute_dtype),
         post_ops,
         reason,
         operation.flops,
     )
+
+
+def _layout(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> str:
+    given = operation.spec.dtype
+    inside = compute_dtype if given == torch.float32 and compute_dtype is not None else given
+    wider = not operation.fallback_reason and (inside, candidate.dst.dtype) == (torch.bfloat16, torch.float32)
+    return f"{candidate.dst.format} float32" if wider else candidate.dst.format

@@ -33,6 +33,7 @@ from fx_passes.lower.gated_weights import GATED
 from fx_passes.lower.layouts import layout, row_major, spatial_tags
 from fx_passes.lower.post_ops import PostOp, build_chain, fits_view
 from fx_passes.lower.specs import TensorSpec
+from fx_passes.lower.winograd import result_dtypes, takes_winograd
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.memory import MemoryDesc
@@ -84,11 +85,14 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
     operands = run_time_operands(own, post_ops)
     operation = Operation(node, node.name, "convolution", operands, context.values.specs[node], flops=conv.flops)
     sum_node = residual_to_overwrite(node, src_node, post_ops, context)
-    for src, dst in _layout_pairs(conv):
-        for algorithm in _algorithms(conv, context):
-            operation.candidates += _candidates(conv, post_ops, operands, src, dst, algorithm, sum_node)
-    if _is_matrix_product(conv) and all(fits_view(p, channel_axis=1) for p in post_ops):
-        operation.candidates += _inner_product_candidates(conv, post_ops, operands, sum_node)
+    for result in result_dtypes(node, conv.dtype, context):
+        for src, dst in _layout_pairs(conv, conv.dtype, result):
+            operation.candidates += _candidates(conv, post_ops, operands, src, dst, "direct", sum_node)
+        if _is_matrix_product(conv) and all(fits_view(p, channel_axis=1) for p in post_ops):
+            operation.candidates += _inner_product_candidates(conv, post_ops, operands, sum_node, result)
+    if takes_winograd(node, context):
+        for src, dst in _layout_pairs(conv, torch.float32, torch.float32):
+            operation.candidates += _candidates(conv, post_ops, operands, src, dst, "winograd", sum_node)
     fast = optimized(operation.candidates)
     if not fast and post_ops:
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
@@ -134,22 +138,16 @@ def _weight(value: object, context: LoweringContext) -> tuple[fx.Node | None, to
     return None, context.constant(value, "weight")
 
 
-def _algorithms(conv: _Convolution, context: LoweringContext) -> tuple[str, ...]:
-    """Winograd exists for dense 3x3 convolutions of stride 1 without groups; it transforms constant weights."""
-    if conv.weight_node is not None:
-        return ("direct",)
-    plain = conv.weight.shape[2:] == (3, 3) and set(conv.stride) == set(conv.dilation) == {1} and conv.groups == 1
-    return ("direct", "winograd") if plain and context.allow_winograd else ("direct",)
-
-
-def _layout_pairs(conv: _Convolution) -> Iterator[tuple[MemoryDesc, MemoryDesc]]:
-    """The (src, dst) layouts to ask for."""
+def _layout_pairs(
+    conv: _Convolution, dtype: torch.dtype, result: torch.dtype
+) -> Iterator[tuple[MemoryDesc, MemoryDesc]]:
+    """The (src, dst) layouts to ask for, src of dtype, dst of dtype result."""
     tags = spatial_tags(conv.src.ndim)
     for tag in tags[:2]:
-        yield layout(conv.src.shape, conv.dtype, tag), layout(conv.base.shape, conv.dtype, tag)
+        yield layout(conv.src.shape, dtype, tag), layout(conv.base.shape, result, tag)
     if conv.src.shape[1] <= _FEW_CHANNELS:
         for tag in tags[:2]:
-            yield layout(conv.src.shape, conv.dtype, tags[2]), layout(conv.base.shape, conv.dtype, tag)
+            yield layout(conv.src.shape, dtype, tags[2]), layout(conv.base.shape, result, tag)
 
 
 def _candidates(
@@ -161,10 +159,11 @@ def _candidates(
     algorithm: str,
     sum_node: fx.Node | None,
 ) -> Iterator[Candidate]:
-    """Every usable implementation for one choice of layouts and algorithm."""
-    chain = build_chain(post_ops, operands, dst, conv.dtype, sum_node=sum_node)
+    """Every usable implementation for one choice of layouts, dtypes and algorithm."""
+    assert src.dtype is not None and dst.dtype is not None
+    chain = build_chain(post_ops, operands, dst, dst.dtype, sum_node=sum_node)
     weight = conv.grouped_weight
-    any_weight = MemoryDesc(weight.shape, conv.dtype, "any")
+    any_weight = MemoryDesc(weight.shape, src.dtype, "any")
     bias = None if conv.bias is None else row_major(tuple(conv.bias.shape), torch.float32)
 
     def create() -> PrimitiveDesc:
@@ -207,15 +206,19 @@ def _is_matrix_product(conv: _Convolution) -> bool:
 
 
 def _inner_product_candidates(
-    conv: _Convolution, post_ops: Sequence[PostOp], operands: Sequence[fx.Node], sum_node: fx.Node | None
+    conv: _Convolution,
+    post_ops: Sequence[PostOp],
+    operands: Sequence[fx.Node],
+    sum_node: fx.Node | None,
+    result: torch.dtype,
 ) -> Iterator[Candidate]:
     """A 1x1 convolution on channels-last activations as one inner_product over all pixels, which has faster kernels."""
     tag = spatial_tags(conv.src.ndim)[0]
-    src, dst = layout(conv.src.shape, conv.dtype, tag), layout(conv.base.shape, conv.dtype, tag)
+    src, dst = layout(conv.src.shape, conv.dtype, tag), layout(conv.base.shape, result, tag)
     n, k = conv.weight.shape[:2]
     m = conv.src.numel // k
-    src_view, dst_view = row_major((m, k), conv.dtype), row_major((m, n), conv.dtype)
-    chain = build_chain(post_ops, operands, dst, conv.dtype, sum_node=sum_node, view=(m, n), channel_axis=1)
+    src_view, dst_view = row_major((m, k), conv.dtype), row_major((m, n), result)
+    chain = build_chain(post_ops, operands, dst, result, sum_node=sum_node, view=(m, n), channel_axis=1)
     bias = None if conv.bias is None else row_major((n,), torch.float32)
 
     def create() -> PrimitiveDesc:

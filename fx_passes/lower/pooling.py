@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, Result, primitive_template
 from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
 from fx_passes.lower.layouts import layout, row_major, spatial_tags
 from fx_passes.lower.specs import TensorSpec
+from fx_passes.lower.winograd import may_be_float32, takes_winograd
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr
 from zendnn_cffi.primitive import PrimitiveDesc
@@ -108,7 +111,8 @@ def _pooling(
     if keeps_rank and shape != spec.shape:
         raise NotLowered(f"windows give {list(shape)}, eager {list(spec.shape)}")
     operation = Operation(node, node.name, "pooling", (src_node,), spec)
-    for tag in spatial_tags(src.ndim):
+    dtypes = (dtype, torch.float32) if _lies_in_float32(node, src_node, dtype, context) else (dtype,)
+    for dtype, tag in itertools.product(dtypes, spatial_tags(src.ndim)):
         src_desc, dst_desc = layout(src.shape, dtype, tag), layout(shape, dtype, tag)
 
         def create(src_desc=src_desc, dst_desc=dst_desc) -> PrimitiveDesc:  # type: ignore[no-untyped-def]
@@ -136,6 +140,11 @@ def _pooling(
         raise NotLowered("only a reference implementation takes this pooling")
     operation.candidates = fast
     return operation
+
+
+def _lies_in_float32(node: fx.Node, src_node: fx.Node, dtype: torch.dtype, context: LoweringContext) -> bool:
+    """Whether a Winograd convolution may read the result or write the source, where all else is bf16."""
+    return dtype == torch.bfloat16 and (takes_winograd(src_node, context) or may_be_float32(node, context))
 
 
 def _output_shape(src: TensorSpec, kernel: Sizes, stride: Sizes, left: Sizes, right: Sizes) -> Sizes:

@@ -82,6 +82,8 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
     """
     desc, plain = weights.desc, weights.plain.detach()
     plain = (plain.t() if weights.transposed else plain).reshape(desc.dims)
+    if desc.outer_strides is None and desc.dtype is not None:
+        plain = plain.to(desc.dtype)  # Winograd's transform is a reorder from that dtype alone
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
     if same_bytes(have, desc):
         return plain
