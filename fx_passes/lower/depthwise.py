@@ -13,14 +13,13 @@ from torch import fx
 
 from fx_passes.lower.candidates import Argument, Candidate, Operand, Result, primitive_template
 from fx_passes.lower.context import usable_implementations
-from fx_passes.lower.layouts import layout
+from fx_passes.lower.layouts import BLOCK, layout
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, PostOps
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import PrimitiveDesc
 
-_BLOCK = 16  # channels of a block of nChw16c
 _MOST_CALLS = 32  # one for each sample where channels are last
 
 
@@ -50,7 +49,7 @@ def gated(spec: TensorSpec, dtype: torch.dtype, operands: tuple[fx.Node, fx.Node
     n, c, h, w = spec.shape
     if operands[0] is operands[1]:
         return
-    padded = -(-c // _BLOCK) * _BLOCK
+    padded = -(-c // BLOCK) * BLOCK
     gate = layout((n, c, 1, 1), dtype, "nChw16c")
     blocks = layout(spec.shape, dtype, "nChw16c"), layout((1, n * padded, h, w), dtype, "nChw16c"), 1
     last = layout(spec.shape, dtype, "nhwc"), layout((1, c, h, w), dtype, "nhwc"), n

@@ -6,16 +6,16 @@ writes straight into the arena.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, Result, TorchTemplate
 from fx_passes.lower.context import LoweringContext, NotLowered
-from fx_passes.lower.layouts import layout, row_major, spatial_tags
+from fx_passes.lower.layouts import BLOCK, layout, row_major, spatial_tags
 from fx_passes.lower.specs import TensorSpec
 
 aten = torch.ops.aten
@@ -67,6 +67,23 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
         key = f"{torch.__version__} {_described(node, context)} {into}"
         template = TorchTemplate(function, "", into, key)
         operation.candidates.append(Candidate("torch", tuple(descs[:-1]), descs[-1], (template,)))
+    if node.target is ops.concat:
+        operation.candidates += _concat_of_blocks(operation, node, context)
+
+
+def _concat_of_blocks(operation: Operation, node: fx.Node, context: LoweringContext) -> Iterator[Candidate]:
+    """Channels joined in nChw16c: of each sample's row of blocks, the pieces' rows one after another."""
+    arguments, spec = context.values.arguments(node), operation.spec
+    specs = [context.values.specs[n] for n in operation.operands]
+    if spec.ndim not in (4, 5) or arguments["dim"] % spec.ndim != 1 or any(s.shape[1] % BLOCK for s in specs):
+        return
+    dtype, tag = context.dtype(spec), spatial_tags(spec.ndim)[1]
+    descs = [layout(s.shape, dtype, tag) for s in (*specs, spec)]
+    rows = [row_major((s.shape[0], s.numel // s.shape[0]), dtype) for s in (*specs, spec)]
+    args: tuple[Argument, ...] = (*(Operand(index, row) for index, row in enumerate(rows[:-1])), Result(rows[-1]))
+    key = f"{torch.__version__} {_described(node, context)} blocks"
+    template = TorchTemplate(lambda *xs: torch.cat(xs[:-1], 1, out=xs[-1]), "", True, key, args)
+    yield Candidate("torch", tuple(descs[:-1]), descs[-1], (template,))
 
 
 def _desc(spec: TensorSpec, dtype: torch.dtype, channels_last: bool) -> Any:

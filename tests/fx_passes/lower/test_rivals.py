@@ -76,6 +76,21 @@ def test_used_where_faster(name: str, dtype: torch.dtype | None, torch_is_fastes
     assert won and all(node.became == "torch" for node in won)
 
 
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize(
+    ("channels", "dim", "blocked"), ((16, 1, True), (48, -3, True), (17, 1, False), (16, 2, False))
+)
+def test_concatenation_of_blocks(
+    channels: int, dim: int, blocked: bool, dtype: torch.dtype | None, torch_is_fastest: list[Candidate]
+) -> None:
+    """In nChw16c, too: one row of blocks a sample. The numbers of every candidate measured are compared."""
+    convs = (nn.Conv2d(3, channels, 3), nn.Conv2d(3, channels if dim == 2 else 32, 3))
+    offload(net(lambda m, x: torch.cat((m[0](x), m[1](x)), dim), *convs), noise(3, 3, 6, 8), dtype=dtype, tune="full")
+    found = [c for c in torch_is_fastest if is_rival(c) and len(c.srcs) == 2 and c.dst.inner_blocks]
+    assert bool(found) == blocked
+    assert all(desc.inner_blocks == ((1, 16),) for c in found for desc in (*c.srcs, c.dst))
+
+
 def test_batch_norm_prelu_and_layer_norm(torch_is_fastest: list[Candidate]) -> None:
     model = net(
         lambda m, x: m[3](m[2](F.relu(m[1](F.max_pool2d(m[0](x), 2))))),
