@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -34,6 +34,7 @@ log = logging.getLogger("zendnn_cffi.search")
 TUNE_MODES = ("auto", "off", "full", "near")
 
 _PROSPECTS = 1.6  # "auto" measures candidates estimated within this factor of the best; "full" measures them all
+_NEAR_THE_BEST = 1.3  # what was measured within this factor is timed a second time
 Progress = Callable[[int, int], None]
 
 
@@ -91,19 +92,32 @@ class Tuner:
         if not rivals:
             return candidates
         bench: Bench | None = None
-        best_ns, kept = math.inf, [c for c in candidates if c not in rivals]
+        best_ns, kept, fresh = math.inf, [c for c in candidates if c not in rivals], dict[str, Candidate]()
         for candidate in sorted(self._prospects(rivals), key=lambda c: c.cost_ns):
             key = fingerprint(candidate)
             result = self.database.get(key)
             if result is None:
                 bench = bench or Bench(operation, values, self._scratch)
                 result = self._run(bench, candidate, best_ns, key)
+                fresh[key] = candidate
             if result.right:
                 best_ns = min(best_ns, result.time_ns)
                 kept.append(replace(candidate, cost_ns=result.time_ns))
         if bench is not None:
+            again = self._look_again(bench, fresh, best_ns)
+            kept = [replace(c, cost_ns=again.get(fingerprint(c), c.cost_ns)) for c in kept]
             bench.close()
         return kept
+
+    def _look_again(self, bench: Bench, fresh: Mapping[str, Candidate], best_ns: float) -> dict[str, float]:
+        """Time those near the best once more, and keep the better time: a disturbance lasts longer than one of them."""
+        times: dict[str, float] = {}
+        for key, candidate in fresh.items():
+            first = self.database.get(key)
+            if first is not None and first.right and first.time_ns <= _NEAR_THE_BEST * best_ns:
+                times[key] = min(first.time_ns, bench.time_again(candidate))
+                self.database.put(key, replace(first, time_ns=times[key]))
+        return times
 
     def _priced_concat(self, candidate: Candidate) -> Candidate:
         """A concatenation is its reorders, or costs nothing where its pieces are written in place."""

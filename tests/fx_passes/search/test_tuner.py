@@ -18,6 +18,7 @@ from fx_passes.lower.candidates import Operation, PrimitiveTemplate
 from fx_passes.lower.rules import lower_graph
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.search import measure, tuner
+from fx_passes.search.database import Result
 from fx_passes.search.measure import Bench, fingerprint
 from fx_passes.search.tuner import Tuner, database_for
 from tests.support.lowering import net, noise
@@ -98,6 +99,30 @@ def test_a_refusing_candidate_is_passed_over(fresh: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Bench, "check_and_time", refuse)
     (operation,), values = lowered()
     assert not Tuner("full").approve(operation, operation.candidates[0], values)
+
+
+def test_those_near_the_best_are_timed_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The better of two times counts, also where the disturbed one was the first; what is far behind has one."""
+    (operation,), values = lowered()
+    names = {fingerprint(c): number for number, c in enumerate(operation.candidates)}
+    first = {number: 100.0 * (1 + number * 0.2) for number in names.values()}  # the third is 1.4 times behind
+    again: list[int] = []
+
+    def time_again(self: Bench, candidate: Any) -> float:
+        number = names[fingerprint(candidate)]
+        again.append(number)
+        return 50.0 if number == 1 else 1e6
+
+    monkeypatch.setattr(
+        Bench, "check_and_time", lambda self, c, best_ns: Result(first[names[fingerprint(c)]], 0.0, True)
+    )
+    monkeypatch.setattr(Bench, "time_again", time_again)
+    Tuner("full").price([operation], values)
+    assert sorted(again) == [0, 1]
+    expected = {**first, 1: 50.0}
+    assert {names[fingerprint(c)]: c.cost_ns for c in operation.candidates} == expected
+    Tuner("full").price([operation], values)
+    assert len(again) == 2 and {names[fingerprint(c)]: c.cost_ns for c in operation.candidates} == expected
 
 
 @pytest.mark.parametrize("mode", ("auto", "full"))
