@@ -13,10 +13,10 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test zoo bench scaling notebook lint format clean distclean
+.PHONY: help venv install demo test zoo hugging-face bench scaling notebook lint format clean distclean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) TORCH='$(TORCH)' ARGS='arguments of the program run'"
 
 demo: install  ## train, optimize and compare: digits, then ResNet-50 on a photograph
@@ -27,6 +27,9 @@ test: install  ## all tests, on the installed package
 
 zoo: install  ## every torchvision classification model: right, how much ZenDNN ran, times beside eager's
 	$(BIN)/python tests/zoo/sweep.py $(ARGS)
+
+hugging-face: install  ## seventeen kinds of transformers beside eager, by torch.compile and by optimize()
+	$(BIN)/python tests/hugging_face/sweep.py $(ARGS)
 
 bench: install  ## side by side with Inductor, zentorch, ONNX Runtime and OpenVINO (hours; see ARGS=--help)
 	$(BIN)/python benchmarks/compare.py $(ARGS)

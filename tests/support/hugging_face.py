@@ -1,4 +1,4 @@
-"""Small Hugging Face models with random weights, one of every kind: nothing is downloaded."""
+"""Hugging Face models with random weights, one of every kind, small or larger: nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,34 @@ from torch.utils import _pytree as pytree
 
 from tests.support.torchvision_models import import_torchvision
 
-VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 99, 32, 2, 4, 48
-IMAGE, PATCH = 32, 8
+
+@dataclass(frozen=True)
+class Size:
+    """What models are made of, and what they are given.
+
+    head, width, inner  features of an attention head, of the residual stream, and inside of the feed-forward part
+    length, batch       tokens a text, and texts or images a call
+    """
+
+    vocabulary: int = 99
+    width: int = 32
+    layers: int = 2
+    heads: int = 4
+    inner: int = 48
+    image: int = 32
+    patch: int = 8
+    length: int = 9
+    batch: int = 2
+    mels: int = 8
+
+    @property
+    def head(self) -> int:
+        return self.width // self.heads
+
+
+SMALL = Size()
+MEDIUM = Size(8000, 384, 4, 6, 1536, image=112, patch=16, length=128, batch=1, mels=80)
+VOCABULARY, WIDTH, LAYERS, HEADS = SMALL.vocabulary, SMALL.width, SMALL.layers, SMALL.heads
 
 
 @dataclass(frozen=True)
@@ -46,9 +72,9 @@ class Row:
         return model.eval()
 
 
-def ids(length: int = 9, batch: int = 2, seed: int = 1) -> Tensor:
+def ids(length: int = 9, batch: int = 2, seed: int = 1, vocabulary: int = VOCABULARY) -> Tensor:
     """Token ids [batch, length] that are no special tokens."""
-    return torch.randint(5, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(5, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def noise(*shape: int) -> Tensor:
@@ -56,35 +82,38 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def _text() -> dict[str, Tensor]:
-    mask = torch.ones(2, 9, dtype=torch.int64)
-    mask[1, 6:] = 0
-    return {"input_ids": ids(), "attention_mask": mask}
+@dataclass(frozen=True)
+class _Inputs:
+    """Keyword arguments for models of one size."""
+
+    size: Size
+
+    def tokens(self) -> dict[str, Tensor]:
+        return {"input_ids": ids(self.size.length, self.size.batch, vocabulary=self.size.vocabulary)}
+
+    def text(self) -> dict[str, Tensor]:
+        """Tokens; the last text is shorter than the others."""
+        mask = torch.ones(self.size.batch, self.size.length, dtype=torch.int64)
+        mask[-1, self.size.length * 2 // 3 :] = 0
+        return {**self.tokens(), "attention_mask": mask}
+
+    def decoder_tokens(self) -> dict[str, Tensor]:
+        length = self.size.length // 2 + 1
+        return {"decoder_input_ids": ids(length, self.size.batch, vocabulary=self.size.vocabulary)}
+
+    def pair(self) -> dict[str, Tensor]:
+        return {**self.tokens(), **self.decoder_tokens()}
+
+    def image(self) -> dict[str, Tensor]:
+        return {"pixel_values": noise(self.size.batch, 3, self.size.image, self.size.image)}
+
+    def captioned(self) -> dict[str, Tensor]:
+        return {**self.tokens(), **self.image()}
+
+    def speech(self) -> dict[str, Tensor]:
+        return {"input_features": noise(self.size.batch, self.size.mels, self.size.image), **self.decoder_tokens()}
 
 
-def _tokens() -> dict[str, Tensor]:
-    return {"input_ids": ids()}
-
-
-def _pair() -> dict[str, Tensor]:
-    return {"input_ids": ids(), "decoder_input_ids": ids(5)}
-
-
-def _image() -> dict[str, Tensor]:
-    return {"pixel_values": noise(2, 3, IMAGE, IMAGE)}
-
-
-_STACK = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": INNER}
-_ENCODER = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, **_STACK}
-_DECODER = {**_ENCODER, "num_key_value_heads": 2}
-_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_BOTH = {
-    "vocab_size": VOCABULARY,
-    "d_model": WIDTH,
-    **{f"{side}_layers": LAYERS for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": HEADS for side in ("encoder", "decoder")},
-    **{f"{side}_ffn_dim": INNER for side in ("encoder", "decoder")},
-}
 _RELATIVE = {
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
@@ -92,104 +121,147 @@ _RELATIVE = {
     "share_att_key": True,
     "norm_rel_ebd": "layer_norm",
 }
-_BLOCKS = 4 * LAYERS  # of each layer: query, key and value in one; output; up; down
-_GATED = 5 * LAYERS  # gate and up are two
-_SCALED = 5 * LAYERS  # the query has a scale as its post-op: key and value in one
-_CROSSED = 2 * LAYERS + 1  # query and output of what is attended to; keys and values of all layers in one
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
-MODELS: dict[str, Row] = {
-    "bert": Row("Bert", _text, _BLOCKS + 1, _ENCODER),
-    "roberta": Row("Roberta", _text, _BLOCKS + 1, _ENCODER),
-    "distilbert": Row(
-        "DistilBert",
-        _text,
-        _BLOCKS,
-        {"vocab_size": VOCABULARY, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": INNER},
-    ),
-    "electra": Row("Electra", _text, _BLOCKS + 1, {**_ENCODER, "embedding_size": 16}),
-    "deberta-v2": Row("DebertaV2", _text, _BLOCKS, {**_ENCODER, **_RELATIVE}, plain=LAYERS),
-    "gpt2": Row(
-        "GPT2",
-        _text,
-        _BLOCKS + 1,
-        {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 64},
-        "LMHeadModel",
-    ),
-    "opt": Row(
-        "OPT",
-        _text,
-        _SCALED + 1,
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "word_embed_proj_dim": WIDTH,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "ffn_dim": INNER,
-            "max_position_embeddings": 64,
-        },
-        "ForCausalLM",
-    ),
-    "llama": Row("Llama", _tokens, _GATED + 1, _DECODER, "ForCausalLM"),
-    "mistral": Row("Mistral", _text, _GATED + 1, {**_DECODER, "sliding_window": 4}, "ForCausalLM"),
-    "qwen2": Row("Qwen2", _tokens, _GATED + 1, _DECODER, "ForCausalLM"),
-    "phi": Row("Phi", _tokens, _BLOCKS + 1, _DECODER, "ForCausalLM"),
-    "t5": Row(
-        "T5",
-        _pair,
-        2 * _BLOCKS + _CROSSED + 1,
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": WIDTH,
-            "d_kv": 8,
-            "d_ff": INNER,
-            "num_layers": LAYERS,
-            "num_heads": HEADS,
-        },
-        "ForConditionalGeneration",
-    ),
-    "bart": Row(
-        "Bart", _pair, 2 * _BLOCKS + _CROSSED + 1, {**_BOTH, "max_position_embeddings": 64}, "ForConditionalGeneration"
-    ),
-    "vit": Row("ViT", _image, _BLOCKS + 1, {**_STACK, "image_size": IMAGE, "patch_size": PATCH}),
-    "swin": Row(
-        "Swin",
-        _image,
-        4 * 2 + 1,
-        {
-            "image_size": IMAGE,
-            "patch_size": 2,
-            "embed_dim": 16,
-            "depths": [1, 1],
-            "num_heads": [2, 4],
-            "window_size": 4,
-        },
-    ),
-    "clip": Row(
-        "CLIP",
-        lambda: {**_tokens(), **_image()},
-        2 * _BLOCKS + 2,
-        {
-            "text_config": {**_ENCODER, **_SPECIAL},
-            "vision_config": {**_STACK, "image_size": IMAGE, "patch_size": PATCH},
-            "projection_dim": 16,
-        },
-    ),
-    "whisper": Row(
-        "Whisper",
-        lambda: {"input_features": noise(2, 8, 32), "decoder_input_ids": ids(5)},
-        2 * _SCALED + _CROSSED + 1,
-        {
-            **_BOTH,
-            **_SPECIAL,
-            "num_mel_bins": 8,
-            "max_source_positions": 16,
-            "max_target_positions": 32,
-            "decoder_start_token_id": 3,
-        },
-        "ForConditionalGeneration",
-    ),
-}
+
+def models(size: Size = SMALL) -> dict[str, Row]:
+    """A model of every kind, of this size."""
+    inputs, most = _Inputs(size), max(64, 2 * size.length)
+    vocabulary = {"vocab_size": size.vocabulary}
+    stack = {
+        "hidden_size": size.width,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": size.inner,
+    }
+    encoder = {**vocabulary, "max_position_embeddings": most, **stack}
+    decoder = {**encoder, "num_key_value_heads": size.heads // 2}
+    both = {
+        **vocabulary,
+        "d_model": size.width,
+        **{f"{side}_layers": size.layers for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": size.heads for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": size.inner for side in ("encoder", "decoder")},
+    }
+    image = {"image_size": size.image, "patch_size": size.patch}
+    blocks = 4 * size.layers  # of each layer: query, key and value in one; output; up; down
+    gated = 5 * size.layers  # gate and up are two
+    scaled = 5 * size.layers  # the query has a scale as its post-op: key and value in one
+    crossed = 2 * size.layers + 1  # query and output of what is attended to; keys and values of all layers in one
+    return {
+        "bert": Row("Bert", inputs.text, blocks + 1, encoder),
+        "roberta": Row("Roberta", inputs.text, blocks + 1, {**encoder, "max_position_embeddings": most + 2}),
+        "distilbert": Row(
+            "DistilBert",
+            inputs.text,
+            blocks,
+            {
+                **vocabulary,
+                "dim": size.width,
+                "n_layers": size.layers,
+                "n_heads": size.heads,
+                "hidden_dim": size.inner,
+            },
+        ),
+        "electra": Row("Electra", inputs.text, blocks + 1, {**encoder, "embedding_size": size.width // 2}),
+        "deberta-v2": Row("DebertaV2", inputs.text, blocks, {**encoder, **_RELATIVE}, plain=size.layers),
+        "gpt2": Row(
+            "GPT2",
+            inputs.text,
+            blocks + 1,
+            {
+                **vocabulary,
+                "n_embd": size.width,
+                "n_layer": size.layers,
+                "n_head": size.heads,
+                "n_positions": most,
+            },
+            "LMHeadModel",
+        ),
+        "opt": Row(
+            "OPT",
+            inputs.text,
+            scaled + 1,
+            {
+                **vocabulary,
+                "hidden_size": size.width,
+                "word_embed_proj_dim": size.width,
+                "num_hidden_layers": size.layers,
+                "num_attention_heads": size.heads,
+                "ffn_dim": size.inner,
+                "max_position_embeddings": most,
+            },
+            "ForCausalLM",
+        ),
+        "llama": Row("Llama", inputs.tokens, gated + 1, decoder, "ForCausalLM"),
+        "mistral": Row(
+            "Mistral", inputs.text, gated + 1, {**decoder, "sliding_window": size.length // 2}, "ForCausalLM"
+        ),
+        "qwen2": Row("Qwen2", inputs.tokens, gated + 1, decoder, "ForCausalLM"),
+        "phi": Row("Phi", inputs.tokens, blocks + 1, decoder, "ForCausalLM"),
+        "t5": Row(
+            "T5",
+            inputs.pair,
+            2 * blocks + crossed + 1,
+            {
+                **vocabulary,
+                "d_model": size.width,
+                "d_kv": size.head,
+                "d_ff": size.inner,
+                "num_layers": size.layers,
+                "num_heads": size.heads,
+            },
+            "ForConditionalGeneration",
+        ),
+        "bart": Row(
+            "Bart",
+            inputs.pair,
+            2 * blocks + crossed + 1,
+            {**both, "max_position_embeddings": most},
+            "ForConditionalGeneration",
+        ),
+        "vit": Row("ViT", inputs.image, blocks + 1, {**stack, **image}),
+        "swin": Row(
+            "Swin",
+            inputs.image,
+            4 * 2 + 1,
+            {
+                "image_size": size.image,
+                "patch_size": size.patch // 4,
+                "embed_dim": size.width // 2,
+                "depths": [1, 1],
+                "num_heads": [2, 4],
+                "window_size": size.image // size.patch,
+            },
+        ),
+        "clip": Row(
+            "CLIP",
+            inputs.captioned,
+            2 * blocks + 2,
+            {
+                "text_config": {**encoder, **_SPECIAL},
+                "vision_config": {**stack, **image},
+                "projection_dim": size.width // 2,
+            },
+        ),
+        "whisper": Row(
+            "Whisper",
+            inputs.speech,
+            2 * scaled + crossed + 1,
+            {
+                **both,
+                **_SPECIAL,
+                "num_mel_bins": size.mels,
+                "max_source_positions": size.image // 2,
+                "max_target_positions": most // 2,
+                "decoder_start_token_id": 3,
+            },
+            "ForConditionalGeneration",
+        ),
+    }
+
+
+MODELS = models()
 
 
 def tensors_of(output: Any) -> list[Tensor]:

@@ -1,0 +1,80 @@
+"""Time Hugging Face models beside eager: `make hugging-face`, or `python tests/hugging_face/sweep.py [MODEL ...]`.
+
+Of every kind one of medium size (384 wide, 4 layers, 128 tokens, random weights), through torch.compile and through
+optimize(). Prints a line for each: whether the answers are eager's, and medians of calls in turns. Exit status 1 if an
+answer was wrong, or a model slower than eager beyond noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # the checkout comes last, so that an installed zendnn_cffi wins over the source tree
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[2])]
+
+import numpy as np
+import torch
+from torch import nn
+
+import zendnn_cffi
+from tests.support.hugging_face import MEDIUM, models, tensors_of
+from tests.zoo.check import NOISE, in_turns
+from zendnn_cffi import backend
+
+TOLERANCE = 1e-4  # of the largest output: float32 sums in another order
+
+
+def error_of(actual: Any, expected: Any) -> float:
+    """The largest error of any output, relative to that output's largest value."""
+    pairs = list(zip(tensors_of(actual), tensors_of(expected), strict=True))
+    return max(float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)) for a, b in pairs)
+
+
+def check(name: str, rounds: int) -> bool:
+    """Print the verdicts on one model; return whether it is right and no slower than eager in both ways."""
+    row = models(MEDIUM)[name]
+    model, inputs = row.build(), row.inputs()
+    torch._dynamo.reset()
+    ways: dict[str, nn.Module | Callable[..., Any]] = {
+        "torch.compile": torch.compile(model, backend="zendnn"),
+        "optimize": zendnn_cffi.optimize(model, inputs),
+    }
+    good = True
+    with torch.no_grad():
+        expected = model(**inputs)
+        errors = {way: error_of(run(**inputs), expected) for way, run in ways.items()}
+        runs = {"eager": model, **ways}
+        medians = in_turns({way: lambda run=run: run(**inputs) for way, run in runs.items()}, rounds)  # type: ignore[misc]
+    for way in ways:
+        low, ratio, _ = np.percentile(np.divide(medians[way], medians["eager"]), (25, 50, 75))
+        right, slower = errors[way] <= TOLERANCE, bool(ratio > NOISE and low > 1.0)
+        eager_ms, ours_ms = (float(np.median(medians[k])) for k in ("eager", way))
+        print(
+            f"{name:12} {way:14} {'ok' if right else 'WRONG':6} error {errors[way]:.1e}  ms: eager {eager_ms:7.2f}, "
+            f"ours {ours_ms:7.2f} ({1 / ratio:.2f}x) {'SLOWER' if slower else ''}".rstrip(),
+            flush=True,
+        )
+        good = good and right and not slower
+    return good
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="turns of each (%(default)s)")
+    options = parser.parse_args(arguments)
+    backend.register()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    names = options.models or [*models(MEDIUM)]
+    good = [check(name, options.rounds) for name in names]
+    print(f"\n{sum(good)} of {len(good)} right and no slower than eager, both ways")
+    return int(not all(good))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
