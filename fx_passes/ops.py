@@ -157,9 +157,14 @@ def layer_norm(
     return F.layer_norm(src, list(normalized_shape), weight, bias, eps)
 
 
-def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float) -> Tensor:
-    """Return src / sqrt(mean(src * src, -1) + eps) * weight, in float32 inside; weight [K] or None."""
-    x = src.float()
+def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float | None) -> Tensor:
+    """Return src / sqrt(mean(src * src, -1) + eps) * weight, in float32 inside at least; weight [K] or None.
+
+    eps  None: the machine epsilon of the dtype computed in
+    """
+    x = src if src.dtype == torch.float64 else src.float()
+    if eps is None:
+        eps = torch.finfo(x.dtype).eps
     norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True)
     result = (x * torch.rsqrt(norm * norm / src.shape[-1] + eps)).to(src.dtype)
     return result if weight is None else weight * result

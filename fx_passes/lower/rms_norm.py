@@ -47,7 +47,8 @@ def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
     src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
     weight = arguments["weight"]
     weight = None if weight is None else context.constant(weight, "weight")
-    dtype, eps = context.dtype(src), float(arguments["eps"])
+    dtype, eps = context.dtype(src), arguments["eps"]
+    eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
     if spec.dtype != src.dtype:
         raise NotLowered("the weight promotes the result")
     desc = row_major(src.shape, dtype)

@@ -73,6 +73,7 @@ OVERLOADS: dict[Any, Builder] = {
     aten._softmax.default: softmax(False),
     aten._log_softmax.default: softmax(True),
     aten.layer_norm.default: b.layer_norm,
+    aten.rms_norm.default: b.rms_norm,
     aten.cat.default: b.concat,
     aten.view.default: b.reshape,
     aten._unsafe_view.default: b.reshape,

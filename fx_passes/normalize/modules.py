@@ -56,6 +56,10 @@ def _layer_norm(m: Any, p: Parameter, args: tuple[Any, ...]) -> b.Built:
     return b.layer_norm(args[0], m.normalized_shape, p("weight"), p("bias"), m.eps)
 
 
+def _rms_norm(m: Any, p: Parameter, args: tuple[Any, ...]) -> b.Built:
+    return b.rms_norm(args[0], m.normalized_shape, p("weight"), m.eps)
+
+
 def _max_pool(n: int) -> Row:
     return lambda m, p, args: b.max_pool(n)(
         args[0], m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
@@ -106,6 +110,7 @@ MODULES: dict[type[nn.Module], Row] = {
     nn.BatchNorm3d: _batch_norm,
     nn.SyncBatchNorm: _batch_norm,
     nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _rms_norm,
     nn.MaxPool1d: _max_pool(1),
     nn.MaxPool2d: _max_pool(2),
     nn.MaxPool3d: _max_pool(3),

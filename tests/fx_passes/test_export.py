@@ -35,6 +35,16 @@ def _branching(function: Any, **children: nn.Module) -> nn.Module:
     return model_of(forward, **children)
 
 
+@pytest.mark.parametrize("affine", (True, False))
+def test_rms_norm_is_recognised(affine: bool) -> None:
+    """nn.RMSNorm is one operator in exported graphs."""
+    parts = {"a": nn.Linear(8, 8), "norm": nn.RMSNorm(8, elementwise_affine=affine), "b": nn.Linear(8, 5)}
+    model, x = _branching(lambda m, x: m.b(m.norm(m.a(x))), **parts), torch.randn(2, 3, 8, dtype=torch.float64)
+    gm = compile_graph(model, (x,))
+    check_equal(model, gm, x)
+    assert count(gm.zen_region_0)["rms_norm"] == 1 and not outside(gm)
+
+
 class Step(nn.Module):
     """One token against a cache of any number of layers, each a pair of keys and values given by position."""
 

@@ -49,8 +49,10 @@ def layer_norm(
 
 
 def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Built:
-    """Over the last dimension, with a given eps (the default depends on the dtype)."""
-    if not static(normalized_shape, eps) or not is_number(eps) or len(tuple(normalized_shape)) != 1:
+    """Over the last dimension."""
+    if not static(normalized_shape, eps) or not (eps is None or is_number(eps)):
+        return None
+    if not isinstance(normalized_shape, int) and len(tuple(normalized_shape)) != 1:
         return None
     return Call(ops.rms_norm, (input, weight), {"eps": eps})
 

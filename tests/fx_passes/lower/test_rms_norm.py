@@ -21,7 +21,7 @@ from tests.tolerance import assert_close
 class Normed(nn.Module):
     """A linear layer behind the normalization, and one in front of it."""
 
-    def __init__(self, width: int, affine: bool, eps: float) -> None:
+    def __init__(self, width: int, affine: bool, eps: float | None) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, width), nn.Linear(width, 8)
         self.weight = nn.Parameter(noise(width).abs() + 0.3) if affine else None
@@ -66,6 +66,19 @@ def test_every_candidate_gives_the_same_numbers(size: int, dtype: torch.dtype) -
     for candidate in operation.candidates:
         result = Bench(operation, values).check_and_time(candidate)
         assert result.right and result.error <= TOLERANCE[dtype], candidate.implementation
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_eps_is_that_of_the_dtype_computed_in(dtype: torch.dtype) -> None:
+    """Of numbers so small that it matters."""
+    model, x = Normed(24, True, None).eval().to(dtype), (noise(5, 8) * 1e-4).to(dtype)
+    nn.init.zeros_(model.first.bias)
+    with torch.no_grad():
+        gm = zendnn_cffi.optimize(model, (x,), tune="off")
+        model.eps = torch.finfo(torch.float32).eps
+        (expected,) = oracle(model, (x,))
+        assert_close(gm(x), expected, dtype=dtype, k=64)
+    assert "layer_normalization" in calls(gm)
 
 
 def test_a_row_of_zeros_and_large_numbers() -> None:

@@ -53,6 +53,7 @@ MODULE_EXAMPLES: dict[type[nn.Module], tuple[nn.Module, tuple[int, ...], str | N
     nn.BatchNorm3d: (nn.BatchNorm3d(4, affine=False), SPACE, "batch_norm"),
     nn.SyncBatchNorm: (nn.SyncBatchNorm(4), PLANE, "batch_norm"),
     nn.LayerNorm: (nn.LayerNorm((9, 7)), PLANE, "layer_norm"),
+    nn.RMSNorm: (nn.RMSNorm(7), PLANE, "rms_norm"),
     nn.MaxPool1d: (nn.MaxPool1d(3), LINE, "pool"),
     nn.MaxPool2d: (nn.MaxPool2d(3, 2, 1, dilation=(1, 2), ceil_mode=True), PLANE, "pool"),
     nn.MaxPool3d: (nn.MaxPool3d((1, 2, 3)), SPACE, "pool"),
