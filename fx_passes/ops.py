@@ -324,12 +324,14 @@ def embedding_bags(
     return torch.cat([*before, *bags, *after], 1)
 
 
-def additive_mask(mask: Tensor) -> Tensor:
+def additive_mask(mask: Tensor, of_keys: bool = False) -> Tensor:
     """Return 0 where a boolean mask [B, H or 1, L or 1, S] is True, minus infinity elsewhere, float32.
 
-    Dimensions 1 and 2 that repeat one row (of stride 0) have size 1 in the result, which is contiguous.
+    Dimensions 1 and 2 that repeat one row (of stride 0; with of_keys whatever their strides) have size 1 in the
+    result, which is contiguous.
     """
-    once = [slice(1) if place in (1, 2) and step == 0 else slice(None) for place, step in enumerate(mask.stride())]
+    repeated = [place in (1, 2) and (of_keys or step == 0) for place, step in enumerate(mask.stride())]
+    once = [slice(1) if alike else slice(None) for alike in repeated]
     mask = mask[tuple(once)]
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(mask.logical_not(), -torch.inf)
 

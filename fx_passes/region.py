@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import fx, nn
 
 import zendnn_cffi
 from fx_passes.growing import growing_inputs
+from fx_passes.lower.attention_exponentials import counted
 from fx_passes.lower.compile import LoweredRegion
 from fx_passes.lower.context import NotLowered
 from fx_passes.lower.masks import OTHER, describe, mask_inputs, specialize
@@ -46,12 +47,14 @@ class RegionOptions:
     allow_winograd  whether convolutions may use Winograd's algorithm
     tune            "auto", "off" or "full": how implementations are chosen (fx_passes.search.tuner)
     release_weights whether weights are to be few: the parameters will be given up (fx_passes.plan.release)
+    exponentials    whether attention may leave out the softmax's maximum (fx_passes.lower.attention_exponentials)
     """
 
     dtype: torch.dtype | None = None
     allow_winograd: bool = True
     tune: str = "auto"
     release_weights: bool = False
+    exponentials: bool = True
 
     def __call__(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str) -> ZenRegion:
         return ZenRegion(graph, constants, name, self)
@@ -111,9 +114,19 @@ class ZenRegion(nn.Module):
             self._touch(signature)
         if lowered is None:
             return self.run_plain(inputs)
-        program = lowered.program
+        program, repeated = lowered.program, counted.repeated
         outputs = program(inputs) if self.on_run is None else self.on_run(self, program, inputs)
+        if counted.repeated != repeated:
+            self._give_up_exponentials()
         return outputs[0] if self._single else tuple(outputs)
+
+    def _give_up_exponentials(self) -> None:
+        """Scores were too large for attention without a softmax: lower without from now on."""
+        with self._lock:
+            if self.options.exponentials:
+                log.info("%s: large scores: attention is lowered again, with a softmax", self.name)
+                self.options = replace(self.options, exponentials=False)
+                self.clear()
 
     def _key(self, number: int, value: torch.Tensor) -> tuple[Any, ...]:
         """What of an input decides which program runs: of one that grows not its size, but whether there is any."""

@@ -6,7 +6,7 @@ heads), the results are written into the arena in the layout that the next opera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from fx_passes import ops
+from fx_passes.lower.attention_exponentials import in_exponentials
 from fx_passes.lower.attention_steps import Heads, in_steps
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout, torch_operation
@@ -55,6 +56,9 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
         live = any(m.target is ops.additive_mask for m in masks)
         given = Heads(q, k, v, srcs[3] if masks else None, dst, scale, bool(options["is_causal"]), live)
         steps = in_steps(given)
+        if steps and context.exponentials:
+            for heads in _arrangements(given):
+                steps += in_exponentials(heads)
         if steps:  # now there is something to measure it beside
             described = f"{torch.__version__} attention {options} {given.mask and (given.mask.dims, given.mask.dtype)}"
             (flash,) = operation.candidates
@@ -62,6 +66,25 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
             assert isinstance(template, TorchTemplate)
             operation.candidates = [*steps, replace(flash, calls=(replace(template, key=described),))]
     return operation
+
+
+def _arrangements(heads: Heads) -> Iterator[Heads]:
+    """The operands as they lie; then without gaps, which more kernels read: query and key, then value as well."""
+    query, key, value = (_without_gaps(desc, heads.is_causal) for desc in (heads.query, heads.key, heads.value))
+    dense = replace(heads, query=query, key=key)
+    found = [heads, dense]
+    if heads.mask is None:  # else values are written anew anyway
+        found.append(replace(dense, value=value))
+    yield from {(each.query, each.key, each.value): each for each in reversed(found)}.values()
+
+
+def _without_gaps(desc: MemoryDesc, by_rows: bool) -> MemoryDesc:
+    """[B, H, L, D] as it lies where that is dense, else in the order B, L, H, D; by_rows: always in that order."""
+    b, h, length, d = desc.dims
+    assert desc.dtype is not None
+    if not by_rows and desc.strides == (h * length * d, length * d, d, 1):
+        return desc
+    return strided(desc.dims, desc.dtype, (length * h * d, d, h * d, 1))
 
 
 def lower_additive_mask(node: fx.Node, context: LoweringContext) -> Operation:
@@ -85,7 +108,12 @@ def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
         out[..., half:].addcmul_(x[..., :half], sin[..., half:])
 
     srcs = [as_it_lies(n, context, dtype) for n in nodes]
-    return _operation(node, context, "rotary", nodes, srcs, row_major(spec.shape, dtype), rotate, into=True)
+    operation = _operation(node, context, "rotary", nodes, srcs, row_major(spec.shape, dtype), rotate, into=True)
+    if len(spec.shape) == 4 and spec.shape[2] > 1:  # as projections leave heads, and attention in blocks wants them
+        b, h, length, d = spec.shape
+        by_rows = strided(spec.shape, dtype, (length * h * d, d, h * d, 1))
+        operation.candidates += [replace(candidate, dst=by_rows) for candidate in operation.candidates]
+    return operation
 
 
 def lower_rotation(node: fx.Node, context: LoweringContext) -> Operation:

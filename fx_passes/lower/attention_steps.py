@@ -9,6 +9,7 @@ Faster than one flash kernel while the scores fit the caches, which they do for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,18 @@ class Heads:
         return row_major((b, h, length, self.key.dims[2]), torch.float32)
 
     @property
+    def of_keys(self) -> bool:
+        """Whether the mask is added and says of each key, for all queries alike, whether it takes part."""
+        return self.live and self.mask.dims == (self.query.dims[0], 1, 1, self.key.dims[2])
+
+    @property
+    def is_in_caches(self) -> bool:
+        """Whether heads are not shared, and scores fit the caches."""
+        b, h, _, d = self.query.dims
+        same = all((*desc.dims[:2], desc.dims[3]) == (b, h, d) for desc in (self.key, self.value))
+        return same and self.scores.size_bytes <= _MAX_SCORES_BYTES
+
+    @property
     def products_flops(self) -> int:
         """Of each of the two products."""
         b, h, length, s = self.scores.dims
@@ -68,9 +81,7 @@ class Heads:
 
 def in_steps(heads: Heads) -> list[Candidate]:
     """Return the candidates, one for each optimized softmax; none where a step has no optimized implementation."""
-    b, h, _, d = heads.query.dims
-    same = all((*desc.dims[:2], desc.dims[3]) == (b, h, d) for desc in (heads.key, heads.value))
-    if not same or heads.scores.size_bytes > _MAX_SCORES_BYTES:
+    if not heads.is_in_caches:
         return []
     dtype = heads.query.dtype
     scores = Temporary(0, heads.scores)
@@ -81,7 +92,10 @@ def in_steps(heads: Heads) -> list[Candidate]:
     srcs = (heads.query, heads.key, heads.value, *(() if heads.mask is None else (heads.mask,)))
     by_torch = heads.mask is not None and not heads.live
     middles = [_masked_softmax(heads, scores, shares)] if by_torch else _softmaxes(scores, shares)
-    return [Candidate(_names(first, middle, last), srcs, heads.result, (first, middle, last)) for middle in middles]
+    return [
+        Candidate(implementations((first, middle, last)), srcs, heads.result, (first, middle, last))
+        for middle in middles
+    ]
 
 
 def _first_product(heads: Heads, scores: Temporary) -> PrimitiveTemplate | None:
@@ -155,6 +169,7 @@ def _softmax_in_place(mask: Tensor, scores: Tensor) -> None:
         scores.masked_fill_(live.logical_not(), 0.0)
 
 
-def _names(*templates: PrimitiveTemplate | TorchTemplate) -> str:
+def implementations(templates: Sequence[PrimitiveTemplate | TorchTemplate]) -> str:
+    """The distinct names of what computes each step."""
     names = [t.pd.implementation if isinstance(t, PrimitiveTemplate) else "torch" for t in templates]
     return " + ".join(dict.fromkeys(names))

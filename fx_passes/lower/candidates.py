@@ -70,10 +70,14 @@ class Scratchpad:
 
 @dataclass(frozen=True)
 class Temporary:
-    """Memory that a candidate's calls share, number `index` of those it has; gone after its last call."""
+    """Memory that a candidate's calls share, number `index` of those it has; gone after its last call.
+
+    offset_bytes  where in it desc begins
+    """
 
     index: int
     desc: MemoryDesc
+    offset_bytes: int = 0
 
 
 Argument = Operand | Result | Weights | Scratchpad | Temporary
@@ -110,6 +114,7 @@ class TorchTemplate:
     key     equal for equal work: it is measured beside primitives; "" where there are none
     args    what function is called with, in plain layouts, the last one where it writes (into); empty: all operands,
             then the result
+    assists a step between primitives that compute the most of it: no rival of theirs
     """
 
     function: Callable[..., Any]
@@ -117,6 +122,7 @@ class TorchTemplate:
     into: bool = False
     key: str = ""
     args: tuple[Argument, ...] = ()
+    assists: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,3 +169,15 @@ class Operation:
     flops: int = 0
     fallback_reason: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def temporaries_bytes(candidate: Candidate) -> dict[int, int]:
+    """The size of each of the candidate's temporaries: all that its calls see of it."""
+    sizes: dict[int, int] = {}
+    for template in candidate.calls:
+        arguments = template.args.values() if isinstance(template, PrimitiveTemplate) else template.args
+        for argument in arguments:
+            if isinstance(argument, Temporary):
+                end = argument.offset_bytes + argument.desc.size_bytes
+                sizes[argument.index] = max(sizes.get(argument.index, 0), end)
+    return sizes

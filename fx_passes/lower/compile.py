@@ -86,7 +86,12 @@ def lower_region(
     key = region_key(graph, inputs, parameters, options) if measures else ""
     _copy_inputs(graph, inputs)
     operations, values = lower_graph(
-        graph, inputs, parameters, compute_dtype=options.dtype, allow_winograd=options.allow_winograd
+        graph,
+        inputs,
+        parameters,
+        compute_dtype=options.dtype,
+        allow_winograd=options.allow_winograd,
+        exponentials=options.exponentials,
     )
     if options.release_weights:
         limit_transforms(operations, sum(t.numel() * t.element_size() for t in parameters.values()))

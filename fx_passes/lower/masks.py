@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from fx_passes import ops
 from fx_passes.graph import argument, copy_graph, is_call
 
-FULL, CAUSAL, LIVE, OTHER = "full", "causal", "live", "other"
+FULL, CAUSAL, KEYS, LIVE, OTHER = "full", "causal", "keys", "live", "other"
 _MAX_CAUSAL = 4096  # longer masks are not compared: that would cost more than it saves
 
 
@@ -37,18 +37,21 @@ def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
 
 def describe(mask: Tensor) -> str:
     """FULL where every position takes part, CAUSAL where position i sees 0 to i, LIVE where a mask of four dimensions
-    leaves something of each row, else OTHER; [..., L, S] boolean.
+    leaves something of each row (KEYS: the same of all), else OTHER; [..., L, S] boolean.
     """
     if mask.dtype != torch.bool or mask.ndim < 2 or mask.numel() == 0:
         return OTHER
-    sizes = [(0 if step == 0 else slice(None)) for step in mask.stride()]
+    sizes = [(slice(1) if step == 0 else slice(None)) for step in mask.stride()]
     if bool(mask[tuple(sizes)].all()):
         return FULL
     if _is_causal(mask):
         return CAUSAL
     if mask.ndim != 4 or mask.stride(-1) == 0:
         return OTHER
-    return LIVE if bool(mask[tuple(sizes)].any(-1).all()) else OTHER
+    once = mask[tuple(sizes)]
+    if bool((once == once[:, :1, :1]).all()):
+        return KEYS if bool(once[:, :1, :1].any(-1).all()) else OTHER
+    return LIVE if bool(once.any(-1).all()) else OTHER
 
 
 def _is_causal(mask: Tensor) -> bool:
@@ -68,14 +71,15 @@ def _lower_triangle(length: int) -> Tensor:
 def specialize(graph: fx.Graph, masks: Sequence[int], kinds: Sequence[str]) -> fx.Graph:
     """Return a copy of graph for masks (numbers of inputs) that say `kinds`. The inputs stay.
 
-    FULL and CAUSAL ones are no longer read; LIVE ones are made additive once, and all attentions read that.
+    FULL and CAUSAL ones are no longer read; KEYS and LIVE ones are made additive once, and all attentions read that.
     """
     special = copy_graph(graph)
     placeholders = special.find_nodes(op="placeholder")
     for number, kind in zip(masks, kinds, strict=True):
         users = list(placeholders[number].users) if kind != OTHER else []
-        if kind == LIVE:
-            _make_additive(placeholders[number], [user for user in users if user.target is ops.attention])
+        if kind in (KEYS, LIVE):
+            readers = [user for user in users if user.target is ops.attention]
+            _make_additive(placeholders[number], readers, of_keys=kind == KEYS)
             continue
         for user in users:
             others = {name: value for name, value in user.kwargs.items() if name != "mask"}
@@ -84,10 +88,10 @@ def specialize(graph: fx.Graph, masks: Sequence[int], kinds: Sequence[str]) -> f
     return special
 
 
-def _make_additive(mask: fx.Node, users: Sequence[fx.Node]) -> None:
+def _make_additive(mask: fx.Node, users: Sequence[fx.Node], *, of_keys: bool) -> None:
     if not users:
         return
     with mask.graph.inserting_before(users[0]):
-        added = mask.graph.call_function(ops.additive_mask, (mask,))
+        added = mask.graph.call_function(ops.additive_mask, (mask, of_keys))
     for user in users:
         user.replace_input_with(mask, added)

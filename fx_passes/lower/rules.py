@@ -109,6 +109,7 @@ def lower_graph(
     *,
     compute_dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
+    exponentials: bool = True,
 ) -> tuple[list[Operation], RegionValues]:
     """Return an operation for every node that computes a tensor at run time, and what all nodes stand for.
 
@@ -123,7 +124,7 @@ def lower_graph(
             readers.append(Readers(graph))
         return readers[0].last_to_read(reader, operand)
 
-    context = LoweringContext(values, compute_dtype, overwritable, allow_winograd)
+    context = LoweringContext(values, compute_dtype, overwritable, allow_winograd, exponentials)
     operations = []
     for node in graph.nodes:  # split_post_ops inserts after the node at hand: the walk comes to what it inserted
         if node.op != "call_function" or node not in values.specs:

@@ -23,6 +23,7 @@ from fx_passes.lower.candidates import (
     Temporary,
     TorchTemplate,
     Weights,
+    temporaries_bytes,
 )
 from fx_passes.lower.context import eager_layout
 from fx_passes.lower.layouts import GrowingDesc, same_bytes
@@ -60,7 +61,10 @@ class Schedule:
     takeovers: list[tuple[int, Buffer, Buffer]] = field(default_factory=list)
 
     def new_buffer(self, desc: MemoryDesc) -> Buffer:
-        buffer = Buffer(desc.size_bytes, len(self.steps), len(self.steps))
+        return self._new_memory(desc.size_bytes)
+
+    def _new_memory(self, size_bytes: int) -> Buffer:
+        buffer = Buffer(size_bytes, len(self.steps), len(self.steps))
         self.buffers.append(buffer)
         return buffer
 
@@ -103,11 +107,12 @@ class Schedule:
             result = self.new_buffer(candidate.dst)
             if candidate.may_overwrite is not None:
                 self.takeovers.append((len(self.steps), sources[candidate.may_overwrite][0], result))
+        sizes = temporaries_bytes(candidate)
         temporaries: dict[int, Buffer] = {}
         for template in self._needed(candidate, [buffer for buffer, _ in sources], result):
             for argument in _arguments(template):
                 if isinstance(argument, Temporary) and argument.index not in temporaries:
-                    temporaries[argument.index] = self.new_buffer(argument.desc)
+                    temporaries[argument.index] = self._new_memory(sizes[argument.index])
             step = Step(operation.name, operation, template, sources, (result, candidate.dst), None, temporaries)
             for buffer in [*(buffer for buffer, _ in sources), result, *temporaries.values()]:
                 buffer.touch(len(self.steps))
@@ -210,8 +215,8 @@ def _place(
             return slots[step.srcs[index][0]].behind(offset_bytes), desc or step.srcs[index][1]
         case Result(desc, offset_bytes):
             return slots[step.dst[0]].behind(offset_bytes), desc or step.dst[1]
-        case Temporary(index, desc):
-            return slots[step.temporaries[index]], desc
+        case Temporary(index, desc, offset_bytes):
+            return slots[step.temporaries[index]].behind(offset_bytes), desc
         case Weights():
             return constants.slot(argument), argument.desc
         case Scratchpad(desc):

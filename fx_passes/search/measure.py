@@ -22,6 +22,7 @@ from fx_passes.lower.candidates import (
     Temporary,
     TorchTemplate,
     Weights,
+    temporaries_bytes,
 )
 from fx_passes.lower.layouts import row_major
 from fx_passes.lower.specs import RegionValues
@@ -132,6 +133,7 @@ class Bench:
             buffers.append(self._buffer(candidate.dst.size_bytes).zero_())
         calls: list[Call] = []
         temporaries: dict[int, Slot] = {}
+        sizes = temporaries_bytes(candidate)
 
         def added(buffer: torch.Tensor) -> Slot:
             buffers.append(buffer)
@@ -143,10 +145,10 @@ class Bench:
                     return Slot("constant", index, offset_bytes), seen or candidate.srcs[index]
                 case Result(seen, offset_bytes):
                     return Slot("constant", result, offset_bytes), seen or candidate.dst
-                case Temporary(index, desc):
+                case Temporary(index, desc, offset_bytes):
                     if index not in temporaries:
-                        temporaries[index] = added(self._buffer(desc.size_bytes))
-                    return temporaries[index], desc
+                        temporaries[index] = added(self._buffer(sizes[index]))
+                    return temporaries[index].behind(offset_bytes), desc
                 case Scratchpad(desc):
                     return added(self._buffer(desc.size_bytes)), desc
                 case Weights():
@@ -274,7 +276,7 @@ def measurable(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def is_rival(candidate: Candidate) -> bool:
     """Whether PyTorch computes it where primitives do as well."""
-    return any(isinstance(t, TorchTemplate) and t.key for t in candidate.calls)
+    return any(isinstance(t, TorchTemplate) and t.key and not t.assists for t in candidate.calls)
 
 
 def time_reorder(have: MemoryDesc, want: MemoryDesc) -> float:

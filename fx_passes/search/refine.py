@@ -165,9 +165,11 @@ def _by_operation(program: Program, rounds: Sequence[Sequence[int]]) -> dict[str
 
 
 def _made_up(spec: TensorSpec) -> torch.Tensor:
-    """Noise in the shape, strides and dtype of an input; zeros where the dtype is not floating point (indices)."""
+    """Noise in the shape, strides and dtype of an input; zeros for integers (indices), True for booleans: a mask that
+    leaves nothing is no work like others.
+    """
     span = sum((n - 1) * stride for n, stride in zip(spec.shape, spec.strides, strict=True)) + 1
-    memory = torch.zeros(span, dtype=spec.dtype)
+    memory = torch.full((span,), spec.dtype == torch.bool, dtype=spec.dtype)
     if spec.dtype.is_floating_point:
         memory.normal_(generator=torch.Generator().manual_seed(0))  # the global one is the user's
     return memory.as_strided(spec.shape, spec.strides)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zendnn_cffi
-from fx_passes.lower.masks import CAUSAL, FULL, LIVE, OTHER, describe
+from fx_passes.lower.masks import CAUSAL, FULL, KEYS, LIVE, OTHER, describe
 from tests.support.lowering import noise, offload
 from tests.tolerance import assert_close
 
@@ -199,7 +199,7 @@ def test_a_program_for_what_the_mask_says_not_for_one_mask() -> None:
         (torch.ones(4, 5, dtype=torch.bool).tril(), OTHER),
         (torch.ones(4, 4, dtype=torch.bool).triu(), OTHER),
         (torch.ones(2, 1, 4, 4, dtype=torch.bool).triu(), LIVE),
-        (torch.arange(4).lt(3).expand(2, 1, 4, 4), LIVE),
+        (torch.arange(4).lt(3).expand(2, 1, 4, 4), KEYS),
         (torch.arange(4).lt(torch.tensor([[3], [0]]))[:, None, None].expand(2, 1, 4, 4), OTHER),
         (torch.arange(4).lt(3)[:, None].expand(2, 1, 4, 4), OTHER),
         (torch.ones(4, 4, dtype=torch.bool).tril(-1), OTHER),
