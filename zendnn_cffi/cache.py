@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from zendnn_cffi import arenas
 from zendnn_cffi.library import is_available, load
+from zendnn_cffi.recycled import results
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class CacheInfo:
     arenas_bytes            memory for activations, kept between calls
     arenas_limit_bytes      where arenas together would pass this, those least recently used are freed
                             (ZENDNN_CFFI_ARENA_MB, in MiB)
+    results_bytes           memory of large results that nobody holds any more, for the next ones; 256 MiB at most
     packed_weights_bytes    weights in the layouts that kernels want, and folded ones
     original_weights_bytes  the parameters they were made from, shared with the original model
     primitives_limit        compiled primitives that the library keeps
@@ -28,6 +30,7 @@ class CacheInfo:
     programs_limit: int
     arenas_bytes: int
     arenas_limit_bytes: int
+    results_bytes: int
     packed_weights_bytes: int
     original_weights_bytes: int
     primitives_limit: int
@@ -53,6 +56,7 @@ def cache_info() -> CacheInfo:
         programs_limit=MAX_PROGRAMS,
         arenas_bytes=sum(program.arenas_bytes for program in arenas.programs()),
         arenas_limit_bytes=arenas.limit_bytes(),
+        results_bytes=results.free_bytes,
         packed_weights_bytes=packed_bytes,
         original_weights_bytes=originals_bytes,
         primitives_limit=_primitives_limit(),
@@ -60,7 +64,7 @@ def cache_info() -> CacheInfo:
 
 
 def cache_clear() -> None:
-    """Free programs, arenas, packed weights and the library's primitives; the next calls make them again.
+    """Free programs, arenas, results, packed weights and the library's primitives; the next calls make them again.
 
     Calls that are running keep what they use until they return. What was measured stays known.
     """
@@ -70,6 +74,7 @@ def cache_clear() -> None:
         region.clear()
     for program in arenas.programs():
         program.free_idle()
+    results.clear()
     if is_available():
         limit = _primitives_limit()
         lib = load().lib

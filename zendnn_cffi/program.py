@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from zendnn_cffi import arenas, huge_pages
+from zendnn_cffi import arenas, huge_pages, recycled
 from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.errors import ZenDNNError, check
 from zendnn_cffi.labels import Label, primitive_label, profiler, shaped
@@ -42,7 +42,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """An output tensor, newly allocated by each run.
+    """An output tensor, a new one in each run.
 
     grows  by the call that computes it: its shape is another one in each run (this one in the first)
     """
@@ -313,7 +313,7 @@ class Program:
         return [
             torch.empty(0, dtype=spec.dtype, device="cpu")
             if spec.grows
-            else torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
+            else recycled.results.empty_strided(spec.shape, spec.strides, spec.dtype)
             for spec in self.outputs
         ]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from zendnn_cffi.program import Call, OutputSpec, Program
+from zendnn_cffi.recycled import results
 
 
 class SlicedProgram:
@@ -44,9 +45,7 @@ class SlicedProgram:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for these inputs."""
-        outputs = [
-            torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu") for spec in self.outputs
-        ]
+        outputs = [results.empty_strided(spec.shape, spec.strides, spec.dtype) for spec in self.outputs]
         for start in range(0, self.slices * self.slice_size, self.slice_size):
             self.program.run_into(*(self._slices(tensors, start) for tensors in (inputs, outputs)))
         return outputs

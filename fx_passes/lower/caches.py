@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from fx_passes.lower.attention import as_it_lies
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
-from fx_passes.lower.layouts import strided
+from fx_passes.lower.layouts import contiguous_strides, strided
+from zendnn_cffi.recycled import results
 
 
 def lower_grow(node: fx.Node, context: LoweringContext) -> Operation:
@@ -25,7 +26,13 @@ def lower_grow(node: fx.Node, context: LoweringContext) -> Operation:
     dim = arguments["dim"]
 
     def grow(cache: Tensor, new: Tensor) -> Tensor:
-        return torch.cat((cache, new.to(cache.dtype)), dim)
+        parts = cache, new.to(cache.dtype)
+        if not cache.is_contiguous():
+            return torch.cat(parts, dim)
+        shape = [*cache.shape]
+        shape[dim] += new.shape[dim]
+        out = results.empty_strided(shape, contiguous_strides(tuple(shape)), cache.dtype)
+        return torch.cat(parts, dim, out=out)
 
     srcs = eager_layout(cache), as_it_lies(nodes[1], context, context.dtype(new))
     candidate = Candidate("torch", srcs, eager_layout(spec), (TorchTemplate(grow, ""),))
