@@ -102,7 +102,7 @@ class ZenRegion(nn.Module):
             return self.run_plain(inputs)
         threads: Any = torch.get_num_threads()
         if self._masks:
-            threads = threads, *(describe(inputs[i]) for i in self._masks)
+            threads = threads, *(describe(inputs[i], keys=self.options.exponentials) for i in self._masks)
         if self._growing:
             signature = (threads, *map(self._key, range(len(inputs)), inputs))
         else:

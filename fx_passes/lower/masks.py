@@ -35,9 +35,11 @@ def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
     return not user.kwargs.get("is_causal", False) and user.all_input_nodes.count(node) == 1
 
 
-def describe(mask: Tensor) -> str:
+def describe(mask: Tensor, *, keys: bool = True) -> str:
     """FULL where every position takes part, CAUSAL where position i sees 0 to i, LIVE where a mask of four dimensions
     leaves something of each row (KEYS: the same of all), else OTHER; [..., L, S] boolean.
+
+    keys  whether KEYS is told from LIVE: a softmax is faster with the whole mask
     """
     if mask.dtype != torch.bool or mask.ndim < 2 or mask.numel() == 0:
         return OTHER
@@ -49,7 +51,7 @@ def describe(mask: Tensor) -> str:
     if mask.ndim != 4 or mask.stride(-1) == 0:
         return OTHER
     once = mask[tuple(sizes)]
-    if bool((once == once[:, :1, :1]).all()):
+    if keys and bool((once == once[:, :1, :1]).all()):
         return KEYS if bool(once[:, :1, :1].any(-1).all()) else OTHER
     return LIVE if bool(once.any(-1).all()) else OTHER
 

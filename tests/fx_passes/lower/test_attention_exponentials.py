@@ -152,6 +152,18 @@ def test_out_of_range_is_computed_again_and_lowered_with_a_softmax(name: str) ->
     assert counted.repeated == repeated
 
 
+def test_a_mask_of_keys_is_whole_for_the_softmax() -> None:
+    """Its first product adds a mask of the scores' own rows faster than one row."""
+    model, x, mask = Attention().eval(), noise(2, 11, HEADS * WIDTH), padding(2, 11)
+    gm = zendnn_cffi.optimize(model, (x, mask), tune="off")
+    with torch.no_grad():
+        for given in (100 * x, x):
+            assert_close(gm(given, mask), model(given, mask), k=48)
+    (region,) = gm.regions().values()
+    (signature,) = region.lowered
+    assert "live" in signature[0] and "keys" not in signature[0]
+
+
 def test_another_threads_scores_are_its_own() -> None:
     """What one thread computes again does not make another one's region give up."""
     model, x = Attention().eval(), noise(2, 9, HEADS * WIDTH)
