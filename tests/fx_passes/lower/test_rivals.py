@@ -99,7 +99,7 @@ def test_batch_norm_prelu_and_layer_norm(torch_is_fastest: list[Candidate]) -> N
         nn.PReLU(16),
         nn.LayerNorm(4),
     )
-    found = offload(model, noise(2, 3, 6, 8), tune="full")
+    found = offload(model, noise(2, 3, 6, 8), tune="full", k=100)  # four numbers a row: a norm of small differences
     assert sum(node.reason.startswith("plain PyTorch measured faster") for node in found.nodes) == 4
 
 
