@@ -99,33 +99,29 @@ class Pool:
     def _lend(self, size_bytes: int) -> Any:
         self._turn += 1
         blocks = self._blocks.setdefault(size_bytes, deque())
-        for block in blocks:  # the one that was lent first comes first
-            if block.is_free():
-                blocks.remove(block)
-                if block.is_intact():
-                    break
-                self._size_bytes -= size_bytes
-                block = _new_block(size_bytes)
-                self._size_bytes += size_bytes
-                break
-        else:
+        block = next((block for block in blocks if block.is_free()), None)  # the one that was lent first comes first
+        if block is not None:
+            self._forget(block)
+        if block is None or not block.is_intact():
             block = _new_block(size_bytes)
-            self._size_bytes += size_bytes
-            self._make_room()
+            self._make_room(size_bytes)
         block.turn = self._turn
         blocks.append(block)
+        self._size_bytes += size_bytes
         if len(blocks) > _MOST or self._size_bytes > LIMIT_BYTES:
-            self._size_bytes -= blocks.popleft().size_bytes
+            self._forget(blocks[0])
         return block.storage
 
-    def _make_room(self) -> None:
-        """Forget what has not been lent for long, and where storages are too many, whatever is free."""
-        for size_bytes, blocks in [*self._blocks.items()]:
-            for block in [*blocks]:
-                idle = self._turn - block.turn > _MOST_TURNS
-                if idle or (self._size_bytes > LIMIT_BYTES and block.is_free()):
-                    blocks.remove(block)
-                    self._size_bytes -= size_bytes
+    def _forget(self, block: _Block) -> None:
+        self._blocks[block.size_bytes].remove(block)
+        self._size_bytes -= block.size_bytes
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Forget what has not been lent for long, and where so many bytes more are too many, whatever is free."""
+        for block in [block for blocks in self._blocks.values() for block in blocks]:
+            idle = self._turn - block.turn > _MOST_TURNS
+            if idle or (self._size_bytes + size_bytes > LIMIT_BYTES and block.is_free()):
+                self._forget(block)
 
 
 def _rounded(size_bytes: int) -> int:

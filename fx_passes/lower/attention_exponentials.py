@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fx_passes.lower.attention_steps import Heads, implementations
+from fx_passes.lower.attention_steps import Heads, implementations, later_keys, product, transposed
 from fx_passes.lower.candidates import (
     Argument,
     Candidate,
@@ -127,22 +127,20 @@ class _Exponentials:
         shares = self._shares(block)
         query, query_bytes = _part(self.heads.query, block.sample, block.samples, block.row, block.rows)
         key, key_bytes = _part(self.heads.key, block.sample, block.samples, 0, block.keys)
-        transposed = _transposed(key)
+        seen = transposed(key)
         post_ops = PostOps().eltwise("linear", self.heads.scale)
         extra: dict[int, Argument] = {}
         if self.heads.is_causal:
-            later = torch.full((block.rows, block.keys), -torch.inf).triu_(block.row + 1)
-            later = later.expand(block.samples, 1, -1, -1)
-            desc = row_major(tuple(later.shape), torch.float32)
-            post_ops = post_ops.binary("add", desc)
-            extra = {arg_post_op(1, ARG_SRC_1): Weights(f"later than {block.row}", later, desc)}
+            later = later_keys(block.samples, block.rows, block.keys, block.row)
+            post_ops = post_ops.binary("add", later.desc)
+            extra = {arg_post_op(1, ARG_SRC_1): later}
         args: dict[int, Argument] = {
             ARG_SRC: Operand(0, query, query_bytes),
-            ARG_WEIGHTS: Operand(1, transposed, key_bytes),
+            ARG_WEIGHTS: Operand(1, seen, key_bytes),
             ARG_DST: Temporary(_SHARES, shares),
             **extra,
         }
-        return _product(query, transposed, shares, post_ops.eltwise("exp"), args, self._flops(block))
+        return product(query, seen, shares, post_ops.eltwise("exp"), args, self._flops(block))
 
     def _sums(self, block: _Block) -> PrimitiveTemplate | None:
         shares = self._shares(block)
@@ -159,7 +157,7 @@ class _Exponentials:
             ARG_DST: Temporary(_SUMS, sums, sums_bytes),
         }
         # With one column a plain gemm is four times faster than blocked kernels.
-        return _product(shares, desc, sums, PostOps(), args, 0, first="gemm:")
+        return product(shares, desc, sums, PostOps(), args, 0, first="gemm:")
 
     def _product(self, block: _Block) -> PrimitiveTemplate | None:
         shares = self._shares(block)
@@ -173,7 +171,7 @@ class _Exponentials:
             ARG_WEIGHTS: values,
             ARG_DST: Result(result, result_bytes),
         }
-        return _product(shares, value, result, PostOps(), args, self._flops(block))
+        return product(shares, value, result, PostOps(), args, self._flops(block))
 
     @property
     def _sums_desc(self) -> MemoryDesc:
@@ -253,30 +251,3 @@ def _part(desc: MemoryDesc, sample: int, samples: int, row: int, rows: int) -> t
     # Kernels ask for the stride of a dense tensor where there is nothing to step over, too.
     between = steps[0] if samples > 1 else max(dims[1] * steps[1], rows * steps[2])
     return strided(dims, desc.dtype, (between, *steps[1:])), offset_bytes
-
-
-def _transposed(desc: MemoryDesc) -> MemoryDesc:
-    """[B, H, S, D] seen as [B, H, D, S]."""
-    (b, h, s, d), steps = desc.dims, desc.strides
-    assert steps is not None and desc.dtype is not None
-    return strided((b, h, d, s), desc.dtype, (steps[0], steps[1], steps[3], steps[2]))
-
-
-def _product(
-    left: MemoryDesc,
-    right: MemoryDesc,
-    result: MemoryDesc,
-    post_ops: PostOps,
-    args: dict[int, Argument],
-    flops: int,
-    first: str = "",
-) -> PrimitiveTemplate | None:
-    """One product by the first optimized implementation, one whose name begins with `first` before others."""
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.matmul(left, right, None, result), Attr(post_ops))
-
-    found = optimized_descs(usable_implementations(create))
-    for pd in sorted(found, key=lambda pd: not (first and pd.implementation.startswith(first))):
-        return primitive_template(pd, args, "matmul", flops)
-    return None

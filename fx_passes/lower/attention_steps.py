@@ -99,40 +99,59 @@ def in_steps(heads: Heads) -> list[Candidate]:
 
 
 def _first_product(heads: Heads, scores: Temporary) -> PrimitiveTemplate | None:
-    key = heads.key
-    b, h, s, d = key.dims
-    assert key.strides is not None and key.dtype is not None
-    steps = key.strides
-    transposed = strided((b, h, d, s), key.dtype, (steps[0], steps[1], steps[3], steps[2]))
+    key = transposed(heads.key)
     post_ops = PostOps().eltwise("linear", heads.scale)
     extra: dict[int, Argument] = {}
-    if heads.is_causal:  # one for all samples would be broadcast, which the optimized kernels refuse
-        shape = (b, 1, *heads.scores.dims[2:])
-        mask = torch.full(shape[2:], -torch.inf).triu_(1).expand(shape)
-        desc = row_major(shape, torch.float32)
-        post_ops = post_ops.binary("add", desc)
-        extra = {arg_post_op(1, ARG_SRC_1): Weights("causal mask", mask, desc)}
+    if heads.is_causal:
+        later = later_keys(heads.scores.dims[0], *heads.scores.dims[2:])
+        post_ops = post_ops.binary("add", later.desc)
+        extra = {arg_post_op(1, ARG_SRC_1): later}
     elif heads.live:
         post_ops = post_ops.binary("add", heads.mask)
         extra = {arg_post_op(1, ARG_SRC_1): Operand(3)}
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.matmul(heads.query, transposed, None, scores.desc), Attr(post_ops))
-
-    for pd in optimized_descs(usable_implementations(create)):
-        args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1, transposed), ARG_DST: scores, **extra}
-        return primitive_template(pd, args, "matmul", heads.products_flops)
-    return None
+    args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1, key), ARG_DST: scores, **extra}
+    return product(heads.query, key, scores.desc, post_ops, args, heads.products_flops)
 
 
 def _last_product(heads: Heads, shares: Temporary) -> PrimitiveTemplate | None:
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.matmul(shares.desc, heads.value, None, heads.result), Attr())
+    args: dict[int, Argument] = {ARG_SRC: shares, ARG_WEIGHTS: Operand(2), ARG_DST: Result()}
+    return product(shares.desc, heads.value, heads.result, PostOps(), args, heads.products_flops)
 
-    for pd in optimized_descs(usable_implementations(create)):
-        args: dict[int, Argument] = {ARG_SRC: shares, ARG_WEIGHTS: Operand(2), ARG_DST: Result()}
-        return primitive_template(pd, args, "matmul", heads.products_flops)
+
+def product(
+    left: MemoryDesc,
+    right: MemoryDesc,
+    result: MemoryDesc,
+    post_ops: PostOps,
+    args: dict[int, Argument],
+    flops: int,
+    first: str = "",
+) -> PrimitiveTemplate | None:
+    """One product by the first optimized implementation, one whose name begins with `first` before others."""
+
+    def create() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.matmul(left, right, None, result), Attr(post_ops))
+
+    found = optimized_descs(usable_implementations(create))
+    for pd in sorted(found, key=lambda pd: not (first and pd.implementation.startswith(first))):
+        return primitive_template(pd, args, "matmul", flops)
     return None
+
+
+def transposed(desc: MemoryDesc) -> MemoryDesc:
+    """[B, H, S, D] seen as [B, H, D, S]."""
+    (b, h, s, d), steps = desc.dims, desc.strides
+    assert steps is not None and desc.dtype is not None
+    return strided((b, h, d, s), desc.dtype, (steps[0], steps[1], steps[3], steps[2]))
+
+
+def later_keys(samples: int, rows: int, keys: int, first_row: int = 0) -> Weights:
+    """What takes later keys from scores of `rows` queries from first_row on, added: [samples, 1, rows, keys], f32.
+
+    One for all samples would be broadcast, which the optimized kernels refuse.
+    """
+    later = torch.full((rows, keys), -torch.inf).triu_(first_row + 1).expand(samples, 1, -1, -1)
+    return Weights(f"later than {first_row}", later, row_major((samples, 1, rows, keys), torch.float32))
 
 
 def _softmaxes(scores: Temporary, shares: Temporary) -> list[PrimitiveTemplate]:

@@ -10,8 +10,8 @@ import torch
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import DATA_TYPES, MemoryDesc
 
+BLOCK = 16  # channels of a block of nChw16c
 # Per rank: channels last first (the layout most kernels are fastest in), then 16 channels a block, then plain.
-BLOCK = 16  # channels
 _TAGS = {3: ("nwc", "nCw16c", "ncw"), 4: ("nhwc", "nChw16c", "nchw"), 5: ("ndhwc", "nCdhw16c", "ncdhw")}
 
 

@@ -92,7 +92,7 @@ class Tuner:
         if not rivals:
             return candidates
         bench: Bench | None = None
-        best_ns, kept, fresh = math.inf, [c for c in candidates if c not in rivals], dict[str, Candidate]()
+        best_ns, right, fresh = math.inf, list[tuple[str, Candidate]](), dict[str, Candidate]()
         for candidate in sorted(self._prospects(rivals), key=lambda c: c.cost_ns):
             key = fingerprint(candidate)
             result = self.database.get(key)
@@ -102,12 +102,13 @@ class Tuner:
                 fresh[key] = candidate
             if result.right:
                 best_ns = min(best_ns, result.time_ns)
-                kept.append(replace(candidate, cost_ns=result.time_ns))
+                right.append((key, replace(candidate, cost_ns=result.time_ns)))
+        again: dict[str, float] = {}
         if bench is not None:
             again = self._look_again(bench, fresh, best_ns)
-            kept = [replace(c, cost_ns=again.get(fingerprint(c), c.cost_ns)) for c in kept]
             bench.close()
-        return kept
+        timed = [replace(c, cost_ns=again.get(key, c.cost_ns)) for key, c in right]
+        return [c for c in candidates if c not in rivals] + timed
 
     def _look_again(self, bench: Bench, fresh: Mapping[str, Candidate], best_ns: float) -> dict[str, float]:
         """Time those near the best once more, and keep the better time: a disturbance lasts longer than one of them."""

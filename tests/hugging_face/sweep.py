@@ -8,6 +8,7 @@ answer was wrong, or a model slower than eager beyond noise.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import warnings
 from collections.abc import Callable
@@ -17,13 +18,12 @@ from typing import Any
 if __name__ == "__main__":  # the checkout comes last, so that an installed zendnn_cffi wins over the source tree
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[2])]
 
-import numpy as np
 import torch
 from torch import nn
 
 import zendnn_cffi
 from tests.support.hugging_face import MEDIUM, models, tensors_of
-from tests.zoo.check import NOISE, in_turns
+from tests.zoo.check import in_turns, is_slower, ratio_quartiles
 from zendnn_cffi import backend
 
 TOLERANCE = 1e-4  # of the largest output: float32 sums in another order
@@ -51,12 +51,12 @@ def check(name: str, rounds: int) -> bool:
         runs = {"eager": model, **ways}
         medians = in_turns({way: lambda run=run: run(**inputs) for way, run in runs.items()}, rounds)  # type: ignore[misc]
     for way in ways:
-        low, ratio, _ = np.percentile(np.divide(medians[way], medians["eager"]), (25, 50, 75))
-        right, slower = errors[way] <= TOLERANCE, bool(ratio > NOISE and low > 1.0)
-        eager_ms, ours_ms = (float(np.median(medians[k])) for k in ("eager", way))
+        ratios = ratio_quartiles(medians[way], medians["eager"])
+        right, slower = errors[way] <= TOLERANCE, is_slower(ratios)
+        eager_ms, ours_ms = (statistics.median(medians[k]) for k in ("eager", way))
         print(
             f"{name:12} {way:14} {'ok' if right else 'WRONG':6} error {errors[way]:.1e}  ms: eager {eager_ms:7.2f}, "
-            f"ours {ours_ms:7.2f} ({1 / ratio:.2f}x) {'SLOWER' if slower else ''}".rstrip(),
+            f"ours {ours_ms:7.2f} ({1 / ratios[1]:.2f}x) {'SLOWER' if slower else ''}".rstrip(),
             flush=True,
         )
         good = good and right and not slower

@@ -28,6 +28,18 @@ NOISE = 1.03  # a median up to this much longer is no difference
 Run = Callable[[], object]
 
 
+def ratio_quartiles(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """The quartiles over rounds of our time divided by the other's."""
+    low, middle, high = np.percentile(np.divide(ours, others), (25, 50, 75))
+    return float(low), float(middle), float(high)
+
+
+def is_slower(ratios: tuple[float, float, float]) -> bool:
+    """Whether such quartiles say that ours is slower, beyond noise."""
+    low, median, _ = ratios
+    return median > NOISE and low > 1.0
+
+
 @dataclass(frozen=True)
 class Times:
     """Medians in ms of runs that took turns, and the quartiles over rounds of optimized's time / channels_last's."""
@@ -40,19 +52,17 @@ class Times:
     @classmethod
     def of(cls, eager: Sequence[float], channels_last: Sequence[float], optimized: Sequence[float]) -> Times:
         """What the medians of the rounds say."""
-        low, middle, high = np.percentile(np.divide(optimized, channels_last), (25, 50, 75))
         return cls(
             statistics.median(eager),
             statistics.median(channels_last),
             statistics.median(optimized),
-            (float(low), float(middle), float(high)),
+            ratio_quartiles(optimized, channels_last),
         )
 
     @property
     def slower(self) -> bool:
         """Whether the optimized model is slower than eager channels_last, beyond noise."""
-        low, median, _ = self.ratios
-        return median > NOISE and low > 1.0
+        return is_slower(self.ratios)
 
     def __str__(self) -> str:
         return (
