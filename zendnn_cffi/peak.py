@@ -18,10 +18,11 @@ import torch
 
 from zendnn_cffi import huge_pages
 from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS
+from zendnn_cffi.calls import PrimitiveCall, Slot
 from zendnn_cffi.descriptors import inner_product
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.program import PrimitiveCall, Program, Slot
+from zendnn_cffi.program import Program
 
 _ROWS_PER_THREAD, _WIDTH = 256, 384  # source and weights of a thread: 1 MB in float32
 _PRODUCT_RUNS, _TRIAD_RUNS = 50, 10

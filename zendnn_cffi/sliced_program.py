@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from zendnn_cffi.program import Call, OutputSpec, Program
+from zendnn_cffi.calls import Call
+from zendnn_cffi.program import OutputSpec, Program
 from zendnn_cffi.recycled import results
 
 

@@ -13,9 +13,9 @@ from fx_passes.lower.candidates import Weights
 from fx_passes.lower.layouts import same_bytes, strided
 from zendnn_cffi import huge_pages
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.calls import Slot
 from zendnn_cffi.memory import Memory, MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.program import Slot
 
 Allocate = Callable[[int], torch.Tensor]
 

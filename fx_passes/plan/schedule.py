@@ -31,9 +31,10 @@ from fx_passes.lower.specs import TensorSpec
 from fx_passes.plan.buffers import END, Buffer, assign_slots, nest_pieces
 from fx_passes.plan.prepack import Prepacked, WeightStore
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.calls import Call, PrimitiveCall, Slot, TensorView, TorchCall
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.program import Call, OutputSpec, PrimitiveCall, Program, Slot, TensorView, TorchCall
+from zendnn_cffi.program import OutputSpec, Program
 
 
 @dataclass

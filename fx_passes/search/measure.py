@@ -31,9 +31,10 @@ from fx_passes.search import database
 from fx_passes.search.scratch import Scratch
 from zendnn_cffi import huge_pages
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.calls import Call, PrimitiveCall, Slot, TensorView, TorchCall
 from zendnn_cffi.memory import Memory, MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.program import Call, PrimitiveCall, Program, Slot, TensorView, TorchCall
+from zendnn_cffi.program import Program
 
 # Largest error relative to the largest output. f32: Winograd's transforms and long sums in another order; bf16: inputs,
 # weights and result rounded to 8 bits each.

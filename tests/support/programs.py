@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD
+from zendnn_cffi.calls import PrimitiveCall, Slot, TorchCall
 from zendnn_cffi.library import load
-from zendnn_cffi.program import Context, PrimitiveCall, Program, Slot, TorchCall
+from zendnn_cffi.program import Context, Program
 
 ALIGNMENT_BYTES = 64
 POISON = 0xFF  # every float made of such bytes is a NaN

@@ -102,7 +102,8 @@ def test_shapes_are_those_of_the_operands() -> None:
 
 
 def test_slices_of_a_batch_are_there_as_often_as_they_run() -> None:
-    from zendnn_cffi.program import OutputSpec, PrimitiveCall, Program, Slot
+    from zendnn_cffi.calls import PrimitiveCall, Slot
+    from zendnn_cffi.program import OutputSpec, Program
     from zendnn_cffi.sliced_program import SlicedProgram
 
     desc = MemoryDesc((2, 6), torch.float32)
@@ -154,8 +155,9 @@ def test_without_pytorchs_quick_context(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_failing_call_is_named_in_a_trace_too() -> None:
+    from zendnn_cffi.calls import Slot, TensorView, TorchCall
     from zendnn_cffi.errors import ZenDNNError
-    from zendnn_cffi.program import OutputSpec, Program, Slot, TensorView, TorchCall
+    from zendnn_cffi.program import OutputSpec, Program
 
     class Failing(TorchCall):
         def bind(self, context: object) -> Any:

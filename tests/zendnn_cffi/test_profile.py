@@ -60,7 +60,7 @@ def test_bytes_are_those_of_operands_weights_and_result(dtype: torch.dtype) -> N
 def test_bytes_of_a_residual_sum_and_of_a_slice_of_columns() -> None:
     from zendnn_cffi import Attr, MemoryDesc, PostOps, Primitive, PrimitiveDesc, descriptors
     from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS
-    from zendnn_cffi.program import PrimitiveCall, Slot
+    from zendnn_cffi.calls import PrimitiveCall, Slot
 
     src, weights, dst = (MemoryDesc(s, torch.float32) for s in ((3, 5), (5, 7), (3, 7)))
     strided = MemoryDesc((3, 5), torch.float32, strides=(100, 1))

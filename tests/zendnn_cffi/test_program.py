@@ -9,10 +9,11 @@ import torch
 
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.calls import PrimitiveCall, Slot, TensorView, TorchCall
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.memory import MemoryDesc
 from zendnn_cffi.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.program import OutputSpec, PrimitiveCall, Program, Slot, TensorView, TorchCall
+from zendnn_cffi.program import OutputSpec, Program
 from zendnn_cffi.sliced_program import SlicedProgram
 
 SHAPE, STRIDES = (4, 6), (6, 1)

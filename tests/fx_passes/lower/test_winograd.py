@@ -15,7 +15,7 @@ from fx_passes.lower import cost
 from fx_passes.lower.candidates import Candidate, Operation
 from fx_passes.search import tuner
 from tests.support.lowering import net, noise, offload
-from zendnn_cffi.program import PrimitiveCall
+from zendnn_cffi.calls import PrimitiveCall
 
 Fn = Callable[..., torch.Tensor]
 
