@@ -113,7 +113,8 @@ class TensorView:
 class TorchCall:
     """One plain PyTorch computation between the primitives: dst.copy_(function(*srcs)).
 
-    With into, function(*srcs, dst) writes its result itself. What it returns becomes an output that grows as it is.
+    With into, function(*srcs, dst) writes its result itself. Else what it returns becomes an output that grows; with
+    into, such an output is allocate(first source).
     """
 
     name: str
@@ -124,6 +125,12 @@ class TorchCall:
     flops: int = 0
     implementation: str = "torch"
     into: bool = False
+    allocate: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def is_allocated_ahead(self) -> bool:
+        """Whether the output that grows is made before the run: from one of its inputs."""
+        return self.allocate is not None and self.dst.grows and self.srcs[0].slot.space == "input"
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -142,22 +149,44 @@ class TorchCall:
 
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A Python function with C's convention: 0 is success. Tensors that stay where they are, are made once."""
-        tensors = [None if _moves(view) else context.tensor(view) for view in (*self.srcs, self.dst)]
-        return self._run, (context, tensors)
+        views = (*self.srcs, self.dst)
+        tensors = [None if _moves(view) else context.tensor(view) for view in views]
+        moving = [(index, view) for index, view in enumerate(views) if _moves(view)]
+        if self.dst.grows and not self.is_allocated_ahead:
+            return self._run, (context, tensors, moving, self._replace)
+        return self._run, (context, tensors, moving, self._write if self.into else self._copy)
 
-    def _run(self, context: Context, fixed: Sequence[torch.Tensor | None]) -> int:
+    def _run(
+        self,
+        context: Context,
+        tensors: list[Any],
+        moving: Sequence[tuple[int, TensorView]],
+        compute: Callable[[Context, list[Any]], None],
+    ) -> int:
+        """tensors: None for those that move. Where weights fill the caches, little code matters."""
         if torch.is_grad_enabled():  # asking costs a tenth of what switching does
             with torch.no_grad():
-                return self._run(context, fixed)
-        views = (*self.srcs, self.dst)
-        tensors = [context.tensor(v) if t is None else t for t, v in zip(fixed, views, strict=True)]
-        if self.dst.grows:
-            context.outputs[self.dst.slot.index] = self.function(*tensors[:-1])
-        elif self.into:
-            self.function(*tensors)
-        else:
-            tensors[-1].copy_(self.function(*tensors[:-1]))
+                return self._run(context, tensors, moving, compute)
+        if moving:
+            tensors = [*tensors]
+            for index, view in moving:
+                tensors[index] = context.tensor(view)
+        compute(context, tensors)
         return 0
+
+    def _write(self, context: Context, tensors: list[Any]) -> None:
+        self.function(*tensors)
+
+    def _copy(self, context: Context, tensors: list[Any]) -> None:
+        tensors[-1].copy_(self.function(*tensors[:-1]))
+
+    def _replace(self, context: Context, tensors: list[Any]) -> None:
+        if self.allocate is None:
+            result = self.function(*tensors[:-1])
+        else:
+            result = self.allocate(tensors[0])
+            self.function(*tensors[:-1], result)
+        context.outputs[self.dst.slot.index] = result
 
 
 def _moves(view: TensorView) -> bool:

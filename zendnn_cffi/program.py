@@ -18,12 +18,14 @@ from typing import Any
 import torch
 
 from zendnn_cffi import arenas, huge_pages, recycled
-from zendnn_cffi.calls import Call, Slot, TensorView
+from zendnn_cffi.calls import Call, Slot, TensorView, TorchCall
 from zendnn_cffi.errors import ZenDNNError, check
 from zendnn_cffi.labels import Label, profiler
 from zendnn_cffi.library import load
 from zendnn_cffi.memory import Memory, MemoryDesc
 from zendnn_cffi.primitive import Stream
+
+_NOTHING = torch.empty(0, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,10 @@ class Context:
     def tensor(self, view: TensorView) -> torch.Tensor:
         """The slot as a torch tensor."""
         slot = view.slot
+        if view.grows:
+            return (self.inputs if slot.space == "input" else self.outputs)[slot.index]
         spaces = {"input": self.inputs, "output": self.outputs, "constant": self.constants}
         base = self.arena if slot.space == "arena" else spaces[slot.space][slot.index]
-        if view.grows:
-            return base
         if base.dtype == torch.uint8 != view.dtype:  # bytes: the arena, packed constants
             start = slot.offset_bytes
             span = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + 1
@@ -122,6 +124,11 @@ class Program:
         self._cast = load().ffi.cast
         self._void = load().ffi.typeof("void *")
         self._labels: list[Label] | None = None
+        self._growing = [
+            (call.dst.slot.index, call.srcs[0].slot.index, call.allocate)
+            for call in self.calls
+            if isinstance(call, TorchCall) and call.is_allocated_ahead and call.allocate is not None
+        ]
         self._idle: list[Context] = []
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._closed = False
@@ -130,18 +137,23 @@ class Program:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for these inputs, whose shapes, strides and dtypes must be those the program is for."""
-        outputs = self.new_outputs()
+        outputs = self.new_outputs(inputs)
         self.run_into(inputs, outputs)
         return outputs
 
-    def new_outputs(self) -> list[torch.Tensor]:
-        """Return uninitialised output tensors; of those that grow, empty ones, which a run replaces."""
-        return [
-            torch.empty(0, dtype=spec.dtype, device="cpu")
-            if spec.grows
-            else recycled.results.empty_strided(spec.shape, spec.strides, spec.dtype)
+    def new_outputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return uninitialised output tensors for a run on inputs.
+
+        All at once, while the code that makes them is in cache. Those that grow by what is computed in the run are
+        empty: it replaces them.
+        """
+        outputs = [
+            _NOTHING if spec.grows else recycled.results.empty_strided(spec.shape, spec.strides, spec.dtype)
             for spec in self.outputs
         ]
+        for output, source, allocate in self._growing:
+            outputs[output] = allocate(inputs[source])
+        return outputs
 
     def run_into(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """Compute into given outputs, which must have the shapes, strides and dtypes of `outputs`.
@@ -169,7 +181,7 @@ class Program:
 
     def run_timed(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
         """Return the outputs, and the wall time of each call in ns."""
-        outputs = self.new_outputs()
+        outputs = self.new_outputs(inputs)
         context = self._enter(inputs, outputs)
         times_ns = []
         for call, (function, arguments) in zip(self.calls, context.calls, strict=True):

@@ -96,9 +96,23 @@ class Pool:
             storage = self._lend(_rounded(span * dtype.itemsize))
             return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
 
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """As torch.empty, on the CPU; a large one perhaps in memory that was a result before."""
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if _references is None or size_bytes < SMALLEST_BYTES:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        with self._lock:
+            return torch.empty(0, dtype=dtype, device="cpu").set_(self._lend(_rounded(size_bytes)), 0, shape)
+
     def _lend(self, size_bytes: int) -> Any:
         self._turn += 1
-        blocks = self._blocks.setdefault(size_bytes, deque())
+        blocks = self._blocks.get(size_bytes)
+        if blocks is None:
+            blocks = self._blocks[size_bytes] = deque()
+        elif blocks and blocks[0].is_free() and blocks[0].is_intact():  # as a rule: what was lent first is back first
+            blocks.rotate(-1)
+            blocks[-1].turn = self._turn
+            return blocks[-1].storage
         block = next((block for block in blocks if block.is_free()), None)  # the one that was lent first comes first
         if block is not None:
             self._forget(block)

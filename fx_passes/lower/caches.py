@@ -6,13 +6,17 @@ queries: memory sets the time, not the kernel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, fx
+from torch.nn.functional import scaled_dot_product_attention
 
 from fx_passes.lower.attention import as_it_lies
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
-from fx_passes.lower.layouts import contiguous_strides, strided
+from fx_passes.lower.layouts import strided
+from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi.recycled import results
 
 
@@ -25,17 +29,18 @@ def lower_grow(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered("a cache of another dtype than what it grows by")
     dim = arguments["dim"]
 
-    def grow(cache: Tensor, new: Tensor) -> Tensor:
-        parts = cache, new.to(cache.dtype)
-        if not cache.is_contiguous():
-            return torch.cat(parts, dim)
+    added = new.shape[dim]
+
+    def allocate(cache: Tensor) -> Tensor:
         shape = [*cache.shape]
-        shape[dim] += new.shape[dim]
-        out = results.empty_strided(shape, contiguous_strides(tuple(shape)), cache.dtype)
-        return torch.cat(parts, dim, out=out)
+        shape[dim] += added
+        return results.empty(shape, cache.dtype)
+
+    def grow(cache: Tensor, new: Tensor, out: Tensor) -> None:
+        torch.cat((cache, new if new.dtype == cache.dtype else new.to(cache.dtype)), dim, out=out)
 
     srcs = eager_layout(cache), as_it_lies(nodes[1], context, context.dtype(new))
-    candidate = Candidate("torch", srcs, eager_layout(spec), (TorchTemplate(grow, ""),))
+    candidate = Candidate("torch", srcs, eager_layout(spec), (TorchTemplate(grow, "", True, allocate=allocate),))
     return Operation(node, node.name, "grow", nodes, spec, [candidate])
 
 
@@ -50,23 +55,41 @@ def lower_cached_attention(node: fx.Node, context: LoweringContext) -> Operation
     dtype = context.dtype(query)
     is_causal, scale, enable_gqa = (arguments[name] for name in ("is_causal", "scale", "enable_gqa"))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        grouped = enable_gqa
-        heads, groups = q.shape[1], k.shape[1]
-        q = q.to(k.dtype)
-        alike = not is_causal and (mask is None or mask.ndim < 3 or mask.shape[-3] == 1)
-        if grouped and alike and q.shape[2] == 1:  # the queries of a group are rows of one head
-            q, grouped = q.reshape(q.shape[0], groups, heads // groups, q.shape[3]), False
-        if mask is not None and mask.dtype not in (torch.bool, torch.float32, q.dtype):
-            mask = mask.to(q.dtype)
-        result = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped
-        )
-        return result.reshape(result.shape[0], heads, -1, result.shape[3])
-
     b, h, length, d = spec.shape
+    attend = _attention(
+        query, *(context.values.specs[n] for n in nodes[1:]), is_causal=is_causal, scale=scale, gqa=enable_gqa
+    )
     srcs = [as_it_lies(nodes[0], context, dtype), *(eager_layout(context.values.specs[n]) for n in nodes[1:])]
     dst = strided(spec.shape, dtype, (length * h * d, d, h * d, 1))
     flops = 4 * spec.numel * context.values.specs[nodes[1]].shape[2]
-    candidate = Candidate("torch", tuple(srcs), dst, (TorchTemplate(attend, ""),))
+    candidate = Candidate("torch", tuple(srcs), dst, (TorchTemplate(attend, "", True),))
     return Operation(node, node.name, "attention", tuple(nodes), spec, [candidate], flops=flops)
+
+
+def _attention(
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    mask: TensorSpec | None = None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> Callable[..., None]:
+    """function(query, key, value, mask if any, result). What the specs decide is decided here, not in each step."""
+    b, heads, length, d = query.shape
+    groups = key.shape[1]
+    alike = not is_causal and (mask is None or mask.ndim < 3 or mask.shape[-3] == 1)
+    rows = gqa and alike and length == 1  # the queries of a group are rows of one head
+    shape = (b, groups, heads // groups, d) if rows else query.shape
+    mask_fits = mask is None or mask.dtype in (torch.bool, torch.float32, key.dtype)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> None:
+        q = q if q.dtype == k.dtype else q.to(k.dtype)
+        q = q.reshape(shape) if rows else q
+        bias = rest[0] if mask is not None else None
+        bias = bias if bias is None or mask_fits else bias.to(k.dtype)
+        result = scaled_dot_product_attention(q, k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=gqa and not rows)
+        rest[-1].copy_(result.reshape(query.shape) if rows else result)
+
+    return attend

@@ -115,6 +115,8 @@ class TorchTemplate:
     args    what function is called with, in plain layouts, the last one where it writes (into); empty: all operands,
             then the result
     assists a step between primitives that compute the most of it: no rival of theirs
+    flops   those of the call, where it has args of its own
+    allocate  with into, for a result that grows: makes it, from the first operand
     """
 
     function: Callable[..., Any]
@@ -123,6 +125,8 @@ class TorchTemplate:
     key: str = ""
     args: tuple[Argument, ...] = ()
     assists: bool = False
+    flops: int = 0
+    allocate: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,12 +175,22 @@ class Operation:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+def arguments_of(template: PrimitiveTemplate | TorchTemplate) -> tuple[Argument, ...]:
+    """What a call's template says of its arguments; none of a PyTorch call on the operands as they are."""
+    return tuple(template.args.values()) if isinstance(template, PrimitiveTemplate) else template.args
+
+
+def weights_bytes(candidate: Candidate) -> int:
+    """Bytes of the constants that the candidate's calls read."""
+    arguments = (argument for template in candidate.calls for argument in arguments_of(template))
+    return sum(argument.desc.size_bytes for argument in arguments if isinstance(argument, Weights))
+
+
 def temporaries_bytes(candidate: Candidate) -> dict[int, int]:
     """The size of each of the candidate's temporaries: all that its calls see of it."""
     sizes: dict[int, int] = {}
     for template in candidate.calls:
-        arguments = template.args.values() if isinstance(template, PrimitiveTemplate) else template.args
-        for argument in arguments:
+        for argument in arguments_of(template):
             if isinstance(argument, Temporary):
                 end = argument.offset_bytes + argument.desc.size_bytes
                 sizes[argument.index] = max(sizes.get(argument.index, 0), end)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate, Weights
+from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate, weights_bytes
 from zendnn_cffi.memory import MemoryDesc
 
 _FLOPS_PER_NS = 110.0  # f32, per core
@@ -43,11 +43,9 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
     if candidate.is_view or candidate.slices_bytes:
         return 0.0
     moved = candidate.dst.size_bytes + sum(src.size_bytes for src in candidate.srcs)
-    time_ns = moved / _BYTES_PER_NS / _vector_share(candidate)
+    time_ns = moved / _BYTES_PER_NS / _vector_share(candidate) + weights_bytes(candidate) / _BYTES_PER_NS
     for template in candidate.calls:
         time_ns += _TORCH_CALL_NS if isinstance(template, TorchTemplate) else _CALL_NS
-        if isinstance(template, PrimitiveTemplate):
-            time_ns += sum(a.desc.size_bytes for a in template.args.values() if isinstance(a, Weights)) / _BYTES_PER_NS
     if operation.flops:
         bf16 = 2.0 if candidate.srcs[0].dtype == torch.bfloat16 else 1.0
         time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * bf16 * threads * _share(candidate)))

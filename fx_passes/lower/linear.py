@@ -30,6 +30,7 @@ from fx_passes.lower.context import (
     usable_implementations,
 )
 from fx_passes.lower.layouts import row_major, strided
+from fx_passes.lower.matrix_vector import matrix_vector_candidates
 from fx_passes.lower.post_ops import Chain, build_chain, fits_view
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
@@ -82,6 +83,10 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     if not operation.candidates:
         raise NotLowered("no matmul or inner_product implementation takes these shapes")
     operation.candidates = fast or operation.candidates[:1]
+    if m == 1 and dtype == base.dtype == torch.float32:
+        own = Weights(names[0], weight, row_major((n, k), dtype))
+        shift = None if bias is None else Weights(names[1], bias, row_major((n,), dtype))
+        operation.candidates += matrix_vector_candidates(own, shift, post_ops, chain, srcs, dst)
     return operation
 
 

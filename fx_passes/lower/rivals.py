@@ -17,6 +17,7 @@ from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, 
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.layouts import BLOCK, layout, row_major, spatial_tags
 from fx_passes.lower.specs import TensorSpec
+from fx_passes.lower.torch_into import BINARY_INTO, Into, eltwise_into
 
 aten = torch.ops.aten
 
@@ -24,30 +25,6 @@ RIVALS: frozenset[Callable[..., Any]] = frozenset(
     {ops.eltwise, ops.binary, ops.prelu, ops.pool, ops.adaptive_pool, ops.batch_norm, ops.layer_norm, ops.softmax,
      ops.concat, ops.resample, ops.reduce, ops.pad}
 )  # fmt: skip
-
-Into = Callable[..., Any]
-
-# kind -> function(x, alpha, beta, out=)
-_ELTWISE: dict[str, Into] = {
-    "relu": lambda x, a, b, out: aten.leaky_relu.out(x, a, out=out) if a else aten.clamp_min.out(x, 0, out=out),
-    "gelu_erf": lambda x, a, b, out: aten.gelu.out(x, out=out),
-    "gelu_tanh": lambda x, a, b, out: aten.gelu.out(x, approximate="tanh", out=out),
-    "logistic": lambda x, a, b, out: torch.sigmoid(x, out=out),
-    "tanh": lambda x, a, b, out: torch.tanh(x, out=out),
-    "hardswish": lambda x, a, b, out: aten.hardswish.out(x, out=out),
-    "hardsigmoid": lambda x, a, b, out: aten.hardsigmoid.out(x, out=out),
-    "elu": lambda x, a, b, out: aten.elu.out(x, a, out=out),
-    "clip": lambda x, a, b, out: torch.clamp(x, a, b, out=out),
-    "exp": lambda x, a, b, out: torch.exp(x, out=out),
-    "log": lambda x, a, b, out: torch.log(x, out=out),
-    "sqrt": lambda x, a, b, out: torch.sqrt(x, out=out),
-    "square": lambda x, a, b, out: torch.mul(x, x, out=out),
-    "abs": lambda x, a, b, out: torch.abs(x, out=out),
-    "mish": lambda x, a, b, out: aten.mish.out(x, out=out),
-}
-_BINARY: dict[str, Into] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum,
-}  # fmt: skip
 
 
 def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) -> None:
@@ -104,11 +81,10 @@ def _function(operation: Operation, node: fx.Node, context: LoweringContext) -> 
 def _writing(node: fx.Node, arguments: dict[str, Any], operands: tuple[fx.Node, ...]) -> Into | None:
     """function(*operands, result) where PyTorch has one with `out`."""
     match node.target:
-        case ops.eltwise if arguments["kind"] in _ELTWISE:
-            kind, alpha, beta = _ELTWISE[arguments["kind"]], arguments["alpha"], arguments["beta"]
-            return lambda x, out: kind(x, alpha, beta, out)
-        case ops.binary if arguments["kind"] in _BINARY:
-            return _binary(_BINARY[arguments["kind"]], arguments["a"], arguments["b"], operands)
+        case ops.eltwise:
+            return eltwise_into(arguments["kind"], arguments["alpha"], arguments["beta"])
+        case ops.binary if arguments["kind"] in BINARY_INTO:
+            return _binary(BINARY_INTO[arguments["kind"]], arguments["a"], arguments["b"], operands)
         case ops.softmax:
             function = aten._log_softmax.out if arguments["log"] else aten._softmax.out
             return lambda x, out: function(x, arguments["dim"], False, out=out)

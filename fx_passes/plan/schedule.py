@@ -23,6 +23,7 @@ from fx_passes.lower.candidates import (
     Temporary,
     TorchTemplate,
     Weights,
+    arguments_of,
     temporaries_bytes,
 )
 from fx_passes.lower.context import eager_layout
@@ -111,7 +112,7 @@ class Schedule:
         sizes = temporaries_bytes(candidate)
         temporaries: dict[int, Buffer] = {}
         for template in self._needed(candidate, [buffer for buffer, _ in sources], result):
-            for argument in _arguments(template):
+            for argument in arguments_of(template):
                 if isinstance(argument, Temporary) and argument.index not in temporaries:
                     temporaries[argument.index] = self._new_memory(sizes[argument.index])
             step = Step(operation.name, operation, template, sources, (result, candidate.dst), None, temporaries)
@@ -186,18 +187,15 @@ def build_program(
     return Program(calls, specs, constants.tensors, arena_bytes)
 
 
-def _arguments(template: PrimitiveTemplate | TorchTemplate) -> Sequence[Argument]:
-    return tuple(template.args.values()) if isinstance(template, PrimitiveTemplate) else template.args
-
-
 def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Call:
     if isinstance(step.template, TorchTemplate):
         assert step.operation is not None
-        kind, flops = step.operation.kind, 0 if step.template.args else step.operation.flops
-        arguments = step.template.args or (*map(Operand, range(len(step.srcs))), Result())
+        own, kind = step.template, step.operation.kind
+        flops = own.flops if own.args else step.operation.flops
+        arguments = own.args or (*map(Operand, range(len(step.srcs))), Result())
         views = [_view(*_place(argument, step, slots, constants)) for argument in arguments]
         return TorchCall(
-            step.name, step.template.function, tuple(views[:-1]), views[-1], kind, flops, into=step.template.into
+            step.name, own.function, tuple(views[:-1]), views[-1], kind, flops, into=own.into, allocate=own.allocate
         )
     args = {arg: _place(argument, step, slots, constants) for arg, argument in step.template.args.items()}
     primitive = Primitive(step.template.pd)

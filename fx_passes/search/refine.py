@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate, Weights
+from fx_passes.lower.candidates import Candidate, Operation, weights_bytes
 from fx_passes.lower.specs import TensorSpec
 from fx_passes.search.database import Database, Result
 from fx_passes.search.measure import fingerprint, measurable
@@ -81,14 +81,7 @@ def _is_bound_by_weights(operation: Operation, candidate: Candidate) -> bool:
     """Whether reading the weights of a matrix product from memory takes longer than multiplying by them."""
     if operation.kind != "inner_product":
         return False
-    weights = [
-        argument.desc.size_bytes
-        for call in candidate.calls
-        if isinstance(call, PrimitiveTemplate)
-        for argument in call.args.values()
-        if isinstance(argument, Weights)
-    ]
-    return operation.flops < _FLOPS_PER_BYTE * sum(weights)
+    return operation.flops < _FLOPS_PER_BYTE * weights_bytes(candidate)
 
 
 def _measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,33 @@ def test_strided_inputs_and_outputs_of_torch_calls() -> None:
 def test_a_call_may_write_its_result_itself() -> None:
     call = TorchCall("exp", lambda x, out: torch.exp(x, out=out), (view(INPUT),), view(OUTPUT), into=True)
     torch.testing.assert_close(Program([call], [OUT])([X])[0], X.exp())
+
+
+@pytest.mark.parametrize("source", (INPUT, ARENA), ids=("before the run", "in the run"))
+def test_an_output_that_grows_is_made_from_what_it_grows_from(source: Slot) -> None:
+    """Of an input before the run, of what the run computes within it."""
+    made: list[int] = []
+
+    def allocate(x: torch.Tensor) -> torch.Tensor:
+        made.append(len(ran))
+        return torch.empty(x.shape[0] + 1, x.shape[1])
+
+    ran: list[str] = []
+    first = TorchCall("copy", lambda x, out: ran.append("copy") or out.copy_(x), (view(INPUT),), view(ARENA), into=True)
+    grown = TensorView(OUTPUT, SHAPE, STRIDES, torch.float32, grows=True)
+    grow = TorchCall(
+        "grow", lambda x, out: torch.cat((x, x[:1]), out=out), (view(source),), grown, into=True, allocate=allocate
+    )
+    (result,) = Program([first, grow], [replace(OUT, grows=True)], (), 160)([X])
+    assert torch.equal(result, torch.cat((X, X[:1])))
+    assert made == [0 if source == INPUT else 1]
+
+
+def test_an_output_may_be_what_a_call_returns() -> None:
+    grown = TensorView(OUTPUT, SHAPE, STRIDES, torch.float32, grows=True)
+    call = TorchCall("twice", lambda x: torch.cat((x, x)), (view(INPUT),), grown)
+    (result,) = Program([call], [replace(OUT, grows=True)])([X])
+    assert torch.equal(result, torch.cat((X, X)))
 
 
 def test_constants_and_offsets() -> None:

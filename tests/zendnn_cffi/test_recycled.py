@@ -27,6 +27,13 @@ def take(pool: Pool, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.
     return pool.empty_strided(shape, strides, dtype)
 
 
+@pytest.fixture(params=["strided", "dense"], autouse=True)
+def dense(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to ask for memory."""
+    if request.param == "dense":
+        monkeypatch.setattr(Pool, "empty_strided", lambda pool, shape, strides, dtype: pool.empty(shape, dtype))
+
+
 def test_used_again_once_dropped() -> None:
     pool = Pool()
     first = take(pool)
