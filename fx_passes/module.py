@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph import copy_graph
+from fx_passes.partition.per_mask import PerMask
 from fx_passes.partition.per_size import PerSize
 from fx_passes.trace import WHOLE, Traced, forward_signature
 
@@ -110,7 +111,7 @@ class OptimizedModule(fx.GraphModule):
         for region in self.regions().values():
             region.invalidate()
         for module in self._modules.values():
-            if isinstance(module, PerSize):
+            if isinstance(module, PerSize | PerMask):
                 module.forget()
 
     def train(self, mode: bool = True) -> OptimizedModule:

@@ -28,6 +28,7 @@ from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.partition import partition
 from fx_passes.partition.partition import Constants, MakeRegion
+from fx_passes.partition.per_mask import memoize_masks
 from fx_passes.partition.per_size import memoize_sizes
 from fx_passes.trace import ExampleInputs, Traced, trace
 from fx_passes.verify import verify
@@ -89,7 +90,8 @@ def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> Optimized
         log.debug("%s: %d nodes", run_pass.__name__, len(gm.graph.nodes))
         if log.isEnabledFor(logging.DEBUG):
             verify(gm)
-    result: OptimizedModule = partition(memoize_sizes(gm, traced.root), make_region, traced.root)
+    gm = memoize_masks(memoize_sizes(gm, traced.root))
+    result: OptimizedModule = partition(gm, make_region, traced.root)
     if log.isEnabledFor(logging.DEBUG):
         verify(result)
     return result

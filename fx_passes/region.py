@@ -24,7 +24,7 @@ from fx_passes.growing import growing_inputs
 from fx_passes.lower.attention_exponentials import counted
 from fx_passes.lower.compile import LoweredRegion
 from fx_passes.lower.context import NotLowered
-from fx_passes.lower.masks import OTHER, describe, mask_inputs, specialize
+from fx_passes.lower.masks import OTHER, kind_of, mask_inputs, specialize
 from fx_passes.lower.specs import evaluate_constants
 from fx_passes.lower.variants import choose_variant
 from fx_passes.plan.prepack import WeightStore
@@ -102,7 +102,7 @@ class ZenRegion(nn.Module):
             return self.run_plain(inputs)
         threads: Any = torch.get_num_threads()
         if self._masks:
-            threads = threads, *(describe(inputs[i], keys=self.options.exponentials) for i in self._masks)
+            threads = threads, *(kind_of(inputs[i], keys=self.options.exponentials) for i in self._masks)
         if self._growing:
             signature = (threads, *map(self._key, range(len(inputs)), inputs))
         else:

@@ -237,7 +237,8 @@ class Program:
         arenas.make_room(self.arena_bytes)
         context = Context(self.constants, self.arena_bytes)
         self._contexts.add(context)
-        context.calls = [call.bind(context) for call in self.calls]
+        with torch.inference_mode(False):  # tensors made there could not be written to elsewhere
+            context.calls = [call.bind(context) for call in self.calls]
         return context
 
     def _raise(self, context: Context) -> None:

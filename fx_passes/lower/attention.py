@@ -19,6 +19,7 @@ from fx_passes.lower.attention_steps import Heads, in_steps
 from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout, torch_operation
 from fx_passes.lower.layouts import is_known_dtype, row_major, strided
+from fx_passes.lower.masks import additive
 from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi.memory import MemoryDesc
 
@@ -88,8 +89,12 @@ def _without_gaps(desc: MemoryDesc, by_rows: bool) -> MemoryDesc:
 
 
 def lower_additive_mask(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.additive_mask: PyTorch's, once for all attentions that read it."""
-    return torch_operation(node, context.values, "")
+    """Lower ops.additive_mask: PyTorch's, once for all attentions that read it, or once for a mask that stays."""
+    operation, of_keys = torch_operation(node, context.values, ""), bool(context.values.arguments(node)["of_keys"])
+    (candidate,) = operation.candidates
+    template = TorchTemplate(lambda mask: additive(mask, of_keys), "")
+    operation.candidates = [replace(candidate, calls=(template,))]
+    return operation
 
 
 def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -33,6 +34,33 @@ def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
     if not is_call(user, ops.attention, ops.cached_attention) or argument(user, 3, "mask") is not node:
         return False
     return not user.kwargs.get("is_causal", False) and user.all_input_nodes.count(node) == 1
+
+
+def remember(mask: Tensor) -> None:
+    """Let kind_of and additive look at a tensor once: nobody will ever write to it."""
+    mask._zendnn_cffi_known = {}
+
+
+def kind_of(mask: Tensor, *, keys: bool = True) -> str:
+    """As describe, remembered for tensors that say so."""
+    known: dict[Any, Any] | None = getattr(mask, "_zendnn_cffi_known", None)
+    if known is None:
+        return describe(mask, keys=keys)
+    if keys not in known:
+        known[keys] = describe(mask, keys=keys)
+    return str(known[keys])
+
+
+def additive(mask: Tensor, of_keys: bool) -> Tensor:
+    """As ops.additive_mask, remembered for tensors that say so. Not to be written to."""
+    known: dict[Any, Any] | None = getattr(mask, "_zendnn_cffi_known", None)
+    if known is None:
+        return ops.additive_mask(mask, of_keys)
+    found = known.get(("additive", of_keys))
+    if found is None:
+        with torch.inference_mode(False):
+            found = known["additive", of_keys] = ops.additive_mask(mask, of_keys)
+    return found
 
 
 def describe(mask: Tensor, *, keys: bool = True) -> str:

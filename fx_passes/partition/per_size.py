@@ -16,6 +16,7 @@ import logging
 import operator
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -91,15 +92,30 @@ def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
     members = _merge_equal(members)
     inside = set(members)
     sizes = list(dict.fromkeys(s for n in members for s in n.all_input_nodes if s not in inside and is_shape(s)))
-    inner, copies = copy_nodes(members, sizes)
+    return move_into_module(gm, members, sizes, "per_size", lambda inner, names: PerSize(inner, Constants(root, names)))
+
+
+def move_into_module(
+    gm: fx.GraphModule,
+    members: Sequence[fx.Node],
+    arguments: Sequence[fx.Node],
+    name: str,
+    make: Callable[[fx.Graph, tuple[str, ...]], nn.Module],
+) -> fx.GraphModule:
+    """Replace members, which read arguments, constants and each other, by one call of a submodule with their results.
+
+    make  makes it of the members' graph and the names of the constants they read
+    """
+    inside = set(members)
+    inner, copies = copy_nodes(list(members), list(arguments))
     read = [node for node in members if any(user not in inside for user in node.users)]
     inner.output(tuple(copies[node] for node in read))
     inner.lint()
     names = tuple(dict.fromkeys(str(n.target) for n in inner.find_nodes(op="get_attr")))
-    name = unique_name(gm, "per_size")
-    gm.add_submodule(name, PerSize(inner, Constants(root, names)))
+    name = unique_name(gm, name)
+    gm.add_submodule(name, make(inner, names))
     with gm.graph.inserting_after(members[-1]):
-        call = gm.graph.call_module(name, tuple(sizes))
+        call = gm.graph.call_module(name, tuple(arguments))
     for number, node in enumerate(read):
         with gm.graph.inserting_after(call):
             result = gm.graph.call_function(operator.getitem, (call, number))
@@ -107,7 +123,7 @@ def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
         node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
     for node in reversed(members):
         gm.graph.erase_node(node)
-    log.debug("%s: %d operations, %d sizes, %d results", name, len(members), len(sizes), len(read))
+    log.debug("%s: %d operations, %d arguments, %d results", name, len(members), len(arguments), len(read))
     return finish(gm)
 
 
@@ -133,13 +149,18 @@ def _members(gm: fx.GraphModule) -> list[fx.Node]:
             continue  # constants belong to the regions that read them
         if all(source in found or is_constant(source) or is_shape(source) for source in node.all_input_nodes):
             found[node] = None
-    aliasing = Aliasing(gm)
-    for node in list(found):
-        escapes = any(user.op == "output" for member in aliasing.members(node) for user in member.users)
-        if escapes or aliasing.is_written(node):
-            del found[node]
+    drop_shared(found, gm)
     kept: dict[fx.Node, None] = {}
     for node in found:  # again: what read a removed one is no member either
         if all(source in kept or is_constant(source) or is_shape(source) for source in node.all_input_nodes):
             kept[node] = None
     return list(kept)
+
+
+def drop_shared(found: dict[fx.Node, None], gm: fx.GraphModule) -> None:
+    """Take out of found what the caller gets to see, and what somebody writes to."""
+    aliasing = Aliasing(gm)
+    for node in list(found):
+        escapes = any(user.op == "output" for member in aliasing.members(node) for user in member.users)
+        if escapes or aliasing.is_written(node):
+            del found[node]

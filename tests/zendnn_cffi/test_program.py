@@ -92,6 +92,14 @@ def test_an_output_that_grows_is_made_from_what_it_grows_from(source: Slot) -> N
     assert made == [0 if source == INPUT else 1]
 
 
+def test_a_first_run_in_inference_mode() -> None:
+    """What it leaves behind can be written to elsewhere."""
+    made = program()
+    with torch.inference_mode():
+        made([X])
+    torch.testing.assert_close(made([X])[0], (X.tanh() * 2).abs())
+
+
 def test_an_output_may_be_what_a_call_returns() -> None:
     grown = TensorView(OUTPUT, SHAPE, STRIDES, torch.float32, grows=True)
     call = TorchCall("twice", lambda x: torch.cat((x, x)), (view(INPUT),), grown)
