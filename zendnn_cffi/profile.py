@@ -78,11 +78,14 @@ class Profile:
     """What profile() returns: print it, plot it, or read `.records` (PrimitiveTime, in execution order).
 
     total_ns  median wall time of a call of the module, timed without timing its parts
+    alone_ns  what the calls would take at least with these kernels: the fastest implementation of each operation in any
+              layout, measured alone with its operands in cache, and no reorders; 0 where that was not measured
     """
 
-    def __init__(self, records: Sequence[PrimitiveTime], total_ns: int) -> None:
+    def __init__(self, records: Sequence[PrimitiveTime], total_ns: int, alone_ns: int = 0) -> None:
         self.records = list(records)
         self.total_ns = total_ns
+        self.alone_ns = alone_ns
 
     @property
     def primitives_ns(self) -> int:
@@ -117,6 +120,9 @@ class Profile:
 
     def _summary(self) -> list[str]:
         lines = [f"total {self.total_ns / 1e6:.3f} ms, of which {self.primitives_ns / 1e6:.3f} ms inside these calls"]
+        if self.alone_ns:
+            alone = f"{self.alone_ns / 1e6:.3f} ms"
+            lines.append(f"the fastest implementation of each operation, alone, its operands in cache: {alone}")
         peaks = {f"{r.peak_gflops:.0f} GFLOP/s {r.dtype}": None for r in self.records if r.peak_gflops}
         memory = {f"{r.peak_gbytes_per_s:.0f} GB/s memory": None for r in self.records if r.peak_gbytes_per_s}
         return [*lines, f"peak measured here: {', '.join([*peaks, *memory])}"] if memory else lines
@@ -155,7 +161,7 @@ def profile(module: Callable[..., Any], *inputs: Any, runs: int = 20, **named_in
                 module(*inputs, **named_inputs)
     if not timing.times and not isinstance(module, OptimizedModule) and not _own_regions(module):
         raise _no_regions(module)
-    return Profile(_records(timing, runs), int(statistics.median(totals)))
+    return Profile(_records(timing, runs), int(statistics.median(totals)), _alone_ns(timing, runs))
 
 
 def _own_regions(module: Any) -> list[Any]:
@@ -208,6 +214,14 @@ def _records(timing: _Timing, runs: int) -> list[PrimitiveTime]:
                 )
             )
     return records
+
+
+def _alone_ns(timing: _Timing, runs: int) -> int:
+    """The sum over the programs that ran; 0 where one of them was lowered without measuring."""
+    lowered = [found for region in timing.regions for found in region.lowered.values() if found]
+    known = {found.program: found.alone_ns for found in lowered}
+    times = [max(round(len(own) / runs), 1) * known.get(program, 0.0) for (_, program), own in timing.times.items()]
+    return int(sum(times)) if all(times) else 0
 
 
 class _Timing:

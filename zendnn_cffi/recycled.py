@@ -27,7 +27,7 @@ _MOST_TURNS = 1024  # a storage that was not lent for so many times is forgotten
 _references: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Block:
     """A storage, its address as an object, and when it was lent last."""
 

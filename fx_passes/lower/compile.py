@@ -22,7 +22,7 @@ from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.release import limit_transforms
 from fx_passes.plan.schedule import build_program
 from fx_passes.search.disturbance import measuring
-from fx_passes.search.measure import is_rival
+from fx_passes.search.measure import is_rival, measurable
 from fx_passes.search.progress import ProgressBar
 from fx_passes.search.refine import refine
 from fx_passes.search.tuner import Tuner
@@ -61,10 +61,15 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class LoweredRegion:
-    """A program, and what it is made of."""
+    """A program, and what it is made of.
+
+    alone_ns  what one run would take if each operation took no longer than its fastest implementation in any layout,
+              alone, its operands in cache, and nothing were reordered; 0 where that was not measured
+    """
 
     program: Program | SlicedProgram
     nodes: tuple[NodeReport, ...]
+    alone_ns: float = 0.0
 
 
 def lower_region(
@@ -107,6 +112,7 @@ def lower_region(
     wanted = {node: eager_layout(spec) for node, spec in leaving}
     with measuring(tuner.database):
         choice = _choose(operations, arriving, wanted, tuner, values)
+    alone_ns = sum(map(_fastest_alone_ns, operations)) if measures else 0.0
 
     def build(choice: Sequence[Candidate], weights: WeightStore) -> Program:
         return build_program(operations, choice, arriving, leaving, weights)
@@ -120,7 +126,14 @@ def lower_region(
     log.debug(
         "lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), time.perf_counter() - start
     )
-    return LoweredRegion(program, tuple(_report(o, c, options.dtype) for o, c in zip(operations, choice, strict=True)))
+    reports = tuple(_report(o, c, options.dtype) for o, c in zip(operations, choice, strict=True))
+    return LoweredRegion(program, reports, alone_ns)
+
+
+def _fastest_alone_ns(operation: Operation) -> float:
+    """The time of its fastest implementation, as measured; 0 where none was (views, what PyTorch alone computes)."""
+    measured = measurable(operation.candidates)
+    return min((c.cost_ns for c in measured), default=0.0) if len(measured) == len(operation.candidates) else 0.0
 
 
 def region_key(

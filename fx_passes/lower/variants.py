@@ -211,7 +211,8 @@ def _sliced(
         if (size, *whole.shape[1:]) != part.shape or whole.strides != part.strides:
             raise NotLowered(f"a slice gives {part}, the batch {whole}")
     assert isinstance(lowered.program, Program)
-    return replace(lowered, program=SlicedProgram(lowered.program, size, outputs))
+    program = SlicedProgram(lowered.program, size, outputs)
+    return replace(lowered, program=program, alone_ns=program.slices * lowered.alone_ns)
 
 
 def measure_in_turns(runs: Mapping[str, Run], inputs: Sequence[torch.Tensor]) -> dict[str, float]:

@@ -44,6 +44,21 @@ def test_every_call_has_a_time() -> None:
     assert 0 < found.primitives_ns == sum(r.time_ns for r in found.records) and found.total_ns > 0
 
 
+def test_what_the_fastest_implementations_take_alone() -> None:
+    """The least of what was measured of each operation, once for each call of a program."""
+    model = net(lambda m, x: F.max_pool2d(m[1](F.relu(m[0](x))), 2), nn.Conv2d(3, 16, 3), nn.Conv2d(16, 4, 3))
+    gm = zendnn_cffi.optimize(model, tune="full")
+    found = profile(gm, X, runs=3)
+    (lowered,) = next(iter(gm.regions().values())).lowered.values()
+    assert 0 < found.alone_ns == int(lowered.alone_ns)
+    assert f"alone, its operands in cache: {found.alone_ns / 1e6:.3f} ms" in str(found)
+
+
+def test_not_known_without_measuring() -> None:
+    found = profile(made(), X, runs=2)
+    assert found.alone_ns == 0 and "alone" not in str(found)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_bytes_are_those_of_operands_weights_and_result(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(33, 17), nn.ReLU()).eval()
