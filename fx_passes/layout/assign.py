@@ -59,7 +59,7 @@ def assign_layouts(
     for node, desc in inputs.items():
         states[node] = _with_reorders([State(None, (desc,), 0.0)], wanted.get(node, []), cost)
     for operation in operations:
-        own = [State(c, (c.dst,), c.cost_ns) for c in kept[operation.node]]
+        own = [State(c, (c.dst,), c.expected_ns) for c in kept[operation.node]]
         states[operation.node] = _with_reorders(own, wanted.get(operation.node, []), cost)
 
     def reading(state: State, want: MemoryDesc) -> float:
@@ -123,7 +123,7 @@ def _worth_keeping(candidates: Sequence[Candidate]) -> list[Candidate]:
     best: dict[tuple[MemoryDesc, ...], Candidate] = {}
     for candidate in candidates:
         key = (*candidate.srcs, candidate.dst)
-        if key not in best or candidate.cost_ns < best[key].cost_ns:
+        if key not in best or candidate.expected_ns < best[key].expected_ns:
             best[key] = candidate
     return list(best.values())
 

@@ -11,6 +11,7 @@ from torch import fx
 from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, Result, primitive_template
 from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
 from fx_passes.lower.layouts import layout, row_major, spatial_tags
+from fx_passes.lower.reduction import lower_reduction
 from fx_passes.lower.specs import TensorSpec
 from fx_passes.lower.winograd import may_be_float32, takes_winograd
 from zendnn_cffi import descriptors
@@ -61,36 +62,9 @@ def lower_reduce(node: fx.Node, context: LoweringContext) -> Operation:
     dims = {d % src.ndim for d in arguments["dims"]} if src.ndim else set()
     kind = {"mean": "avg_exclude_padding", "max": "max"}.get(arguments["kind"])
     if kind is None or src.ndim not in (3, 4, 5) or dims != set(range(2, src.ndim)):
-        return _reduction(node, context, arguments["src"], arguments["kind"], dims)
+        return lower_reduction(node, context, arguments["src"], arguments["kind"], dims)
     zero = (0,) * (src.ndim - 2)
     return _pooling(node, context, arguments["src"], kind, src.shape[2:], src.shape[2:], zero, zero)
-
-
-def _reduction(node: fx.Node, context: LoweringContext, src_node: fx.Node, kind: str, dims: set[int]) -> Operation:
-    """A reduction primitive over the last dimensions of row-major memory, where it is an optimized one."""
-    src, spec = context.values.specs[src_node], context.values.specs[node]
-    if not dims or dims != set(range(min(dims), src.ndim)) or src.dtype != spec.dtype:
-        raise NotLowered(f"{kind} over dimensions {sorted(dims)} of {src} has only a reference implementation")
-    dtype = context.dtype(src)
-    src_desc = row_major(src.shape, dtype)
-    dst_desc = row_major(tuple(1 if d in dims else n for d, n in enumerate(src.shape)), dtype)
-    if src_desc.dims == dst_desc.dims:
-        raise NotLowered(f"{kind} over dimensions of size 1")
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.reduction(kind, src_desc, dst_desc), Attr())
-
-    operation = Operation(node, node.name, "reduction", (src_node,), spec)
-    for pd in usable_implementations(create):
-        if pd.implementation.startswith("ref"):
-            raise NotLowered(f"{kind} over dimensions {sorted(dims)} of {src} has only a reference implementation")
-        args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(dst_desc)}
-        template = primitive_template(pd, args, "reduction")
-        dst = row_major(spec.shape or (1,), dtype)
-        operation.candidates.append(Candidate(pd.implementation, (src_desc,), dst, (template,)))
-    if not operation.candidates:
-        raise NotLowered(f"no implementation of {kind} takes {src}")
-    return operation
 
 
 def _pooling(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zendnn_cffi
 from fx_passes.lower.views import index_box
 from tests.support.lowering import kinds, net, noise, offload
 
@@ -106,9 +108,36 @@ def test_reductions(name: str, dims: tuple[int, ...], keepdim: bool) -> None:
     assert kinds(found)[1] in ("reduction", "pooling")
 
 
-@pytest.mark.parametrize("dims", ((1,), (0,), (0, 2), (1, 3)))
-def test_other_reductions_stay_right(dims: tuple[int, ...]) -> None:
-    found = offload(between(lambda y: y.sum(dims)), noise(2, 3, 6, 5), scale=20.0)
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("keepdim", (False, True))
+@pytest.mark.parametrize("dims", ((1,), (0,), (1, 2), (-2,), (0, 1), (0, 1, 2)))
+@pytest.mark.parametrize("name", ("mean", "sum"))
+def test_sums_over_other_dimensions_are_products_with_ones(
+    name: str, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None
+) -> None:
+    model = between(lambda y: getattr(torch, name)(y, dims, keepdim=keepdim))
+    found = offload(model, noise(2, 3, 6, 5), dtype=dtype, scale=40.0, k=900)
+    assert kinds(found)[1] == "reduction"
+    assert "brg" in found.nodes[1].implementation or "gemm" in found.nodes[1].implementation
+
+
+@pytest.mark.parametrize("value", (math.inf, -math.inf, math.nan))
+def test_a_sum_of_what_is_no_number(value: float) -> None:
+    """One column has it, the others do not."""
+    x = noise(2, 3, 6, 5)
+    x[0, 0, 0, 0] = value
+    gm = zendnn_cffi.optimize(net(lambda m, x: m[0](x).sum(2), nn.Conv2d(3, 4, 1)), tune="off")
+    with torch.no_grad():
+        ours = gm(x)
+    assert {c.kind for r in gm.regions().values() for low in r.lowered.values() for c in low.program.calls} >= {
+        "matmul"
+    }
+    assert ours[1].isfinite().all() and ours[0, :, 1:].isfinite().all() and not ours[0, :, 0].isfinite().any()
+
+
+@pytest.mark.parametrize(("name", "dims"), [("sum", (0, 2)), ("sum", (1, 3)), ("amax", (1,)), ("amin", (0, 1))])
+def test_other_reductions_stay_right(name: str, dims: tuple[int, ...]) -> None:
+    found = offload(between(lambda y: getattr(torch, name)(y, dims)), noise(2, 3, 6, 5), scale=20.0)
     assert kinds(found) == ["convolution", "torch"]
 
 
