@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fx_passes.layout.assign import assign_layouts
-from fx_passes.lower.candidates import Candidate, Operation
+from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate
 from fx_passes.lower.context import NotLowered, eager_layout, torch_operation
 from fx_passes.lower.layouts import is_describable, is_known_dtype
 from fx_passes.lower.rules import lower_graph
@@ -181,10 +181,8 @@ def _choose(
 
 def _report(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> NodeReport:
     reason = operation.fallback_reason
-    if not reason and is_rival(candidate):
-        others = [c.cost_ns for c in operation.candidates if not is_rival(c)]
-        reason = f"plain PyTorch measured faster ({candidate.cost_ns / 1e3:.0f} us"
-        reason += f" against {min(others) / 1e3:.0f} us)" if others else ")"
+    if not reason and is_rival(candidate) and not any(isinstance(c, PrimitiveTemplate) for c in candidate.calls):
+        reason = _why_torch(candidate, [c.cost_ns for c in operation.candidates if not is_rival(c)])
     entries: Any = operation.node.kwargs.get("post_ops", ())
     post_ops = tuple(str(entry[1]) for entry in entries)
     return NodeReport(
@@ -197,6 +195,14 @@ def _report(operation: Operation, candidate: Candidate, compute_dtype: torch.dty
         reason,
         operation.flops,
     )
+
+
+def _why_torch(candidate: Candidate, others_ns: Sequence[float]) -> str:
+    if not others_ns:
+        return f"plain PyTorch measured faster ({candidate.cost_ns / 1e3:.0f} us)"
+    if candidate.cost_ns >= min(others_ns):  # alone, with its weights in cache, it was not
+        return "plain PyTorch measured faster inside the network"
+    return f"plain PyTorch measured faster ({candidate.cost_ns / 1e3:.0f} us against {min(others_ns) / 1e3:.0f} us)"
 
 
 def _layout(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> str:

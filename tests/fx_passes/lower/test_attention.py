@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import zendnn_cffi
+from fx_passes import ops
+from fx_passes.lower.compile import _report
 from fx_passes.lower.masks import CAUSAL, FULL, KEYS, LIVE, OTHER, describe
+from fx_passes.lower.rules import lower_graph
+from fx_passes.lower.specs import TensorSpec
 from tests.support.lowering import noise, offload
 from tests.tolerance import assert_close
 
@@ -219,3 +223,17 @@ def test_one_sample_that_differs_is_seen() -> None:
         mask[-1, -1, 2, 1] = False
         assert describe(mask) == LIVE
         assert describe(mask.triu().tril() | True) == FULL
+
+
+def test_two_products_around_pytorchs_softmax_are_no_plain_pytorch() -> None:
+    """explain says what the attention became, where its mask may leave nothing of a row."""
+    graph = fx.Graph()
+    heads = [graph.placeholder(name) for name in ("query", "key", "value")]
+    graph.output(graph.call_function(ops.attention, (*heads, graph.placeholder("mask"))))
+    specs = [TensorSpec.of(torch.empty(2, HEADS, 5, 16))] * 3 + [
+        TensorSpec.of(torch.ones(2, 1, 5, 5, dtype=torch.bool))
+    ]
+    (operation,), _ = lower_graph(graph, specs, {})
+    reports = {len(c.calls): _report(operation, c, None) for c in operation.candidates}
+    assert reports[3].kind == "attention" and not reports[3].reason and "brg" in reports[3].implementation
+    assert not operation.fallback_reason and 1 in reports  # PyTorch's own

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fx_passes.lower.candidates import Candidate
+from fx_passes.lower.compile import _why_torch
+from fx_passes.lower.layouts import row_major
 from fx_passes.search.measure import is_rival
 from tests.support.lowering import net, noise, offload
 
@@ -84,3 +86,13 @@ def test_not_a_candidate_without_measuring() -> None:
     model = net(lambda m, x: F.max_pool2d(m[0](x), 2).exp(), nn.Conv2d(3, 16, 3, padding=1))
     found = offload(model, noise(2, 3, 6, 8), tune="off")
     assert not any(node.reason for node in found.nodes)
+
+
+@pytest.mark.parametrize(
+    ("others_ns", "says"),
+    [([9e3, 8e3], "faster (5 us against 8 us)"), ([4e3], "faster inside the network"), ([], "(5 us)")],
+)
+def test_why_pytorch(others_ns: list[float], says: str) -> None:
+    """One that is slower alone may have won inside the network."""
+    desc = row_major((1, 4), torch.float32)
+    assert _why_torch(Candidate("torch", (desc,), desc, (), cost_ns=5e3), others_ns).endswith(says)
