@@ -162,3 +162,16 @@ def test_assignment_is_the_cheapest_of_all(drawn: tuple[Problem, fx.Node], wante
     _, cost = problem.solve(leaves, wanted=wanted)
     every = itertools.product(*(operation.candidates for operation in problem.operations))
     assert cost == min(problem.cost(chosen, leaves, 10.0, wanted) for chosen in every)
+
+
+def test_a_call_into_pytorch_costs_more_than_its_time() -> None:
+    """Between kernels its code is in no cache: 15 us are added where candidates are chosen."""
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    desc = layout((4,), torch.float32, "a")
+    kernel = Candidate("kernel", (), desc, (object(),), cost_ns=20e3)  # type: ignore[arg-type]
+    for cost_ns, chosen in ((4e3, "torch"), (6e3, "kernel")):
+        plain = Candidate("torch", (), desc, (TorchTemplate(torch.relu, "", key="relu"),), cost_ns=cost_ns)
+        operation = Operation(node, "y", "eltwise", (), TensorSpec((4,), torch.float32, (1,)), [plain, kernel])
+        (found,) = assign_layouts([operation], {}, {}, lambda have, want: 0.0)
+        assert found.implementation == chosen
