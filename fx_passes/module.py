@@ -15,8 +15,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph import copy_graph
-from fx_passes.partition.per_mask import PerMask
-from fx_passes.partition.per_size import PerSize
+from fx_passes.partition.remembering import Remembering
 from fx_passes.trace import WHOLE, Traced, forward_signature
 
 Build = Callable[..., "OptimizedModule"]
@@ -111,7 +110,7 @@ class OptimizedModule(fx.GraphModule):
         for region in self.regions().values():
             region.invalidate()
         for module in self._modules.values():
-            if isinstance(module, PerSize | PerMask):
+            if isinstance(module, Remembering):
                 module.forget()
 
     def train(self, mode: bool = True) -> OptimizedModule:

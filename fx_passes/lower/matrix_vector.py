@@ -58,12 +58,12 @@ def matrix_vector_candidates(
     args += added + [_seen(argument, result) for argument in chain.args.values()] + [Result(result)]
     compute = _product(len(added), steps)
     text = f"bmm of {pieces} {'with bias ' if bias is not None else ''}{' '.join(chain.text)}"
-    key = f"{torch.__version__} {text} {post_ops_key(post_ops)}"
+    key = f"{torch.__version__} {text} {_post_ops_key(post_ops)}"
     template = TorchTemplate(compute, "", True, key, tuple(args), flops=2 * n * k)
     return [Candidate(NAME, srcs, dst, (template,), overwrites=chain.overwrites)]
 
 
-def post_ops_key(post_ops: Sequence[PostOp]) -> str:
+def _post_ops_key(post_ops: Sequence[PostOp]) -> str:
     """A text equal for equal post-ops, whatever the nodes they read."""
     entries = [
         (p.kind, p.alpha, p.beta) if isinstance(p, EltwisePostOp) else (p.kind, p.own_shape, p.constant is None)
