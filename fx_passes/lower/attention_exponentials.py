@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fx_passes.lower.attention_steps import Heads, implementations, later_keys, product, transposed
+from fx_passes.lower.attention_steps import Heads, implementations, later_keys, transposed
 from fx_passes.lower.candidates import (
     Argument,
     Candidate,
@@ -35,6 +35,7 @@ from fx_passes.lower.candidates import (
 )
 from fx_passes.lower.context import optimized_descs, usable_implementations
 from fx_passes.lower.layouts import row_major, strided
+from fx_passes.lower.products import product
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
 from zendnn_cffi.memory import MemoryDesc

@@ -29,6 +29,7 @@ from fx_passes.lower.candidates import (
 )
 from fx_passes.lower.context import optimized_descs, usable_implementations
 from fx_passes.lower.layouts import row_major, strided
+from fx_passes.lower.products import product
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
 from zendnn_cffi.memory import MemoryDesc
@@ -116,26 +117,6 @@ def _first_product(heads: Heads, scores: Temporary) -> PrimitiveTemplate | None:
 def _last_product(heads: Heads, shares: Temporary) -> PrimitiveTemplate | None:
     args: dict[int, Argument] = {ARG_SRC: shares, ARG_WEIGHTS: Operand(2), ARG_DST: Result()}
     return product(shares.desc, heads.value, heads.result, PostOps(), args, heads.products_flops)
-
-
-def product(
-    left: MemoryDesc,
-    right: MemoryDesc,
-    result: MemoryDesc,
-    post_ops: PostOps,
-    args: dict[int, Argument],
-    flops: int,
-    first: str = "",
-) -> PrimitiveTemplate | None:
-    """One product by the first optimized implementation, one whose name begins with `first` before others."""
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.matmul(left, right, None, result), Attr(post_ops))
-
-    found = optimized_descs(usable_implementations(create))
-    for pd in sorted(found, key=lambda pd: not (first and pd.implementation.startswith(first))):
-        return primitive_template(pd, args, "matmul", flops)
-    return None
 
 
 def transposed(desc: MemoryDesc) -> MemoryDesc:

@@ -1,11 +1,12 @@
-"""Root-mean-square normalization: a reduction and a layer normalization with given statistics, or PyTorch in passes.
+"""Root-mean-square normalization: sums of squares and a layer normalization that is told them, or PyTorch in passes.
 
-variance = sum(x * x, -1) / K                         reduction with a linear post-op, f32
-result   = (x - 0) / sqrt(variance + eps) * weight    layer_normalization, told mean 0 and this variance
+sums   = (x * x) @ ones                                        eltwise and matmul, f32; or each row times itself
+result = (x - 0) / sqrt(sums + K * eps) * (sqrt(K) * weight)   layer_normalization, told mean 0 and these variances
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -25,13 +26,13 @@ from fx_passes.lower.candidates import (
 )
 from fx_passes.lower.context import LoweringContext, NotLowered, optimized_descs, usable_implementations
 from fx_passes.lower.layouts import row_major
+from fx_passes.lower.products import product
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import (
     ARG_DST,
     ARG_MEAN,
     ARG_SCALE,
     ARG_SRC,
-    ARG_SRC_1,
     ARG_VARIANCE,
     ARG_WEIGHTS,
     Attr,
@@ -54,9 +55,12 @@ def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
     desc = row_major(src.shape, dtype)
     view = row_major((src.numel // src.shape[-1], src.shape[-1]), dtype)
     operation = Operation(node, node.name, "rms_norm", (arguments["src"],), spec)
-    scale = None if weight is None else Weights(str(node.args[1]), weight, row_major(view.dims[1:], torch.float32))
+    # sums stand in for means: sqrt(K) of the weights makes up for it
+    scale = torch.ones(view.dims[1]) if weight is None else weight.to(torch.float32)
+    scale = scale * math.sqrt(view.dims[1])
+    scales = Weights(f"{node.args[1]} times sqrt({view.dims[1]})", scale, row_major(view.dims[1:], torch.float32))
     operation.candidates = [
-        Candidate(_names(calls), (desc,), desc, calls) for calls in _in_primitives(view, eps, scale)
+        Candidate(_names(calls), (desc,), desc, calls) for calls in _in_primitives(view, eps, scales)
     ]
     key = f"{torch.__version__} rms_norm{'' if weight is None else ' with weight'}" if operation.candidates else ""
     passes = TorchTemplate(_in_passes(view.dims[1], eps, weight, dtype), "", True, key)
@@ -64,13 +68,13 @@ def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
     return operation
 
 
-def _in_primitives(src: MemoryDesc, eps: float, scale: Weights | None) -> Iterator[tuple[PrimitiveTemplate, ...]]:
-    """The primitives for rows [M, K]: every way to the variances, then a normalization that is told them."""
+def _in_primitives(src: MemoryDesc, eps: float, scales: Weights) -> Iterator[tuple[PrimitiveTemplate, ...]]:
+    """The primitives for rows [M, K]: every way to the sums of squares, then a normalization that is told them."""
     rows, size = src.dims
     per_row = row_major((rows,), torch.float32)
 
     def normalization() -> PrimitiveDesc:
-        op = descriptors.layer_normalization(src, eps, scale=scale is not None, shift=False, given_statistics=True)
+        op = descriptors.layer_normalization(src, eps * size, scale=True, shift=False, given_statistics=True)
         return PrimitiveDesc(op, Attr())
 
     for pd in optimized_descs(usable_implementations(normalization))[:1]:
@@ -78,62 +82,51 @@ def _in_primitives(src: MemoryDesc, eps: float, scale: Weights | None) -> Iterat
             ARG_SRC: Operand(0, src),
             ARG_MEAN: Weights(f"zero means of {rows}", torch.zeros(rows), per_row),
             ARG_VARIANCE: Temporary(0, per_row),
+            ARG_SCALE: scales,
             ARG_DST: Result(src),
         }
-        if scale is not None:
-            args[ARG_SCALE] = scale
         last = primitive_template(pd, args, "layer_normalization")
-        for first in (_rows_with_themselves(src), _mean_of_squares(src)):
+        for first in (_rows_with_themselves(src), _squares_by_ones(src)):
             if first:
                 yield *first, last
 
 
 def _rows_with_themselves(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
-    """Each row [1, K] times itself [K, 1], over K: the fastest for a few rows. () without such a product."""
+    """Each row [1, K] times itself [K, 1]: the fastest for a few rows. () without such a product."""
     rows, size = src.dims
     assert src.dtype is not None
     left, right = row_major((rows, 1, size), src.dtype), row_major((rows, size, 1), src.dtype)
     result = row_major((rows, 1, 1), torch.float32)
-
-    def create() -> PrimitiveDesc:
-        op = descriptors.matmul(left, right, None, result)
-        return PrimitiveDesc(op, Attr(PostOps().eltwise("linear", 1.0 / size)))
-
     args: dict[int, Argument] = {
         ARG_SRC: Operand(0, left),
         ARG_WEIGHTS: Operand(0, right),
         ARG_DST: Temporary(0, result),
     }
-    found = optimized_descs(usable_implementations(create))[:1]
-    return tuple(primitive_template(pd, args, "matmul") for pd in found)
+    found = product(left, right, result, PostOps(), args, 0)
+    return () if found is None else (found,)
 
 
-def _mean_of_squares(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
-    """The squares in f32, then their means: for many rows. () without optimized implementations."""
+def _squares_by_ones(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
+    """The squares, then their product with a column of ones: for many rows. () without optimized implementations."""
     rows, size = src.dims
-    if size == 1:
-        return ()  # nothing to reduce
-    squares, column = row_major((rows, size), torch.float32), row_major((rows, 1), torch.float32)
+    assert src.dtype is not None
+    column, sums = row_major((size, 1), src.dtype), row_major((rows, 1), torch.float32)
 
-    def product() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.binary("mul", src, src, squares), Attr())
+    def square() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.eltwise("square", src, 0.0, 0.0), Attr())
 
-    def reduction() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.reduction("mean", squares, column), Attr())
-
-    products, means = (optimized_descs(usable_implementations(create))[:1] for create in (product, reduction))
-    if not (products and means):
-        return ()
-    of_itself: dict[int, Argument] = {
-        ARG_SRC: Operand(0, src),
-        ARG_SRC_1: Operand(0, src),
-        ARG_DST: Temporary(1, squares),
+    args: dict[int, Argument] = {
+        ARG_SRC: Temporary(1, src),
+        ARG_WEIGHTS: Weights(f"column of {size} ones", torch.ones(size, 1), column),
+        ARG_DST: Temporary(0, sums),
     }
-    of_rows: dict[int, Argument] = {ARG_SRC: Temporary(1, squares), ARG_DST: Temporary(0, column)}
-    return (
-        primitive_template(products[0], of_itself, "binary"),
-        primitive_template(means[0], of_rows, "reduction"),
+    squares, summed = (
+        optimized_descs(usable_implementations(square))[:1],
+        product(src, column, sums, PostOps(), args, 0, first="gemm:"),
     )
+    if not squares or summed is None:
+        return ()
+    return primitive_template(squares[0], {ARG_SRC: Operand(0, src), ARG_DST: Temporary(1, src)}, "eltwise"), summed
 
 
 def _in_passes(size: int, eps: float, weight: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor, Tensor], None]:
