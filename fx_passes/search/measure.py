@@ -43,7 +43,9 @@ TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 3e-2}
 CHECK_ONLY = 0.0
 _ENOUGH_NS = 12e6
 _MIN_RUNS, _MAX_RUNS = 3, 15
-_HOPELESS = 2.0  # a first run this many times slower than the best candidate's time is not repeated
+# A first run so much slower than the best candidate's time is not repeated: this many times, and by more than what a
+# kernel takes that makes its code then (2.6 ms were seen).
+_HOPELESS, _FIRST_NS = 2.0, 10e6
 _BEHIND = 1.2  # after a few runs, the fastest of them so many times slower ends it
 _KEPT_BYTES = 256 << 20  # of operands in candidates' layouts
 _CHUNK = 1 << 18  # elements compared at once: what lies between stays in cache
@@ -81,7 +83,7 @@ class Bench:
             error = self._error(result, candidate.dst)
             if not error <= tolerance(candidate):
                 return database.Result(math.inf, error, False)
-            if best_ns == CHECK_ONLY or (first_ns > _HOPELESS * best_ns and first_ns > 1e6):
+            if best_ns == CHECK_ONLY or first_ns > _HOPELESS * best_ns + _FIRST_NS:
                 return database.Result(float(first_ns), error, True)
             return database.Result(fastest_ns(program, first_ns, best_ns), error, True)
         finally:

@@ -253,3 +253,13 @@ def test_what_is_behind_is_run_less(monkeypatch: pytest.MonkeyPatch) -> None:
         assert measure.fastest_ns(program, 2e5, best_ns) == 1e5  # type: ignore[arg-type]
         runs[best_ns] = len(program)
     assert runs[math.inf] == runs[1e5] == runs[0.9e5] > runs[0.5e5] >= 3
+
+
+def test_code_made_in_a_first_run_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product generates its kernel when it first runs: a candidate is not hopeless for that."""
+    (operation,), values = lowered()
+    bench, times = Bench(operation, values), iter((3e6, 2e4))
+    monkeypatch.setattr(measure, "run_ns", lambda program: program.run_timed(()) and next(times, 2e4))
+    assert bench.check_and_time(operation.candidates[0], best_ns=1e5).time_ns == 2e4
+    times = iter((3e9,))
+    assert bench.check_and_time(operation.candidates[0], best_ns=1e5).time_ns == 3e9
