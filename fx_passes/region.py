@@ -114,10 +114,11 @@ class ZenRegion(nn.Module):
             self._touch(signature)
         if lowered is None:
             return self.run_plain(inputs)
-        program, repeated = lowered.program, counted.repeated
+        program, before = lowered.program, counted.out_of_range
         outputs = program(inputs) if self.on_run is None else self.on_run(self, program, inputs)
-        if counted.repeated != repeated:
+        if counted.out_of_range != before:
             self._give_up_exponentials()
+            return self.forward(*inputs)
         return outputs[0] if self._single else tuple(outputs)
 
     def _give_up_exponentials(self) -> None:

@@ -5,8 +5,9 @@
     result = shares @ value / sums                    matmul, binary
 
 A softmax subtracts each row's maximum so that no exponential overflows; that takes f32 scores in memory and two passes
-over them. Most scores are small enough without. Whether they were, the sums tell: where one is too large or too small
-(or no number), the attention is computed again by PyTorch, and counted, so that the region can be lowered another way.
+over them. Most scores are small enough without. Whether they were, the sums tell, those of all attentions of a
+program at its end: where one is too large or too small (or no number), that is counted, and the region is lowered
+another way and run again.
 
 A mask of keys alone [B, 1, 1, S], added, is a weight of each key: exp(s + m) = exp(s) * exp(m). Values are multiplied
 by it, and it stands in place of the ones. Causal attention in blocks of rows leaves out most of what comes later.
@@ -15,7 +16,7 @@ by it, and it stands in place of the ones. Causal attention in blocks of rows le
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ from fx_passes.lower.attention_steps import Heads, implementations, later_keys, 
 from fx_passes.lower.candidates import (
     Argument,
     Candidate,
+    Check,
     Operand,
     PrimitiveTemplate,
     Result,
@@ -50,9 +52,9 @@ _SHARES, _SUMS, _KEPT, _VALUES = range(4)  # temporaries
 
 
 class _Counted(threading.local):
-    """How many attentions this thread computed again."""
+    """How many runs of this thread had sums out of range."""
 
-    repeated = 0
+    out_of_range = 0
 
 
 counted = _Counted()
@@ -107,9 +109,11 @@ class _Exponentials:
         if division is None:
             return None
         weighing = [] if heads.mask is None else [self._weighing()]
-        calls: tuple[PrimitiveTemplate | TorchTemplate, ...] = (*weighing, *products, division, self._guard())
+        calls: tuple[PrimitiveTemplate | TorchTemplate, ...] = (*weighing, *products, division)
         srcs = (heads.query, heads.key, heads.value, *(() if heads.mask is None else (heads.mask,)))
-        return Candidate(f"{implementations(products)}, no softmax", srcs, heads.result, calls)
+        return Candidate(
+            f"{implementations(products)}, no softmax", srcs, heads.result, calls, check=Check(_SUMS, sums_in_range)
+        )
 
     def _blocks(self) -> Iterator[_Block]:
         for sample in range(0, self.b, self.samples):
@@ -214,26 +218,12 @@ class _Exponentials:
             return primitive_template(pd, args, "binary", 0)
         return None
 
-    def _guard(self) -> TorchTemplate:
-        heads = self.heads
-        srcs: list[Argument] = [Operand(n) for n in range(3 if heads.mask is None else 4)]
-        key = f"{torch.__version__} guard {heads.scale} {heads.is_causal}"
-        args = (Temporary(_SUMS, row_major((self.b * self.length * self.h,), torch.float32)), *srcs, Result(), Result())
-        return TorchTemplate(_guarding(heads.scale, heads.is_causal), "", True, key, args=args, assists=True)
 
-
-def _guarding(scale: float, is_causal: bool) -> Callable[..., None]:
-    def repeat_where_out_of_range(sums: Tensor, query: Tensor, key: Tensor, value: Tensor, *given: Tensor) -> None:
-        low, high = torch.aminmax(sums)  # nan where there is one
-        if low.item() >= _LEAST and high.item() <= _MOST:
-            return
-        counted.repeated += 1
-        *masks, _, out = given  # twice: it stays as it is where nothing is computed again
-        bias = masks[0].to(query.dtype) if masks else None
-        attend = torch.nn.functional.scaled_dot_product_attention
-        out.copy_(attend(query, key, value, bias, 0.0, is_causal, scale=scale))
-
-    return repeat_where_out_of_range
+def sums_in_range(sums: Tensor) -> None:
+    """Count where a row's sum is out of range, or no number."""
+    low, high = torch.aminmax(sums)  # nan where there is one
+    if not (low.item() >= _LEAST and high.item() <= _MOST):
+        counted.out_of_range += 1
 
 
 def _weigh(mask: Tensor, value: Tensor, kept: Tensor, out: Tensor) -> None:

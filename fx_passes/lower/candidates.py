@@ -83,6 +83,17 @@ class Temporary:
     offset_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Check:
+    """What is to hold of the f32 numbers in temporary number `index` when all of a program has run.
+
+    function  is given those of all candidates that have it, as one tensor
+    """
+
+    index: int
+    function: Callable[[torch.Tensor], None]
+
+
 Argument = Operand | Result | Weights | Scratchpad | Temporary
 
 
@@ -146,6 +157,7 @@ class Candidate:
     slices_bytes    of a concatenation whose pieces may be written in place: the offset of each in the result; its calls
                     copy one piece each
     cost_ns         measured or estimated time
+    check           of numbers that its calls leave in a temporary
     """
 
     implementation: str
@@ -157,6 +169,7 @@ class Candidate:
     slices_bytes: tuple[int, ...] = ()
     cost_ns: float = 0.0
     offset_bytes: int = 0
+    check: Check | None = None
 
     @property
     def is_view(self) -> bool:

@@ -7,9 +7,10 @@ Views, sums into a residual, element-wise steps in place and pieces of concatena
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from fx_passes.lower.candidates import (
@@ -27,7 +28,7 @@ from fx_passes.lower.candidates import (
     temporaries_bytes,
 )
 from fx_passes.lower.context import eager_layout
-from fx_passes.lower.layouts import GrowingDesc, same_bytes
+from fx_passes.lower.layouts import GrowingDesc, row_major, same_bytes
 from fx_passes.lower.specs import TensorSpec
 from fx_passes.plan.buffers import END, Buffer, assign_slots, nest_pieces
 from fx_passes.plan.prepack import Prepacked, WeightStore
@@ -61,6 +62,7 @@ class Schedule:
     buffers: list[Buffer] = field(default_factory=list)
     places: dict[fx.Node, list[tuple[MemoryDesc, Buffer]]] = field(default_factory=dict)
     takeovers: list[tuple[int, Buffer, Buffer]] = field(default_factory=list)
+    checked: dict[Callable[[torch.Tensor], None], list[Buffer]] = field(default_factory=dict)
 
     def new_buffer(self, desc: MemoryDesc) -> Buffer:
         return self._new_memory(desc.size_bytes)
@@ -123,6 +125,8 @@ class Schedule:
                     if isinstance(argument, Scratchpad):
                         step.scratchpad = self.new_buffer(argument.desc)
             self.steps.append(step)
+        if candidate.check is not None:
+            self.checked.setdefault(candidate.check.function, []).append(temporaries[candidate.check.index])
         self.places[operation.node] = [(candidate.dst, result)]
 
     def _needed(
@@ -145,6 +149,20 @@ class Schedule:
             root = self.new_buffer(want)
             self._reorder(f"{node.name} out", have, buffer, want, root)
         root.space, root.index, root.last = "output", number, END
+
+    def append_checks(self) -> None:
+        """Let the numbers that are to be checked lie side by side, kept until all else has run."""
+        for function, buffers in self.checked.items():
+            size_bytes = sum(buffer.size_bytes for buffer in buffers)
+            whole = self._new_memory(size_bytes)
+            offset_bytes = 0
+            for buffer in buffers:
+                buffer.move_into(whole, offset_bytes)
+                offset_bytes += buffer.size_bytes
+            desc = row_major((size_bytes // torch.float32.itemsize,), torch.float32)
+            numbers = Result(desc)  # read, and left as they are
+            template = TorchTemplate(_only_reading(function), "", into=True, args=(numbers, numbers), assists=True)
+            self.steps.append(Step(function.__name__, None, template, [], (whole, desc)))
 
     def settle_takeovers(self) -> None:
         """Let results take over the memory of inputs that nothing reads later."""
@@ -179,6 +197,7 @@ def build_program(
         schedule.compute(operation, candidate)
     for number, (node, spec) in enumerate(outputs):
         schedule.leave(number, node, eager_layout(spec))
+    schedule.append_checks()
     schedule.settle_takeovers()
     slots, arena_bytes = assign_slots(schedule.buffers)
     constants = Prepacked(weights, prefix)
@@ -189,9 +208,9 @@ def build_program(
 
 def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Call:
     if isinstance(step.template, TorchTemplate):
-        assert step.operation is not None
-        own, kind = step.template, step.operation.kind
-        flops = own.flops if own.args else step.operation.flops
+        own, operation = step.template, step.operation
+        kind = operation.kind if operation is not None else "check"
+        flops = own.flops if own.args or operation is None else operation.flops
         arguments = own.args or (*map(Operand, range(len(step.srcs))), Result())
         views = [_view(*_place(argument, step, slots, constants)) for argument in arguments]
         return TorchCall(
@@ -221,6 +240,15 @@ def _place(
         case Scratchpad(desc):
             assert step.scratchpad is not None
             return slots[step.scratchpad], desc
+
+
+def _only_reading(function: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """A call that writes to its last argument what is there."""
+
+    def read(numbers: torch.Tensor, _: torch.Tensor) -> None:
+        function(numbers)
+
+    return read
 
 
 def _view(slot: Slot, desc: MemoryDesc) -> TensorView:
