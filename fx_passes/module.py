@@ -59,10 +59,12 @@ class OptimizedModule(fx.GraphModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._checked:
             traced = self._source[0]
-            if not traced.accepts(args, kwargs):
+            arranged = traced.arrange(args, kwargs)
+            if arranged is None:
                 if self._released:
                     raise RuntimeError(_RELEASED.format("a call with arguments that it was not traced for"))
                 return traced.root(*args, **kwargs)
+            args, kwargs = arranged
         if torch.is_grad_enabled() and self.leaves.keys() != {WHOLE} and not _ask_for_gradients(args, kwargs):
             with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients
                 result = super().__call__(*args, **kwargs)

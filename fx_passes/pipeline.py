@@ -30,6 +30,7 @@ from fx_passes.partition import partition
 from fx_passes.partition.partition import Constants, MakeRegion
 from fx_passes.partition.per_mask import memoize_masks
 from fx_passes.partition.per_size import memoize_sizes
+from fx_passes.signature import write_out_structure
 from fx_passes.trace import ExampleInputs, Traced, trace
 from fx_passes.verify import verify
 
@@ -91,7 +92,8 @@ def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> Optimized
         if log.isEnabledFor(logging.DEBUG):
             verify(gm)
     gm = memoize_masks(memoize_sizes(gm, traced.root))
-    result: OptimizedModule = partition(gm, make_region, traced.root)
+    gm = partition(gm, make_region, traced.root)
+    result: OptimizedModule = write_out_structure(gm)
     if log.isEnabledFor(logging.DEBUG):
         verify(result)
     return result

@@ -70,19 +70,19 @@ class Traced:
     guards: Guards | None = None
     example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
-    def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the graph computes what the model would for these arguments."""
+    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The call's arguments as the graph takes them; None where it does not compute what the model would."""
         values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
         for name, value in self.specialized.items():
             other = values.get(name, self.parameters[name])
             if other is not value and (type(other) is not type(value) or other != value):
-                return False
+                return None
         if any(values.get(name) is None for name in self.given):
-            return False
+            return None
         if self.guards is None or self.example is None:
-            return True
+            return args, kwargs
         ordered = self._as_in_example(args, kwargs)
-        return ordered is not None and self.guards.hold(*ordered)
+        return ordered if ordered is not None and self.guards.hold(*ordered) else None
 
     def _as_in_example(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
