@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx, nn
 
-from fx_passes.export import Guards, export
+from fx_passes.export import Call, Guards, export
 from fx_passes.graph import copy_graph
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -68,9 +68,9 @@ class Traced:
     specialized: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
     guards: Guards | None = None
-    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    example: Call | None = None
 
-    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
         values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
         for name, value in self.specialized.items():
@@ -84,9 +84,7 @@ class Traced:
         ordered = self._as_in_example(args, kwargs)
         return ordered if ordered is not None and self.guards.hold(*ordered) else None
 
-    def _as_in_example(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The same call with the arguments by position that the example had there; None where others are given."""
         assert self.example is not None
         by_position, by_name = self.example
@@ -303,7 +301,7 @@ def _remedy(example_inputs: ExampleInputs) -> str:
     return "" if example_inputs is not None else " (with example_inputs, torch.export would be tried)"
 
 
-def _as_call(example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _as_call(example_inputs: ExampleInputs) -> Call:
     """Positional and keyword arguments."""
     if example_inputs is None:
         return (), {}

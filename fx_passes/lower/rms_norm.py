@@ -120,10 +120,8 @@ def _squares_by_ones(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
         ARG_WEIGHTS: Weights(f"column of {size} ones", torch.ones(size, 1), column),
         ARG_DST: Temporary(0, sums),
     }
-    squares, summed = (
-        optimized_descs(usable_implementations(square))[:1],
-        product(src, column, sums, PostOps(), args, 0, first="gemm:"),
-    )
+    squares = optimized_descs(usable_implementations(square))
+    summed = product(src, column, sums, PostOps(), args, 0, first="gemm:")
     if not squares or summed is None:
         return ()
     return primitive_template(squares[0], {ARG_SRC: Operand(0, src), ARG_DST: Temporary(1, src)}, "eltwise"), summed

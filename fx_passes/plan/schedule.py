@@ -161,7 +161,7 @@ class Schedule:
                 offset_bytes += buffer.size_bytes
             desc = row_major((size_bytes // torch.float32.itemsize,), torch.float32)
             numbers = Result(desc)  # read, and left as they are
-            template = TorchTemplate(_only_reading(function), "", into=True, args=(numbers, numbers), assists=True)
+            template = TorchTemplate(_only_reading(function), "", into=True, args=(numbers, numbers))
             self.steps.append(Step(function.__name__, None, template, [], (whole, desc)))
 
     def settle_takeovers(self) -> None:
