@@ -17,7 +17,8 @@ from fx_passes.graph import get_attribute, is_call, is_vocabulary
 
 _SAME_RANK = {ops.eltwise, ops.prelu, ops.softmax, ops.batch_norm, ops.layer_norm, ops.linear, ops.pool,
               ops.adaptive_pool, ops.transpose, ops.narrow, ops.resample, ops.convolution, ops.deconvolution,
-              ops.attention, ops.cached_attention, ops.grow, ops.contiguous, ops.rms_norm, ops.rotary}  # fmt: skip
+              ops.attention, ops.cached_attention, ops.grow, ops.contiguous, ops.rms_norm, ops.l2_normalize,
+              ops.rotary}  # fmt: skip
 _FROM_WEIGHT = {ops.convolution, ops.deconvolution, ops.linear}
 
 

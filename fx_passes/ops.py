@@ -170,6 +170,11 @@ def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float | None) -> Tensor
     return result if weight is None else weight * result
 
 
+def l2_normalize(src: Tensor, dim: int, *, eps: float) -> Tensor:
+    """Return src / max(norm(src), eps), Euclidean norms along dim."""
+    return F.normalize(src, 2.0, dim, eps)
+
+
 def rotary(src: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return src * cos + concat(-second half, first half) * sin, halves along the last dimension; broadcast."""
     half = src.shape[-1] // 2
@@ -512,7 +517,7 @@ def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
     {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
      adaptive_pool, reduce, concat, resample, attention, embedding_bag, embedding_bags, pick,
-     rms_norm, rotary, rotation, grow, cached_attention, additive_mask}
+     rms_norm, l2_normalize, rotary, rotation, grow, cached_attention, additive_mask}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(
     {reshape, flatten, unflatten, permute, transpose, chunk, split, narrow, index, unsqueeze, expand, contiguous, pad}

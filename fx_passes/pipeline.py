@@ -17,6 +17,7 @@ from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
 from fx_passes.fuse.gates import fuse_gates
+from fx_passes.fuse.l2_normalize import fuse_l2_normalize
 from fx_passes.fuse.permutes import fuse_permutes
 from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
@@ -45,6 +46,7 @@ PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
     fold_batch_norm,
     fold_channel_scale,
     fuse_rms_norm,
+    fuse_l2_normalize,
     fuse_rotary,
     fuse_embedding_bags,
     fuse_projections,

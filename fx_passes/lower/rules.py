@@ -26,7 +26,7 @@ from fx_passes.lower.picking import lower_pick
 from fx_passes.lower.pooling import lower_adaptive_pool, lower_pool, lower_reduce
 from fx_passes.lower.resampling import lower_resample
 from fx_passes.lower.rivals import add_rivals
-from fx_passes.lower.rms_norm import lower_rms_norm
+from fx_passes.lower.row_norms import lower_l2_normalize, lower_rms_norm
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.lower.views import VIEW_RULES
 
@@ -52,6 +52,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.additive_mask: lower_additive_mask,
     ops.grow: lower_grow,
     ops.rms_norm: lower_rms_norm,
+    ops.l2_normalize: lower_l2_normalize,
     ops.rotary: lower_rotary,
     ops.rotation: lower_rotation,
     ops.embedding_bags: lower_embedding_bags,

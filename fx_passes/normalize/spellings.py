@@ -100,6 +100,7 @@ FUNCTIONS: dict[Any, Builder] = {
     torch.batch_norm: b.aten_batch_norm,
     F.layer_norm: b.layer_norm,
     F.rms_norm: b.rms_norm,
+    F.normalize: b.l2_normalize,
     torch.rms_norm: b.rms_norm,
     torch.baddbmm: b.baddbmm,
     torch.addmm: b.addmm,

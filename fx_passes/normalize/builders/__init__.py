@@ -57,6 +57,7 @@ from fx_passes.normalize.builders.movement import (
 from fx_passes.normalize.builders.normalization import (
     aten_batch_norm,
     batch_norm,
+    l2_normalize,
     layer_norm,
     method_softmax,
     rms_norm,
@@ -109,6 +110,7 @@ __all__ = [
     "reduction",
     "reshape",
     "reversed_binary",
+    "l2_normalize",
     "rms_norm",
     "same_padding",
     "size",

@@ -57,6 +57,13 @@ def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = N
     return Call(ops.rms_norm, (input, weight), {"eps": eps})
 
 
+def l2_normalize(input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12, out: Any = None) -> Built:
+    """F.normalize with Euclidean norms."""
+    if not isinstance(dim, int) or not is_number(eps) or not is_number(p) or p != 2 or out is not None:
+        return None
+    return Call(ops.l2_normalize, (input, dim), {"eps": float(eps)})
+
+
 def softmax(log: bool) -> Callable[..., Built]:
     """Builder of F.softmax or F.log_softmax."""
 

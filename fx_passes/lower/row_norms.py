@@ -1,7 +1,9 @@
-"""Root-mean-square normalization: sums of squares and a layer normalization that is told them, or PyTorch in passes.
+"""Rows divided by their norms: RMSNorm and L2 normalization. Sums of squares and a layer normalization that is told
+them, or PyTorch in passes.
 
 sums   = (x * x) @ ones                                        eltwise and matmul, f32; or each row times itself
-result = (x - 0) / sqrt(sums + K * eps) * (sqrt(K) * weight)   layer_normalization, told mean 0 and these variances
+RMS    = (x - 0) / sqrt(sums + K * eps) * (sqrt(K) * weight)   layer_normalization, told mean 0 and these variances
+L2     = (x - 0) / sqrt(max(sums, eps * eps))                  the maximum is a post-op of the product
 """
 
 from __future__ import annotations
@@ -59,22 +61,52 @@ def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
     scale = torch.ones(view.dims[1]) if weight is None else weight.to(torch.float32)
     scale = scale * math.sqrt(view.dims[1])
     scales = Weights(f"{node.args[1]} times sqrt({view.dims[1]})", scale, row_major(view.dims[1:], torch.float32))
-    operation.candidates = [
-        Candidate(_names(calls), (desc,), desc, calls) for calls in _in_primitives(view, eps, scales)
-    ]
-    key = f"{torch.__version__} rms_norm{'' if weight is None else ' with weight'}" if operation.candidates else ""
-    passes = TorchTemplate(_in_passes(view.dims[1], eps, weight, dtype), "", True, key)
-    operation.candidates.append(Candidate("torch", (desc,), desc, (passes,)))
+    key = "rms_norm" if weight is None else "rms_norm with weight"
+    passes = _in_passes(view.dims[1], eps, weight, dtype)
+    operation.candidates = _candidates(desc, _in_primitives(view, PostOps(), eps * view.dims[1], scales), passes, key)
     return operation
 
 
-def _in_primitives(src: MemoryDesc, eps: float, scales: Weights) -> Iterator[tuple[PrimitiveTemplate, ...]]:
-    """The primitives for rows [M, K]: every way to the sums of squares, then a normalization that is told them."""
+def lower_l2_normalize(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.l2_normalize along the last dimension."""
+    arguments = context.values.arguments(node)
+    src, eps = context.tensor(arguments["src"], "src"), float(arguments["eps"])
+    if arguments["dim"] not in (-1, src.ndim - 1):
+        raise NotLowered("along another dimension than the last")
+    if eps < 0 or 0 < eps * eps < torch.finfo(torch.float32).tiny:
+        raise NotLowered(f"an eps of {eps}, whose square is no float32 number")
+    dtype = context.dtype(src)
+    desc = row_major(src.shape, dtype)
+    view = row_major((src.numel // src.shape[-1], src.shape[-1]), dtype)
+    at_least = PostOps().eltwise("clip", eps * eps, math.inf)
+    operation = Operation(node, node.name, "l2_normalize", (arguments["src"],), context.values.specs[node])
+    operation.candidates = _candidates(
+        desc, _in_primitives(view, at_least, 0.0, None), _in_two_passes(eps), f"l2_normalize eps={eps}"
+    )
+    return operation
+
+
+def _candidates(
+    desc: MemoryDesc, in_primitives: Iterator[tuple[PrimitiveTemplate, ...]], passes: Callable[..., None], text: str
+) -> list[Candidate]:
+    found = [Candidate(_names(calls), (desc,), desc, calls) for calls in in_primitives]
+    key = f"{torch.__version__} {text}" if found else ""
+    return [*found, Candidate("torch", (desc,), desc, (TorchTemplate(passes, "", True, key),))]
+
+
+def _in_primitives(
+    src: MemoryDesc, of_sums: PostOps, added: float, scales: Weights | None
+) -> Iterator[tuple[PrimitiveTemplate, ...]]:
+    """The primitives for rows [M, K]: every way to the sums of squares, then a normalization that is told them.
+
+    of_sums  what else is done to the sums
+    added    to the sums, under the root
+    """
     rows, size = src.dims
     per_row = row_major((rows,), torch.float32)
 
     def normalization() -> PrimitiveDesc:
-        op = descriptors.layer_normalization(src, eps * size, scale=True, shift=False, given_statistics=True)
+        op = descriptors.layer_normalization(src, added, scale=scales is not None, shift=False, given_statistics=True)
         return PrimitiveDesc(op, Attr())
 
     for pd in optimized_descs(usable_implementations(normalization))[:1]:
@@ -82,16 +114,17 @@ def _in_primitives(src: MemoryDesc, eps: float, scales: Weights) -> Iterator[tup
             ARG_SRC: Operand(0, src),
             ARG_MEAN: Weights(f"zero means of {rows}", torch.zeros(rows), per_row),
             ARG_VARIANCE: Temporary(0, per_row),
-            ARG_SCALE: scales,
             ARG_DST: Result(src),
         }
+        if scales is not None:
+            args[ARG_SCALE] = scales
         last = primitive_template(pd, args, "layer_normalization")
-        for first in (_rows_with_themselves(src), _squares_by_ones(src)):
+        for first in (_rows_with_themselves(src, of_sums), _squares_by_ones(src, of_sums)):
             if first:
                 yield *first, last
 
 
-def _rows_with_themselves(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
+def _rows_with_themselves(src: MemoryDesc, post_ops: PostOps) -> tuple[PrimitiveTemplate, ...]:
     """Each row [1, K] times itself [K, 1]: the fastest for a few rows. () without such a product."""
     rows, size = src.dims
     assert src.dtype is not None
@@ -102,11 +135,11 @@ def _rows_with_themselves(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
         ARG_WEIGHTS: Operand(0, right),
         ARG_DST: Temporary(0, result),
     }
-    found = product(left, right, result, PostOps(), args, 0)
+    found = product(left, right, result, post_ops, args, 0)
     return () if found is None else (found,)
 
 
-def _squares_by_ones(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
+def _squares_by_ones(src: MemoryDesc, post_ops: PostOps) -> tuple[PrimitiveTemplate, ...]:
     """The squares, then their product with a column of ones: for many rows. () without optimized implementations."""
     rows, size = src.dims
     assert src.dtype is not None
@@ -121,7 +154,7 @@ def _squares_by_ones(src: MemoryDesc) -> tuple[PrimitiveTemplate, ...]:
         ARG_DST: Temporary(0, sums),
     }
     squares = optimized_descs(usable_implementations(square))
-    summed = product(src, column, sums, PostOps(), args, 0, first="gemm:")
+    summed = product(src, column, sums, post_ops, args, 0, first="gemm:")
     if not squares or summed is None:
         return ()
     return primitive_template(squares[0], {ARG_SRC: Operand(0, src), ARG_DST: Temporary(1, src)}, "eltwise"), summed
@@ -137,6 +170,16 @@ def _in_passes(size: int, eps: float, weight: Tensor | None, dtype: torch.dtype)
         torch.mul(x, inverse, out=out)
         if weight is not None:
             out.mul_(weight)
+
+    return normalize
+
+
+def _in_two_passes(eps: float) -> Callable[[Tensor, Tensor], None]:
+    """Two passes of PyTorch, the last one into the arena."""
+
+    def normalize(x: Tensor, out: Tensor) -> None:
+        norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
+        torch.div(x, norm.clamp_min_(eps), out=out)
 
     return normalize
 
