@@ -26,9 +26,20 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_for_each_way(small: None, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep.check("vit", rounds=1)
+    sweep.check("vit", rounds=1, dtype=torch.float32)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines] == [["vit", "torch.compile", "ok"], ["vit", "optimize", "ok"]]
+
+
+def test_bf16_is_compared_with_float64(
+    small: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What eager's own error is, ours may be; less, it may not."""
+    sweep.main(["vit", "--rounds", "1", "--dtype", "bf16"])
+    assert capsys.readouterr().out.count(" ok ") == 2
+    monkeypatch.setattr(sweep, "_BEYOND_EAGER", 0.0)
+    assert sweep.main(["vit", "--rounds", "1", "--dtype", "bf16"]) == 1
+    assert capsys.readouterr().out.count("WRONG") == 2
 
 
 def test_wrong_answers_end_with_status_1(
