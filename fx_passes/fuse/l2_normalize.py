@@ -49,24 +49,33 @@ def match_norm(node: fx.Node) -> tuple[fx.Node, int, float] | None:
 
 def _euclidean(norm: fx.Node, src: fx.Node) -> int | None:
     """The dimension along which norm is that of src, kept as one of size 1; None if it is not."""
-    if is_call(norm, ops.eltwise) and norm.args[1] in ("sqrt", "pow"):
-        if norm.args[1] == "pow" and norm.args[2:] != (1.0, 0.5):
-            return None
-        total = norm.args[0]
-        if not is_call(total, ops.reduce) or total.args[1] != "sum" or not total.args[3]:
-            return None
-        square: Any = total.args[0]
-        of_src = is_call(square, ops.eltwise) and square.args[:2] == (src, "square")
-        of_src = of_src or (is_call(square, ops.binary) and square.args == (src, src, "mul"))
-        return _single(total.args[2]) if of_src else None
-    if not (is_call(norm, *_NORMS) or (norm.op == "call_method" and norm.target == "norm")) or norm.args[0] is not src:
-        return None
+    if is_call(norm, *_NORMS) or (norm.op == "call_method" and norm.target == "norm"):
+        return _of_function(norm, src)
+    if is_call(norm, ops.eltwise) and norm.args[1] == "sqrt":
+        return _of_squares(norm.args[0], src)
+    return None
+
+
+def _of_function(norm: fx.Node, src: fx.Node) -> int | None:
+    """The dimension that a call of a norm names."""
     names = ("ord" if norm.target in _BY_ORDER else "p", "dim", "keepdim")
     keywords = {name: value for name, value in norm.kwargs.items() if value is not None}  # torch.norm: out, dtype
     given: dict[str, Any] = {**dict(zip(names, norm.args[1:], strict=False)), **keywords}
-    if len(norm.args) > 4 or not set(given) <= set(names) or given.get(names[0], 2) not in (2, "fro", None):
+    if norm.args[:1] != (src,) or len(norm.args) > 4 or not set(given) <= set(names):
         return None
-    return _single(given.get("dim")) if given.get("keepdim") is True else None
+    if given.get(names[0], 2) not in (2, "fro", None) or given.get("keepdim") is not True:
+        return None
+    return _single(given.get("dim"))
+
+
+def _of_squares(total: Any, src: fx.Node) -> int | None:
+    """The dimension along which total sums the squares of src."""
+    if not is_call(total, ops.reduce) or total.args[1] != "sum" or not total.args[3]:
+        return None
+    square: Any = total.args[0]
+    is_square = is_call(square, ops.eltwise) and square.args[:2] == (src, "square")
+    is_product = is_call(square, ops.binary) and square.args == (src, src, "mul")
+    return _single(total.args[2]) if is_square or is_product else None
 
 
 def _single(dims: Any) -> int | None:

@@ -51,7 +51,8 @@ def softplus(input: Any, beta: Any = 1, threshold: Any = 20) -> Built:
 def power(input: Any, exponent: Any, *, out: Any = None) -> Built:
     if out is not None or not is_number(exponent):
         return None
-    entry = ("square", 0.0, 0.0) if exponent == 2 else ("pow", 1.0, exponent)
+    kind = {2: "square", 0.5: "sqrt"}.get(exponent)
+    entry = ("pow", 1.0, exponent) if kind is None else (kind, 0.0, 0.0)
     return Call(ops.eltwise, (input, *entry))
 
 
