@@ -29,6 +29,7 @@ from fx_passes.lower.candidates import (
 from fx_passes.lower.context import LoweringContext, NotLowered, optimized_descs, usable_implementations
 from fx_passes.lower.layouts import row_major
 from fx_passes.lower.products import product
+from fx_passes.lower.specs import TensorSpec
 from zendnn_cffi import descriptors
 from zendnn_cffi.attributes import (
     ARG_DST,
@@ -54,17 +55,15 @@ def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
     eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
     if spec.dtype != src.dtype:
         raise NotLowered("the weight promotes the result")
-    desc = row_major(src.shape, dtype)
-    view = row_major((src.numel // src.shape[-1], src.shape[-1]), dtype)
-    operation = Operation(node, node.name, "rms_norm", (arguments["src"],), spec)
+    size = src.shape[-1]
     # sums stand in for means: sqrt(K) of the weights makes up for it
-    scale = torch.ones(view.dims[1]) if weight is None else weight.to(torch.float32)
-    scale = scale * math.sqrt(view.dims[1])
-    scales = Weights(f"{node.args[1]} times sqrt({view.dims[1]})", scale, row_major(view.dims[1:], torch.float32))
-    key = "rms_norm" if weight is None else "rms_norm with weight"
-    passes = _in_passes(view.dims[1], eps, weight, dtype)
-    operation.candidates = _candidates(desc, _in_primitives(view, PostOps(), eps * view.dims[1], scales), passes, key)
-    return operation
+    scale = torch.ones(size) if weight is None else weight.to(torch.float32)
+    scale = scale * math.sqrt(size)
+    scales = Weights(f"{node.args[1]} times sqrt({size})", scale, row_major((size,), torch.float32))
+    in_primitives = _in_primitives(_rows(src, dtype), PostOps(), eps * size, scales)
+    in_passes, key = _rms_in_passes(size, eps, weight, dtype), "rms_norm" if weight is None else "rms_norm with weight"
+    candidates = _candidates(row_major(src.shape, dtype), in_primitives, in_passes, key)
+    return Operation(node, node.name, "rms_norm", (arguments["src"],), spec, candidates)
 
 
 def lower_l2_normalize(node: fx.Node, context: LoweringContext) -> Operation:
@@ -76,19 +75,22 @@ def lower_l2_normalize(node: fx.Node, context: LoweringContext) -> Operation:
     if eps < 0 or 0 < eps * eps < torch.finfo(torch.float32).tiny:
         raise NotLowered(f"an eps of {eps}, whose square is no float32 number")
     dtype = context.dtype(src)
-    desc = row_major(src.shape, dtype)
-    view = row_major((src.numel // src.shape[-1], src.shape[-1]), dtype)
     at_least = PostOps().eltwise("clip", eps * eps, math.inf)
-    operation = Operation(node, node.name, "l2_normalize", (arguments["src"],), context.values.specs[node])
-    operation.candidates = _candidates(
-        desc, _in_primitives(view, at_least, 0.0, None), _in_two_passes(eps), f"l2_normalize eps={eps}"
-    )
-    return operation
+    in_primitives = _in_primitives(_rows(src, dtype), at_least, 0.0, None)
+    key = f"l2_normalize eps={eps}"
+    candidates = _candidates(row_major(src.shape, dtype), in_primitives, _l2_in_passes(eps), key)
+    return Operation(node, node.name, "l2_normalize", (arguments["src"],), context.values.specs[node], candidates)
+
+
+def _rows(src: TensorSpec, dtype: torch.dtype) -> MemoryDesc:
+    """src seen as rows [M, K]."""
+    return row_major((src.numel // src.shape[-1], src.shape[-1]), dtype)
 
 
 def _candidates(
     desc: MemoryDesc, in_primitives: Iterator[tuple[PrimitiveTemplate, ...]], passes: Callable[..., None], text: str
 ) -> list[Candidate]:
+    """Those in primitives, then PyTorch's passes; text tells these from others."""
     found = [Candidate(_names(calls), (desc,), desc, calls) for calls in in_primitives]
     key = f"{torch.__version__} {text}" if found else ""
     return [*found, Candidate("torch", (desc,), desc, (TorchTemplate(passes, "", True, key),))]
@@ -160,7 +162,9 @@ def _squares_by_ones(src: MemoryDesc, post_ops: PostOps) -> tuple[PrimitiveTempl
     return primitive_template(squares[0], {ARG_SRC: Operand(0, src), ARG_DST: Temporary(1, src)}, "eltwise"), summed
 
 
-def _in_passes(size: int, eps: float, weight: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor, Tensor], None]:
+def _rms_in_passes(
+    size: int, eps: float, weight: Tensor | None, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor], None]:
     """Three passes of PyTorch over rows in cache, the last one into the arena."""
     weight = None if weight is None else weight.to(dtype)
 
@@ -174,7 +178,7 @@ def _in_passes(size: int, eps: float, weight: Tensor | None, dtype: torch.dtype)
     return normalize
 
 
-def _in_two_passes(eps: float) -> Callable[[Tensor, Tensor], None]:
+def _l2_in_passes(eps: float) -> Callable[[Tensor, Tensor], None]:
     """Two passes of PyTorch, the last one into the arena."""
 
     def normalize(x: Tensor, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization as a layer normalization with given statistics."""
+"""Rows divided by their norms: a layer normalization with given statistics."""
 
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ def test_in_primitives(shape: tuple[int, ...], affine: bool, dtype: torch.dtype 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("size", (1, 3, 17, 64, 770))
-def test_every_candidate_gives_the_same_numbers(size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("target", (ops.rms_norm, ops.l2_normalize))
+def test_every_candidate_gives_the_same_numbers(target: Any, size: int, dtype: torch.dtype) -> None:
     graph = fx.Graph()
-    norm = graph.call_function(ops.rms_norm, (graph.placeholder("x"), graph.get_attr("w")), {"eps": 1e-6})
-    graph.output(norm)
+    x = graph.placeholder("x")
+    args = (x, graph.get_attr("w")) if target is ops.rms_norm else (x, -1)
+    graph.output(graph.call_function(target, args, {"eps": 1e-6}))
     values: RegionValues
     (operation,), values = lower_graph(
         graph, [TensorSpec.of(torch.empty(3, 5, size))], {"w": noise(size) + 2}, compute_dtype=dtype
