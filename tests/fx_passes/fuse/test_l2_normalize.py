@@ -34,6 +34,7 @@ OTHERS: dict[str, Norm] = {
     "norm of something else": lambda y: y / (y + 1).norm(dim=-1, keepdim=True),
     "another root": lambda y: y / torch.pow(torch.sum(torch.pow(y, 2), dim=-1, keepdim=True), 0.25),
     "norm that is read twice": lambda y: (lambda norm: y / norm + norm)(y.norm(dim=-1, keepdim=True)),
+    "tensor by keyword": lambda y: y / torch.linalg.vector_norm(x=y, dim=-1, keepdim=True),
     "norm over it": lambda y: y.norm(dim=-1, keepdim=True) / (y.abs() + 1),
 }
 
