@@ -144,13 +144,14 @@ class RegionValues:
         waiting = [node]
         while waiting:
             for source in waiting.pop().all_input_nodes:
-                if source in operands:
+                if source in operands or source in part.numbers:
                     continue
                 if source in self.constants:
                     part.constants[source] = self.constants[source]
                 else:
                     part.numbers[source] = self.numbers.get(source)
-                    waiting.append(source)
+                    if _has_tensor(part.numbers[source]):  # a tuple of tensors, computed again from what it came from
+                        waiting.append(source)
 
         def function(*tensors: torch.Tensor) -> Any:
             return part.compute(node, dict(zip(operands, tensors, strict=True)))
