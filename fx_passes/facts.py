@@ -6,7 +6,7 @@ Where nodes carry meta["val"] (a traced example), that is believed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -53,18 +53,51 @@ def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
     return is_vocabulary(user) and user.target not in (ops.binary, ops.reshape, ops.expand) and user.args[0] is node
 
 
-def rank(node: Any, known: dict[fx.Node, int | None] | None = None) -> int | None:
+def rank(node: Any) -> int | None:
     """Return how many dimensions node has, or None where that depends on the inputs."""
+    return _find_out(node, _rank)
+
+
+def dtype(node: Any, root: nn.Module) -> torch.dtype | None:
+    """Return the dtype of node's result, or None where that depends on the inputs.
+
+    A convolution or linear takes input and weight of one dtype only, so its weight tells both.
+    """
+    return _find_out(node, lambda source: _dtype(source, root))
+
+
+_Rule = Generator[Any, Any, Any]  # yields what else has to be known, is sent that, returns the fact
+
+
+def _find_out(node: Any, rule: Callable[[Any], _Rule]) -> Any:
+    """Return the fact that rule finds of node, each node on the way asked once.
+
+    Not recursive: a residual network is deeper than Python's stack, and has exponentially many paths.
+    """
+    known: dict[fx.Node, Any] = {}
+    waiting = [(node, rule(node))]
+    answer = None
+    while waiting:
+        asked, steps = waiting[-1]
+        try:
+            source = steps.send(answer)
+        except StopIteration as stop:
+            waiting.pop()
+            answer = stop.value
+            if isinstance(asked, fx.Node):
+                known[asked] = answer
+            continue
+        answer = None
+        if isinstance(source, fx.Node) and source in known:
+            answer = known[source]
+        else:
+            waiting.append((source, rule(source)))
+    return answer
+
+
+def _rank(node: Any) -> _Rule:
     if not isinstance(node, fx.Node):
         return 0 if isinstance(node, int | float) else None
-    known = {} if known is None else known  # a residual network has exponentially many paths, not nodes
-    if node not in known:
-        known[node] = _rank(node, lambda source: rank(source, known))
-    return known[node]
-
-
-def _rank(node: fx.Node, rank: Callable[[Any], int | None]) -> int | None:
-    """rank of a node, given that of its inputs."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return value.ndim
@@ -77,28 +110,27 @@ def _rank(node: fx.Node, rank: Callable[[Any], int | None]) -> int | None:
     if node.target is ops.flatten and node.args[1] >= 0 and node.args[2] == -1:
         return node.args[1] + 1
     if node.target is ops.unflatten:
-        whole = rank(node.args[0])
+        whole = yield node.args[0]
         return None if whole is None else whole + len(node.args[2]) - 1
     if node.target is ops.unsqueeze:
-        below = rank(node.args[0])
+        below = yield node.args[0]
         return None if below is None else below + 1
     if node.target is ops.binary:
-        a, b = map(rank, node.args[:2])
+        a, b = (yield node.args[0]), (yield node.args[1])
         return None if a is None or b is None else max(a, b)
     if node.target is ops.embedding_bag or (node.target is ops.embedding_bags and node.args[2] != "row"):
         return 2
     if node.target is ops.concat:
-        return next((r for r in map(rank, node.args[0]) if r is not None), None)
+        for part in node.args[0]:
+            if (found := (yield part)) is not None:
+                return found
+        return None
     if is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split):
-        return rank(node.args[0].args[0])
-    return rank(node.args[0]) if node.target in _SAME_RANK else None
+        return (yield node.args[0].args[0])
+    return (yield node.args[0]) if node.target in _SAME_RANK else None
 
 
-def dtype(node: Any, root: nn.Module) -> torch.dtype | None:
-    """Return the dtype of node's result, or None where that depends on the inputs.
-
-    A convolution or linear takes input and weight of one dtype only, so its weight tells both.
-    """
+def _dtype(node: Any, root: nn.Module) -> _Rule:
     if not isinstance(node, fx.Node):
         return None
     value = node.meta.get("val")
@@ -109,30 +141,29 @@ def dtype(node: Any, root: nn.Module) -> torch.dtype | None:
         return value.dtype if isinstance(value, torch.Tensor) else None
     if node.op == "placeholder":
         readers = [u for u in node.users if u.op == "call_function" and u.target in _FROM_WEIGHT and u.args[0] is node]
-        return dtype(readers[0].args[1], root) if readers else None
+        return (yield readers[0].args[1]) if readers else None
     if node.op == "call_module":
         module = root.get_submodule(node.target)
         if isinstance(module, nn.Embedding):
             return module.weight.dtype
         inplace = getattr(module, "inplace", False) is True
-        return dtype(node.args[0], root) if inplace and node.args else None
+        return (yield node.args[0]) if inplace and node.args else None
     if node.op == "call_method":
-        return dtype(node.args[0], root) if node.target.endswith("_") else None
+        return (yield node.args[0]) if node.target.endswith("_") else None
     if node.target in _FROM_WEIGHT:
-        return dtype(node.args[1], root)
-    if node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv):
-        return dtype(node.args[0], root)
-    if is_call(node, operator.getitem):
-        return dtype(node.args[0], root)
-    if node.target is ops.binary:
-        found = {dtype(side, root) for side in node.args[:2] if isinstance(side, fx.Node)}
-        only = found.pop() if len(found) == 1 else None
-        return only if only is not None and only.is_floating_point else None
+        return (yield node.args[1])
+    if node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.getitem):
+        return (yield node.args[0])
     if node.target is ops.embedding_bag:
-        return dtype(node.args[1], root)
-    if node.target is ops.concat:
-        found = {dtype(part, root) for part in node.args[0]}
-        return found.pop() if len(found) == 1 else None
+        return (yield node.args[1])
+    if node.target in (ops.binary, ops.concat):
+        binary = node.target is ops.binary
+        found = set()
+        for part in node.args[:2] if binary else node.args[0]:
+            if isinstance(part, fx.Node) or not binary:
+                found.add((yield part))
+        only = found.pop() if len(found) == 1 else None
+        return only if only is None or only.is_floating_point or not binary else None
     if is_vocabulary(node) and node.target not in ops.SHAPE:
-        return dtype(node.args[0], root)
+        return (yield node.args[0])
     return None
