@@ -16,8 +16,8 @@ CACHED = frozenset({ops.grow, ops.cached_attention})
 def growing_nodes(gm: fx.GraphModule) -> set[fx.Node]:
     """Nodes of a decoding step that have another shape in each step, and those that read one.
 
-    Sizes that no linear has would make each call a new signature of the region, whose linears could do with one;
-    outside, the regions around stay as they are. The operations that are made for it (CACHED) may be in a region.
+    Sizes that no linear or convolution has would make each call a new signature of the region, whose products could do
+    with one; outside, the regions around stay as they are. The operations made for it (CACHED) may be in a region.
     """
     known = known_sizes(gm)
     if known is None:
@@ -32,12 +32,13 @@ def growing_nodes(gm: fx.GraphModule) -> set[fx.Node]:
 
 
 def known_sizes(gm: fx.GraphModule) -> set[Any] | None:
-    """The free sizes that a linear or the batch has; None where sizes are not known, or nothing is linear."""
+    """The free sizes that a linear, a convolution or the batch has; None where sizes are unknown, or nothing linear."""
     linears = gm.graph.find_nodes(op="call_function", target=ops.linear)
     if not linears or any("val" not in node.meta for node in linears):
         return None
     inputs = gm.graph.find_nodes(op="placeholder")
-    return set().union(*map(symbols, linears), *map(_batch, inputs))
+    convolutions = [n for n in gm.graph.nodes if is_call(n, ops.convolution, ops.deconvolution)]
+    return set().union(*map(symbols, (*linears, *convolutions)), *map(_batch, inputs))
 
 
 def _batch(node: fx.Node) -> set[Any]:

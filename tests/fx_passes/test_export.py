@@ -352,3 +352,15 @@ def test_padded_positions_are_as_in_eager(nested: bool) -> None:
     assert bool(outside(gm)["e"]) == nested
     with torch.no_grad():
         torch.testing.assert_close(gm(x, padding), model(x, padding))
+
+
+def test_free_image_sizes_do_not_count_as_a_cache() -> None:
+    """A classifier has a linear, but only behind its pooling: no linear has the image's sizes, its convolutions do."""
+    parts = {"stem": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(4, 5)}
+    model = _branching(lambda m, x: m.head(torch.relu(m.norm(m.stem(x))).mean((2, 3))), **parts)
+    gm = compile_graph(model, (image(2, 3, 9, 7),))
+    check_equal(model, gm, image(2, 3, 9, 7))
+    check_equal(model, gm, image(1, 3, 12, 8))
+    assert _serves(gm, image(1, 3, 12, 8))
+    assert not outside(gm)
+    assert len(gm.regions()) == 1
