@@ -30,9 +30,10 @@ def is_vocabulary(node: Any) -> bool:
 
 
 def is_constant(node: Any) -> bool:
-    """Whether the value of node can be computed once: parameters, and vocabulary over nothing else.
+    """Whether the value of node can be computed once: parameters, and functions of nothing else.
 
-    Numbers, None and such are constant too. A get_attr is constant if normalize found nobody who writes to it.
+    Numbers, None and such are constant too. A get_attr is constant if normalize found nobody who writes to it;
+    functions are the vocabulary's, and those that normalize marked.
     """
     if not isinstance(node, fx.Node):
         return not isinstance(node, list | tuple | dict | slice) or not nodes_in(node)
@@ -44,7 +45,7 @@ def is_constant(node: Any) -> bool:
         if node.op == "get_attr":
             if not node.meta.get("constant"):
                 return False
-        elif is_vocabulary(node) and node.all_input_nodes:
+        elif (is_vocabulary(node) or node.meta.get("constant")) and node.all_input_nodes:
             pending += node.all_input_nodes
         else:
             return False
@@ -119,6 +120,7 @@ def remove_dead(graph: fx.Graph) -> bool:
     changed = False
     for node in reversed(graph.nodes):
         known = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *ARITHMETIC)
+        known = known or bool(node.meta.get("constant"))
         if (known or is_pure(node) or is_unbind(node)) and not node.users:
             graph.erase_node(node)
             changed = True

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
+from torch.nn.utils import parametrizations, parametrize
 
 from fx_passes.export import Call, Guards, export
 from fx_passes.graph import copy_graph
@@ -198,7 +199,7 @@ class SubmoduleTracer(fx.Tracer):
             module_qualified_name in self.leaves
             or has_hooks(m)
             or isinstance(m, torch.jit.ScriptModule)
-            or super().is_leaf_module(m, module_qualified_name)
+            or (super().is_leaf_module(m, module_qualified_name) and not is_parametrization(m))
         )
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,6 +220,12 @@ class SubmoduleTracer(fx.Tracer):
             else arg
             for arg in args
         ]
+
+
+def is_parametrization(module: nn.Module) -> bool:
+    """Whether module computes its parameters from others, or is what computes them: traced through, that is folded."""
+    parts_of_it = type(module).__module__ in (parametrize.__name__, parametrizations.__name__)
+    return parts_of_it or parametrize.is_parametrized(module)
 
 
 def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph import get_attribute, is_call, is_shape, is_vocabulary
+from fx_passes.graph import get_attribute, is_call, is_constant, is_shape, is_vocabulary
 
 
 class VerificationError(AssertionError):
@@ -48,7 +48,7 @@ def verify_region(graph: fx.Graph, root: nn.Module) -> None:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         piece = is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split)
-        if not (is_vocabulary(node) or is_shape(node) or piece):
+        if not (is_vocabulary(node) or is_shape(node) or is_constant(node) or piece):
             raise VerificationError(f"{node.name}: {node.target} is not in the vocabulary, yet in a region")
     if not any(is_call(node, *ops.COMPUTE) for node in graph.nodes):
         raise VerificationError("a region that computes nothing")

@@ -79,17 +79,19 @@ _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, 
 
 
 def is_training(gm: fx.GraphModule) -> bool:
-    """Whether the graph has operations in training mode (dropout that drops, batch statistics)."""
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and node.target in _DROPOUTS:
-            p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-            if (node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)) is True and p:
-                return True
-        if node.op == "call_function" and node.target is F.batch_norm:
-            training = node.args[5] if len(node.args) > 5 else node.kwargs.get("training", False)
-            if training is True:
-                return True
-    return False
+    """Whether the graph has operations in training mode (dropout that drops, running statistics that are updated).
+
+    Batch statistics alone are no sign of it: networks standardize their weights by them.
+    """
+    from fx_passes.graph import argument
+
+    def trains(node: fx.Node) -> bool:
+        if node.target in _DROPOUTS:
+            return argument(node, 2, "training", True) is True and bool(argument(node, 1, "p", 0.5))
+        statistics = node.target is F.batch_norm and argument(node, 1, "running_mean") is not None
+        return statistics and argument(node, 5, "training", False) is True
+
+    return any(node.op == "call_function" and trains(node) for node in gm.graph.nodes)
 
 
 class CompiledGraph:

@@ -18,7 +18,7 @@ from fx_passes.normalize.spellings import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
           "unsqueeze", "squeeze", "expand", "contiguous", "getitem"}  # fmt: skip
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
-_NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
+NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
 _INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "leaky_relu": 2, "elu": 2,
                "hardtanh": 3, "dropout": 3, "dropout1d": 3, "dropout2d": 3, "dropout3d": 3}  # fmt: skip
 _FRESH_MODULES: tuple[Any, ...] = (
@@ -33,7 +33,7 @@ _FRESH_MODULES: tuple[Any, ...] = (
 def writes(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     """Return the arguments whose memory node may write to."""
     inputs = node.all_input_nodes
-    if not inputs or node.op not in ("call_function", "call_method", "call_module"):
+    if not inputs or node.op not in ("call_function", "call_method", "call_module") or node.meta.get("constant"):
         return []
     if node.op == "call_module":
         return _module_writes(node, root.get_submodule(node.target))
@@ -58,7 +58,7 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     if not inputs or node.op == "output":
         return []
     if node.op == "call_method":
-        fresh = node.target in _NUMBERS or (node.target in METHODS and node.target not in _VIEWS)
+        fresh = node.target in NUMBERS or (node.target in METHODS and node.target not in _VIEWS)
         return [] if fresh else inputs
     if node.op == "call_module":
         module = root.get_submodule(node.target)

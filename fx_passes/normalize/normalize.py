@@ -38,6 +38,7 @@ from fx_passes.normalize import builders as b
 from fx_passes.normalize.aliasing import Aliasing
 from fx_passes.normalize.aten import FIRST_RESULT, overload_builder
 from fx_passes.normalize.attention import build_attention
+from fx_passes.normalize.constants import fold_function, is_folded
 from fx_passes.normalize.effects import qualified_name
 from fx_passes.normalize.modules import MODULES, refusal
 from fx_passes.normalize.spellings import FUNCTIONS, METHODS, QUALIFIED
@@ -110,6 +111,8 @@ class Normalizer:
             node.meta.setdefault("source", self.describe(node))
             args = tuple(self.materialize(argument, node) for argument in built.args)
             node.op, node.target, node.args, node.kwargs = "call_function", built.op, args, built.kwargs
+        elif built is None and not self.aliasing.is_written(node):
+            fold_function(node)
 
     def materialize(self, argument: Any, node: fx.Node) -> Any:
         """An argument that is itself a Call becomes a node in front."""
@@ -136,7 +139,7 @@ class Normalizer:
             return b.size(shape.args[0], item) if shape.args[1] is None and isinstance(item, int) else None
         elif node.op == "call_function":
             if is_call(node, operator.getitem):
-                return self.build_index(node)
+                return None if is_folded(node.args[0]) else self.build_index(node)
             if is_call(node, torch.ops.aten.index.Tensor):
                 return self.build_pick(node.args[0], [slice(None) if i is None else i for i in node.args[1]])
             if node.target in _OPERATORS and not any(map(is_tensor, node.all_input_nodes)):

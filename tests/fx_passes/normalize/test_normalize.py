@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
 
 from fx_passes.normalize import normalize
 from fx_passes.normalize.aten import FIRST_RESULT, OVERLOADS
@@ -230,7 +229,6 @@ def _patched() -> nn.Module:
 REFUSED_MODULES: dict[str, Callable[[], nn.Module]] = {
     "forward hook": _hooked,
     "forward replaced": _patched,
-    "weight_norm": lambda: weight_norm(nn.Conv2d(4, 4, 3)),
     "padding_mode": lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
     "returns indices": lambda: nn.MaxPool2d(2, return_indices=True),
     "divisor": lambda: nn.AvgPool2d(2, divisor_override=3),
