@@ -89,6 +89,18 @@ def only_user(node: fx.Node) -> fx.Node | None:
     return user if reads(user, node) == 1 else None
 
 
+def only_values_count(node: fx.Node) -> bool:
+    """Whether no reader could see the strides of node: computations cannot, what moves data may hand them on."""
+    return all(
+        user.op == "call_function"
+        and (
+            user.target in ops.COMPUTE | ops.SHAPE
+            or (user.target in ops.MOVEMENT | {operator.getitem} and only_values_count(user))
+        )
+        for user in node.users
+    )
+
+
 def replace(node: fx.Node, value: Any) -> None:
     """Let every reader of node read value instead, and erase node."""
     node.replace_all_uses_with(value)

@@ -1,4 +1,4 @@
-"""Remove what changes nothing: copies of which only the values are read, and repeated activations.
+"""Remove what changes nothing: copies of which only the values are read, empty borders, and repeated activations.
 
 Before: transpose -> contiguous -> reshape          relu -> relu        concat((x,))        x * 1
 After:  transpose -> reshape                        relu                x                   x
@@ -6,13 +6,11 @@ After:  transpose -> reshape                        relu                x       
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call, replace
+from fx_passes.graph import finish, is_call, only_values_count, replace
 
 
 def fold_identities(gm: fx.GraphModule) -> fx.GraphModule:
@@ -25,21 +23,9 @@ def fold_identities(gm: fx.GraphModule) -> fx.GraphModule:
     return finish(gm)
 
 
-def only_values_count(node: fx.Node) -> bool:
-    """Whether no reader could see the strides of node: computations cannot, what moves data may hand them on."""
-    return all(
-        user.op == "call_function"
-        and (
-            user.target in ops.COMPUTE | ops.SHAPE
-            or (user.target in ops.MOVEMENT | {operator.getitem} and only_values_count(user))
-        )
-        for user in node.users
-    )
-
-
 def copied(node: fx.Node) -> fx.Node | None:
     """What node is a copy of, if it is one."""
-    if is_call(node, ops.contiguous) or is_neutral(node):
+    if is_call(node, ops.contiguous) or is_neutral(node) or (is_call(node, ops.pad) and not any(node.args[1])):
         return node.args[0]
     return node.args[0][0] if is_call(node, ops.concat) and len(node.args[0]) == 1 else None
 

@@ -3,6 +3,7 @@
     Before: q = linear(x, wq, bq); k = linear(x, wk, bk); v = linear(x, wv, bv)
     After:  wide = linear(x, concat(wq, wk, wv), concat(bq, bk, bv)); q = wide[..., :n], ...
 
+Who sees the strides of a result (outside of the graph, or an operation that is not known) gets a copy without gaps.
 Only where each result is reshaped or moved next: a result that an element-wise operation reads absorbs that as a
 post-op, which is worth more. The wide weight is a constant subgraph: the parameters keep their names.
 """
@@ -15,7 +16,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, get_attribute, is_call
+from fx_passes.graph import finish, get_attribute, is_call, only_values_count
 
 _MAX_GROUP = 8
 
@@ -75,6 +76,9 @@ def widen(gm: fx.GraphModule, group: list[fx.Node]) -> None:
         for size in sizes:
             pieces.append(graph.call_function(ops.narrow, (wide, -1, start, start + size)))
             start += size
+        for i, node in enumerate(group):
+            if not only_values_count(node):  # somebody sees its strides: those of a tensor of its own
+                pieces[i] = graph.call_function(ops.contiguous, (pieces[i],))
     value = first.meta.get("val")
     if isinstance(value, torch.Tensor):
         wide.meta["val"] = value.new_empty((*value.shape[:-1], start))

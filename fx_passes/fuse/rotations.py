@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call, only_user
+from fx_passes.graph import finish, is_call, only_user, only_values_count
 
 Angles = tuple[fx.Node, fx.Node]
 
@@ -122,10 +122,16 @@ def turn_together(a: fx.Node, b: fx.Node, matrix: fx.Node) -> None:
         wide = graph.call_function(ops.reshape, (piece, shape))
         wide.meta["val"] = first.new_empty((first.shape[0], 1, heads + more, first.shape[3]))
         turned = _product(wide, matrix, a)
+        parts = []
         for node, low, high in ((a, 0, heads), (b, heads, heads + more)):
             part = graph.call_function(ops.narrow, (turned, 2, low, high))
             part.meta["val"] = turned.meta["val"][:, :, low:high]
-            _put(node, part)
+            if not only_values_count(node):  # somebody sees its strides: those of a tensor of its own
+                part = graph.call_function(ops.contiguous, (part,))
+                part.meta["val"] = turned.meta["val"][:, :, low:high].contiguous()
+            parts.append(part)
+    for node, part in zip((a, b), parts, strict=True):
+        _put(node, part)
 
 
 def _product(heads: fx.Node, matrix: fx.Node, node: fx.Node) -> fx.Node:
