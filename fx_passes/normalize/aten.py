@@ -86,6 +86,9 @@ OVERLOADS: dict[Any, Builder] = {
     aten.sym_size.int: b.size,
     aten.dropout.default: dropout,
     aten.contiguous.default: contiguous,
+    aten.pad.default: b.pad,
+    aten.baddbmm.default: b.baddbmm,
+    aten.einsum.default: lambda equation, tensors, *, path=None: b.einsum(equation, tensors),
     aten.constant_pad_nd.default: lambda input, pad, value=0: b.pad(input, pad, "constant", value),
     aten.scaled_dot_product_attention.default: b.attention,
     aten._adaptive_avg_pool2d.default: b.adaptive_pool("avg", 2),
@@ -107,6 +110,7 @@ FIRST_RESULT: dict[Any, Builder] = {
     aten.native_layer_norm.default: native_layer_norm,
     aten.max_pool2d_with_indices.default: b.max_pool(2),
     aten.max_pool3d_with_indices.default: b.max_pool(3),
+    **{getattr(aten, f"adaptive_max_pool{n}d").default: b.adaptive_pool("max", n) for n in (1, 2, 3)},
     **embedding.FIRST_RESULT,
 }
 

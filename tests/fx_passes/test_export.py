@@ -354,6 +354,25 @@ def test_padded_positions_are_as_in_eager(nested: bool) -> None:
         torch.testing.assert_close(gm(x, padding), model(x, padding))
 
 
+OPERATORS: dict[str, Any] = {
+    "a border": lambda m, x: F.pad(m.c(x), (0, 1, 0, 1)) * 2,
+    "no border": lambda m, x: F.pad(m.c(x), (0, 0, 0, 0)) * 2,
+    "a product added to something": lambda m, x: torch.baddbmm(x[0], x[0], x[0].transpose(1, 2) @ x[0], beta=0.5),
+    "einsum": lambda m, x: torch.einsum("bcij,bckj->bcik", x, m.c(x)[:, :3]).relu(),
+    "adaptive maximum": lambda m, x: F.adaptive_max_pool2d(m.c(x), 1).flatten(1),
+}
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_operators_of_exported_graphs(kind: str) -> None:
+    """Each is in a region, as it is where torch.fx traces."""
+    model, x = _branching(OPERATORS[kind], c=nn.Conv2d(3, 4, 3, padding=1)), image(2, 3, 9, 9)
+    gm = compile_graph(model, (x,))
+    check_equal(model, gm, x)
+    assert _serves(gm, x)
+    assert not set(outside(gm)) - {"getitem", "slice", "index", "narrow", "transpose"}
+
+
 def test_free_image_sizes_do_not_count_as_a_cache() -> None:
     """A classifier has a linear, but only behind its pooling: no linear has the image's sizes, its convolutions do."""
     parts = {"stem": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(4, 5)}

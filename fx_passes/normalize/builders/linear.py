@@ -136,21 +136,36 @@ def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, ou
 
 
 def einsum(equation: Any, *operands: Any) -> Built:
-    """The two forms that are a matrix product with the same leading dimensions throughout."""
-    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
+    """Matrix products: one label summed over, one of each operand alone, all others common, in any order."""
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
         return None
-    left, _, result = equation.replace(" ", "").partition("->")
-    a, _, b = left.partition(",")
-    if "." in equation or min(len(a), len(b), len(result)) < 2 or len({len(a), len(b), len(result)}) != 1:
+    sources, _, result = equation.replace(" ", "").partition("->")
+    a, _, b = sources.partition(",")
+    if any(len(set(labels)) != len(labels) for labels in (a, b, result)):
         return None
-    batch, m, k, n = a[:-2], a[-2], a[-1], result[-1]
-    if len(set(batch + m + k + n)) != len(batch) + 3 or result != batch + m + n:
+    batch = [label for label in result if label in a and label in b]
+    rows, columns, summed = (
+        [label for label in labels if label not in batch and (label in other) == inside]
+        for labels, other, inside in ((a, b, False), (b, a, False), (a, b, True))
+    )
+    if not len(rows) == len(columns) == len(summed) == 1 or sorted(result) != sorted(batch + rows + columns):
         return None
-    if b == batch + k + n:
-        return matmul(*operands)
-    if b == batch + n + k:
-        return Call(ops.matmul, (operands[0], Call(ops.transpose, (operands[1], -2, -1))), {"post_ops": ()})
-    return None
+    left = _arranged(operands[0], a, batch + rows + summed)
+    right = _arranged(operands[1], b, batch + summed + columns)
+    product = Call(ops.matmul, (left, right), {"post_ops": ()})
+    built = _arranged(product, batch + rows + columns, result)
+    return built if isinstance(built, Call) else None
+
+
+def _arranged(value: Any, labels: Sequence[str], wanted: Sequence[str]) -> Any:
+    """value, whose dimensions have these labels, with its dimensions in the wanted order."""
+    if list(labels) == list(wanted):
+        return value
+    if list(labels[:-2]) == list(wanted[:-2]):
+        return Call(ops.transpose, (value, -2, -1))
+    return Call(ops.permute, (value, tuple(list(labels).index(label) for label in wanted)))
 
 
 def attention(

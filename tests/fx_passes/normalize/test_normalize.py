@@ -139,6 +139,16 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "torch.bmm": (lambda m, x: torch.bmm(x[0], x[1].transpose(1, 2)), ("*", "matmul")),
     "einsum": (lambda m, x: torch.einsum("bchw,bcvw->bchv", x, x.relu()), ("eltwise", "transpose", "matmul")),
     "einsum, transposed": (lambda m, x: torch.einsum("ab,bc->ac", x[0, 0], m.l.weight.T), ("index", "*", "matmul")),
+    "einsum of heads": (
+        lambda m, x: torch.einsum("bqhd,bkhd->bhqk", x, x.relu()),
+        ("eltwise", "permute", "permute", "matmul"),
+    ),
+    "einsum, operands listed": (
+        lambda m, x: torch.einsum("bhij, bjhd -> bihd", [x @ x.transpose(-1, -2), x.permute(0, 2, 1, 3)]),
+        ("transpose", "matmul", "permute", "permute", "matmul", "permute"),
+    ),
+    "einsum, the second's rows": (lambda m, x: torch.einsum("bcij,bcik->bckj", x, x), ("*", "transpose")),
+    "einsum, columns first": (lambda m, x: torch.einsum("ab,bc->ca", x[0, 0], m.l.weight.T), ("*", "transpose")),
     "x.relu()": (lambda m, x: x.relu(), ("eltwise",)),
     "F.relu6": (lambda m, x: F.relu6(x), ("eltwise",)),
     "torch.clamp": (lambda m, x: torch.clamp(x, min=-1, max=1), ("eltwise",)),
@@ -197,6 +207,17 @@ def test_spelling(spelling: str) -> None:
     else:
         assert names == list(operations)
     check_twice(gm, normalize)
+
+
+@pytest.mark.parametrize(
+    "equation",
+    ("bchw,bchw->bch", "bchw,bcvw->bhv", "bchw,bdhw->bcd", "bchw,bchw->bchw", "bchw,dehw->bcde", "bcxw,bcyw"),
+)
+def test_other_sums_of_products_stay(equation: str) -> None:
+    """What sums over no or several labels, or gives one operand several of its own, is more than one matrix product."""
+    model = model_of(lambda m, x: torch.einsum(equation, x, x.relu()))
+    gm = check(model, image(*PLANE))
+    assert outside(gm)["einsum"] == 1
 
 
 def test_tables_agree_on_signatures() -> None:
