@@ -6,6 +6,7 @@ Unknown functions and modules may do both. Known ones are in the tables of spell
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def writes(node: fx.Node, root: nn.Module) -> list[fx.Node]:
 
 def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     """Return the arguments whose memory the result of node may be."""
-    inputs = node.all_input_nodes
+    inputs = [source for source in node.all_input_nodes if not is_shape(source)]
     if not inputs or node.op == "output":
         return []
     if node.op == "call_method":
@@ -72,7 +73,7 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     if node.target in INPLACE or node.target is operator.setitem:
         return inputs[:1]
     if isinstance(node.target, torch._ops.OpOverload) and node.target._opname not in _DROPOUTS | {"contiguous"}:
-        return inputs if any(r.alias_info is not None for r in node.target._schema.returns) else []
+        return _schema_aliases(node)
     name = getattr(node.target, "__name__", "")
     if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
         return inputs[:1] if is_inplace_call(node) else []
@@ -119,12 +120,23 @@ def _module_writes(node: fx.Node, module: nn.Module) -> list[fx.Node]:
 
 def _schema_writes(node: fx.Node) -> list[fx.Node]:
     """Arguments that an operator's schema marks as written."""
-    written = []
+    return [value for value, alias in _annotated(node) if alias.is_write]
+
+
+def _schema_aliases(node: fx.Node) -> list[fx.Node]:
+    """Arguments that an operator's schema marks as what the result is, or is part of."""
+    results = [r.alias_info for r in node.target._schema.returns if r.alias_info is not None]
+    shared = set().union(*(alias.before_set | alias.after_set for alias in results))
+    found = [value for value, alias in _annotated(node) if (alias.before_set | alias.after_set) & shared]
+    return found if found or not results else node.all_input_nodes
+
+
+def _annotated(node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
+    """Each argument about whose memory an operator's schema says something, and what it says."""
     for i, argument in enumerate(node.target._schema.arguments):
         value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node):
-            written.append(value)
-    return written
+        if argument.alias_info is not None and isinstance(value, fx.Node):
+            yield value, argument.alias_info
 
 
 def _is_ours_or_torch(target: Any) -> bool:
