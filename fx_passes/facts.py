@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -18,7 +18,7 @@ from fx_passes.graph import get_attribute, is_call, is_vocabulary
 _SAME_RANK = {ops.eltwise, ops.prelu, ops.softmax, ops.batch_norm, ops.layer_norm, ops.linear, ops.pool,
               ops.adaptive_pool, ops.transpose, ops.narrow, ops.resample, ops.convolution, ops.deconvolution,
               ops.attention, ops.cached_attention, ops.grow, ops.contiguous, ops.rms_norm, ops.l2_normalize,
-              ops.rotary}  # fmt: skip
+              ops.rotary, ops.pad}  # fmt: skip
 _FROM_WEIGHT = {ops.convolution, ops.deconvolution, ops.linear}
 
 
@@ -56,6 +56,11 @@ def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
 def rank(node: Any) -> int | None:
     """Return how many dimensions node has, or None where that depends on the inputs."""
     return _find_out(node, _rank)
+
+
+def rank_source(node: fx.Node) -> fx.Node:
+    """Return the earliest node that has as many dimensions as node, whatever the inputs."""
+    return cast(fx.Node, _find_out(node, _rank_source))
 
 
 def dtype(node: Any, root: nn.Module) -> torch.dtype | None:
@@ -127,7 +132,25 @@ def _rank(node: Any) -> _Rule:
         return None
     if is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split):
         return (yield node.args[0].args[0])
-    return (yield node.args[0]) if node.target in _SAME_RANK else None
+    return (yield node.args[0]) if _keeps_rank(node) else None
+
+
+def _keeps_rank(node: fx.Node) -> bool:
+    """Whether the result has as many dimensions as the first operand."""
+    return node.target in _SAME_RANK or (node.target is ops.reduce and node.args[3] is True)
+
+
+def _rank_source(node: Any) -> _Rule:
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return node
+    if _keeps_rank(node):
+        return (yield node.args[0])
+    if node.target is ops.binary:
+        first, second = (yield node.args[0]), (yield node.args[1])
+        return first if first is second or not isinstance(second, fx.Node) else node
+    if node.target is ops.concat:
+        return (yield node.args[0][0])
+    return node
 
 
 def _dtype(node: Any, root: nn.Module) -> _Rule:

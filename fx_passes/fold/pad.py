@@ -31,6 +31,8 @@ def match_reader(pad: fx.Node) -> tuple[fx.Node, dict[str, Any], tuple[Any, ...]
     if not is_call(reader, ops.convolution, ops.pool) or reader.args[0] is not pad or value != 0:
         return None
     n = len(reader.kwargs["stride"])
+    if any(isinstance(size, fx.Node) for size in padding):
+        return None
     if len(padding) > 2 * n or min(padding) < 0:
         return None
     padding = (*padding, *(0,) * (2 * n - len(padding)))

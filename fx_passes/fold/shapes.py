@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.facts import rank
-from fx_passes.graph import ARITHMETIC, finish, is_call, replace
+from fx_passes.facts import rank, rank_source
+from fx_passes.graph import ARITHMETIC, finish, is_call, is_shape, replace
 
 _SAME_SHAPE = (ops.eltwise, ops.prelu, ops.softmax, ops.batch_norm, ops.layer_norm, ops.contiguous)
 
@@ -25,17 +25,41 @@ _SAME_SHAPE = (ops.eltwise, ops.prelu, ops.softmax, ops.batch_norm, ops.layer_no
 def fold_shapes(gm: fx.GraphModule) -> fx.GraphModule:
     """Fold sizes, ranks, arithmetic over them and torch._assert."""
     read_inputs(gm)
+    asked: dict[Any, fx.Node] = {}
     for node in gm.graph.nodes:
         if is_call(node, *ops.SHAPE):
             while is_call(node.args[0], *_SAME_SHAPE) and not node.args[0].kwargs.get("post_ops"):
                 node.args = (node.args[0].args[0], *node.args[1:])
-            if node.target is ops.rank and (known := rank(node.args[0])) is not None:
-                replace(node, known)
-        elif is_call(node, *(ARITHMETIC - {operator.getitem})) and not node.all_input_nodes:
-            replace(node, node.target(*node.args, **node.kwargs))
-        elif is_call(node, torch._assert) and node.args[0] is True:
+            if node.target is ops.rank:
+                fold_rank(node, asked)
+        elif is_call(node, *(ARITHMETIC - {operator.getitem})):
+            if not node.all_input_nodes:
+                replace(node, node.target(*node.args, **node.kwargs))
+            elif is_shape(node):
+                ask_once(node, asked)
+        elif is_call(node, torch._assert) and (node.args[0] is True or not ask_once(node, asked)):
             gm.graph.erase_node(node)
     return finish(gm)
+
+
+def fold_rank(node: fx.Node, asked: dict[Any, fx.Node]) -> None:
+    """Answer how many dimensions a value has, or ask it of the earliest value that has as many."""
+    if (known := rank(node.args[0])) is not None:
+        replace(node, known)
+    else:
+        node.args = (rank_source(node.args[0]),)
+        ask_once(node, asked)
+
+
+def ask_once(node: fx.Node, asked: dict[Any, fx.Node]) -> bool:
+    """Let the readers of node read an equal node before it. Return whether there was none."""
+    arguments = node.args[:1] if node.target is torch._assert else node.args  # whatever the message
+    if node.kwargs or not all(isinstance(argument, fx.Node | int | float) for argument in arguments):
+        return True
+    first = asked.setdefault((node.target, *((type(argument), argument) for argument in arguments)), node)
+    if first is not node:
+        node.replace_all_uses_with(first)
+    return first is node
 
 
 def read_inputs(gm: fx.GraphModule) -> None:

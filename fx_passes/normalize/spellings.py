@@ -120,6 +120,7 @@ FUNCTIONS: dict[Any, Builder] = {
     F.scaled_dot_product_attention: b.attention,
     operator.getitem: b.index,
     F.pad: b.pad,
+    torch._C._nn.pad: b.pad,  # as TorchDynamo leaves it
     F.interpolate: interpolate,
     **embedding.FUNCTIONS,
     operator.add: b.binary("add"),

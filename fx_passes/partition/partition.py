@@ -39,6 +39,7 @@ _SIZES_AT = {
     ops.expand: 1,
     ops.index: 1,
     ops.resample: 2,
+    ops.pad: 1,
 }  # where arguments may be numbers computed at run time
 
 Ordering = dict[fx.Node, list[fx.Node]]  # node -> nodes that it has to follow though it does not read them

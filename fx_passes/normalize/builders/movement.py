@@ -66,8 +66,11 @@ def method_split(input: Any, split_size: Any, dim: Any = 0) -> Built:
 
 
 def pad(input: Any, pad: Any, mode: Any = "constant", value: Any = None) -> Built:
+    """A constant border, perhaps of sizes that are known once shapes are."""
     value = 0.0 if value is None else value
-    if mode != "constant" or not static(pad, value) or not is_number(value):
+    if mode != "constant" or not isinstance(pad, list | tuple) or not is_number(value):
+        return None
+    if any(not isinstance(size, int | fx.Node) for size in pad):
         return None
     return Call(ops.pad, (input, tuple(pad), value))
 

@@ -15,7 +15,7 @@ from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.pipeline import compile_graph
-from tests.support.graphs import after, check, check_equal, check_twice, count, image, model_of, outside
+from tests.support.graphs import after, check, check_equal, check_twice, count, image, model_of, name_of, outside
 
 PADS: dict[str, tuple[Callable[..., Any], int]] = {
     "into a convolution": (lambda m, x: m.c(F.pad(x, (1, 2, 0, 3))), 0),
@@ -136,3 +136,35 @@ class Wide(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.inner(x) if x.shape[0] < 100 else x
+
+
+def test_what_is_asserted_of_every_layer_is_asked_of_the_input_once() -> None:
+    """timm asserts four dimensions in each normalization: asked there, each layer's result would leave the region."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        for layer in (m.a, m.b, m.c):
+            x = layer(x)
+            torch._assert(x.ndim == 4, f"expected 4 dimensions, got {x.ndim}")
+            x = torch.cat([x.relu() + x, x * x.mean((2, 3), keepdim=True)], 1)
+        return x
+
+    model = model_of(forward, a=nn.Conv2d(3, 4, 1), b=nn.Conv2d(8, 4, 3), c=nn.Conv2d(8, 4, 1))
+    gm = check(model, image())
+    assert outside(gm) == {"rank": 1, "eq": 1, "_assert": 1}
+    assert all(len(n.all_input_nodes) == 1 and n.all_input_nodes[0].op == "placeholder"
+               for n in gm.graph.nodes if name_of(n) == "rank")  # fmt: skip
+    with pytest.raises(AssertionError, match="4 dimensions"):
+        gm(image(3, 9, 7))
+
+
+def test_different_questions_stay_apart() -> None:
+    """Of values that need not have as many dimensions, and in arithmetic that gives another kind of number."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        torch._assert(x.ndim >= 2, "x")
+        torch._assert(y.ndim >= 2, "y")
+        total = x + y
+        return m.a(x) + y, x.ndim + 1, x.ndim + 1.0, total.ndim * 2, (total * 2).ndim * 2
+
+    asked = outside(check(model_of(forward, a=nn.Conv2d(3, 3, 1)), image(), image(1, 2, 3, 9, 7)))
+    assert (asked["rank"], asked["ge"], asked["_assert"], asked["add"], asked["mul"]) == (3, 2, 2, 2, 1)
