@@ -149,7 +149,10 @@ def _rank_source(node: Any) -> _Rule:
         first, second = (yield node.args[0]), (yield node.args[1])
         return first if first is second or not isinstance(second, fx.Node) else node
     if node.target is ops.concat:
-        return (yield node.args[0][0])
+        found = []
+        for part in node.args[0]:
+            found.append((yield part))
+        return found[0] if len(set(found)) == 1 else node  # an empty one may have another number of dimensions
     return node
 
 

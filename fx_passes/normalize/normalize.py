@@ -69,11 +69,14 @@ class Normalizer:
         self.graph = gm.graph
         self.attributes: dict[str, fx.Node] = {}
         self.aliasing = Aliasing(gm)
+        self.varying: set[fx.Node] = set()  # nodes walked over that depend on an input, or on who knows what
         self.written = {n.target for n in gm.graph.find_nodes(op="get_attr") if self.aliasing.is_written(n)}
 
     def run(self) -> None:
         """Respell every node that has an exact equal and does not write."""
         for node in list(self.graph.nodes):
+            if node.op in ("placeholder", "call_module") or not self.varying.isdisjoint(node.all_input_nodes):
+                self.varying.add(node)
             if node.op == "get_attr":
                 self.merge(node)
             elif node.graph is self.graph and not is_vocabulary(node) and node not in self.aliasing.writers:
@@ -111,7 +114,7 @@ class Normalizer:
             node.meta.setdefault("source", self.describe(node))
             args = tuple(self.materialize(argument, node) for argument in built.args)
             node.op, node.target, node.args, node.kwargs = "call_function", built.op, args, built.kwargs
-        elif built is None and not self.aliasing.is_written(node):
+        elif built is None and node not in self.varying and not self.aliasing.is_written(node):
             fold_function(node)
 
     def materialize(self, argument: Any, node: fx.Node) -> Any:
