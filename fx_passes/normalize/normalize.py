@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.facts import dtype, is_tensor
+from fx_passes.facts import dtype, is_tensor, rank
 from fx_passes.graph import (
     argument,
     finish,
@@ -132,6 +132,8 @@ class Normalizer:
         if node.op == "call_module":
             return self.build_module(node)
         builder: Callable[..., b.Built] | None = None
+        if node.target in ("expand_as", torch.ops.aten.expand_as.default):
+            return build_expand_as(node)
         if node.op == "call_method":
             builder = METHODS.get(node.target)
         elif is_call(node, getattr):
@@ -234,6 +236,23 @@ def bind(builder: Callable[..., b.Built], args: tuple[Any, ...], kwargs: dict[st
     except TypeError:
         return None
     return builder(*bound.args, **bound.kwargs)
+
+
+_BROADCASTING = {"add", "sub", "mul", "div", "truediv", "multiply"}
+
+
+def build_expand_as(node: fx.Node) -> b.Built:
+    """x * gates.expand_as(x), as squeeze-and-excitation is often written: x * gates, which broadcasts by itself."""
+    if len(node.args) != 2 or node.kwargs or not rank(node.args[0]):
+        return None  # a number expanded decides the result's dtype, as it is it does not
+    source, like = node.args
+
+    def broadcasts(user: fx.Node) -> bool:
+        target: Any = user.target
+        name = target._opname if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", target)
+        return name in _BROADCASTING and user.args in ((like, node), (node, like)) and not user.kwargs
+
+    return b.Alias(source) if all(map(broadcasts, node.users)) else None
 
 
 def build_piece(unbind: fx.Node, item: Any) -> b.Built:

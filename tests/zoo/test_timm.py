@@ -12,7 +12,7 @@ from tests.zoo.check import TOLERANCE
 
 # What is peculiar, and the most regions that torch.fx or torch.export may cut the network into.
 NETWORKS = {
-    "eca_nfnet_l0": ("weights standardized in each call; gates repeated by expand_as, which ends a region", 13),
+    "eca_nfnet_l0": ("weights standardized in each call, gates expanded to what they multiply", 1),
     "resnetv2_50": ("assertions about the dimensions of each layer's result", 1),
     "rexnet_100": ("the same, and channels that grow in place", 1),
     "efficientvit_m0": ("a branch on image sizes; no linear before the pooling", 10),

@@ -220,6 +220,27 @@ def test_other_sums_of_products_stay(equation: str) -> None:
     assert outside(gm)["einsum"] == 1
 
 
+@pytest.mark.parametrize("exported", (False, True))
+@pytest.mark.parametrize(
+    ("function", "left"),
+    (
+        (lambda x, gate: x * gate.expand_as(x), 0),
+        (lambda x, gate: gate.expand_as(x).mul(x), 0),
+        (lambda x, gate: torch.sub(x, gate.expand_as(x)), 0),
+        (lambda x, gate: torch.sub(x, gate.expand_as(x), alpha=2), 1),
+        (lambda x, gate: x[:, :, 1:] * gate.expand_as(x)[:, :, 1:], 1),
+        (lambda x, gate: (x * gate.expand_as(x), gate.expand_as(x) * 2), 1),
+        (lambda x, gate: x * gate.sum().expand_as(x), 1),
+    ),
+)
+def test_gates_expanded_to_what_they_multiply(function: Any, left: int, exported: bool) -> None:
+    """Broadcasting does it, where nobody else sees the expanded gates."""
+    model = model_of(lambda m, x: function(x.relu(), m.c(x).mean((2, 3)).view(2, 4, 1, 1)), c=nn.Conv2d(4, 4, 3))
+    gm = compile_graph(model, (image(2, 4, 9, 7),) if exported else None)
+    check_equal(model, gm, image(2, 4, 9, 7))
+    assert sum(many for name, many in count(gm).items() if name.startswith("expand_as")) == left
+
+
 def test_tables_agree_on_signatures() -> None:
     """A builder is called the way the original is: every function and method binds at least its first argument."""
     assert all(callable(row) for table in (FUNCTIONS, METHODS, OVERLOADS, FIRST_RESULT) for row in table.values())
