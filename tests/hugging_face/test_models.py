@@ -75,8 +75,7 @@ def test_right_and_offloaded(name: str, way: str) -> None:
     for module in modules():
         assert all(lowered for region in module.regions().values() for lowered in region.lowered.values())
         stays = outside(module)
-        assert not {"matmul", "attention", "rms_norm"} & set(stays)
-        assert stays["linear"] == (row.plain if way == "compile" else 0)  # optimize() computes those once per size
+        assert not {"linear", "matmul", "attention", "rms_norm"} & set(stays)
         linears = {(r, n.name) for r, region in module.regions().items() for n in region.graph.nodes if _is_linear(n)}
         made += [node for node in zendnn_cffi.explain(module).nodes if (node.region, node.name) in linears]
     assert len(made) == row.products

@@ -51,7 +51,6 @@ class Row:
     products   inner products of one call: projections of one input that only move data afterwards are one
     config     arguments of the configuration
     head       ending of the class's name
-    plain      linears outside of regions: those of constants that only plain PyTorch reads
     """
 
     name: str
@@ -59,7 +58,6 @@ class Row:
     products: int
     config: dict[str, Any]
     head: str = "Model"
-    plain: int = 0
 
     def build(self) -> nn.Module:
         """The model in evaluation mode, the same weights each time."""
@@ -164,7 +162,7 @@ def models(size: Size = SMALL) -> dict[str, Row]:
             },
         ),
         "electra": Row("Electra", inputs.text, blocks + 1, {**encoder, "embedding_size": size.width // 2}),
-        "deberta-v2": Row("DebertaV2", inputs.text, blocks, {**encoder, **_RELATIVE}, plain=size.layers),
+        "deberta-v2": Row("DebertaV2", inputs.text, blocks, {**encoder, **_RELATIVE}),
         "gpt2": Row(
             "GPT2",
             inputs.text,
