@@ -6,7 +6,7 @@ Where nodes carry meta["val"] (a traced example), that is believed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, cast
 
 import torch
@@ -135,6 +135,14 @@ def _rank(node: Any) -> _Rule:
     return (yield node.args[0]) if _keeps_rank(node) else None
 
 
+def _agreed(sources: Iterable[Any]) -> _Rule:
+    """The one fact that is found of all sources, or None."""
+    found = set()
+    for source in sources:
+        found.add((yield source))
+    return found.pop() if len(found) == 1 else None
+
+
 def _keeps_rank(node: fx.Node) -> bool:
     """Whether the result has as many dimensions as the first operand."""
     return node.target in _SAME_RANK or (node.target is ops.reduce and node.args[3] is True)
@@ -149,10 +157,8 @@ def _rank_source(node: Any) -> _Rule:
         first, second = (yield node.args[0]), (yield node.args[1])
         return first if first is second or not isinstance(second, fx.Node) else node
     if node.target is ops.concat:
-        found = []
-        for part in node.args[0]:
-            found.append((yield part))
-        return found[0] if len(set(found)) == 1 else node  # an empty one may have another number of dimensions
+        # an empty piece may have another number of dimensions
+        return (yield from _agreed(node.args[0])) or node
     return node
 
 
@@ -182,14 +188,11 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
         return (yield node.args[0])
     if node.target is ops.embedding_bag:
         return (yield node.args[1])
-    if node.target in (ops.binary, ops.concat):
-        binary = node.target is ops.binary
-        found = set()
-        for part in node.args[:2] if binary else node.args[0]:
-            if isinstance(part, fx.Node) or not binary:
-                found.add((yield part))
-        only = found.pop() if len(found) == 1 else None
-        return only if only is None or only.is_floating_point or not binary else None
+    if node.target is ops.binary:
+        both = yield from _agreed([side for side in node.args[:2] if isinstance(side, fx.Node)])
+        return both if both is not None and both.is_floating_point else None
+    if node.target is ops.concat:
+        return (yield from _agreed(node.args[0]))
     if is_vocabulary(node) and node.target not in ops.SHAPE:
         return (yield node.args[0])
     return None

@@ -73,12 +73,12 @@ def widen(gm: fx.GraphModule, group: list[fx.Node]) -> None:
         wide = graph.call_function(ops.linear, (src, weight, bias), {"post_ops": ()})
         wide.meta["source"] = "; ".join(str(node.meta.get("source", node.name)) for node in group)
         start, pieces = 0, []
-        for size in sizes:
-            pieces.append(graph.call_function(ops.narrow, (wide, -1, start, start + size)))
-            start += size
-        for i, node in enumerate(group):
+        for node, size in zip(group, sizes, strict=True):
+            piece = graph.call_function(ops.narrow, (wide, -1, start, start + size))
             if not only_values_count(node):  # somebody sees its strides: those of a tensor of its own
-                pieces[i] = graph.call_function(ops.contiguous, (pieces[i],))
+                piece = graph.call_function(ops.contiguous, (piece,))
+            pieces.append(piece)
+            start += size
     value = first.meta.get("val")
     if isinstance(value, torch.Tensor):
         wide.meta["val"] = value.new_empty((*value.shape[:-1], start))

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import functional as F
 
 from fx_passes.graph import argument, is_call, is_constant, is_pure
 from fx_passes.normalize.effects import NUMBERS
@@ -30,14 +29,12 @@ _STATISTICS = {"batch_norm", "instance_norm"}  # write to running statistics whe
 _OTHER = {"empty", "empty_like", "new_empty", "empty_strided", "resize_as"}
 
 
-def fold_function(node: fx.Node) -> bool:
-    """Mark node as a constant if it computes one from constants; a method becomes a function. Return whether it did."""
+def fold_function(node: fx.Node) -> None:
+    """Mark node as a constant if it computes one from constants; a method becomes a function."""
     function = constant_function(node)
-    if function is None or not node.all_input_nodes or not all(map(is_constant, node.all_input_nodes)):
-        return False
-    node.op, node.target = "call_function", function
-    node.meta["constant"] = True
-    return True
+    if function is not None and node.all_input_nodes and all(map(is_constant, node.all_input_nodes)):
+        node.op, node.target = "call_function", function
+        node.meta["constant"] = True
 
 
 def is_folded(node: Any) -> bool:
@@ -73,9 +70,7 @@ def _of_method(name: str) -> Callable[..., Any] | None:
 
 def _is_torch(function: Callable[..., Any]) -> bool:
     owner = getattr(function, "__objclass__", None) or function
-    return (getattr(owner, "__module__", None) or "").partition(".")[0] == "torch" or function is getattr(
-        F, getattr(function, "__name__", ""), None
-    )
+    return (getattr(owner, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 def _is_deterministic(name: str) -> bool:
