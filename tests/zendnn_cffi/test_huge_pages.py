@@ -2,6 +2,7 @@
 
 import gc
 import mmap
+import platform
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,48 @@ def test_the_kernel_is_asked_for_huge_pages():
             flags = line
     if Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
         assert " hg" in flags
+
+
+@given(st.integers(1, 5 * HUGE_PAGE_BYTES), st.integers(1, 5 * HUGE_PAGE_BYTES))
+def test_spans_cover_every_byte_and_no_further_page(start, size):
+    end = start + size
+    spans = huge_pages._spans(start, end)
+    assert [stop for _, stop in spans[:-1]] == [begin for begin, _ in spans[1:]]
+    assert 0 <= start - spans[0][0] < HUGE_PAGE_BYTES
+    assert 0 <= spans[-1][1] - end < HUGE_PAGE_BYTES
+    assert all(edge % HUGE_PAGE_BYTES == 0 for span in spans for edge in span)
+    assert all(begin < stop for begin, stop in spans)
+    shared = [span for span in spans if span[0] < start or span[1] > end]
+    assert all(stop - begin == HUGE_PAGE_BYTES for begin, stop in shared)  # alone: refused, they cost the others nothing
+
+
+def huge_bytes(start: int, end: int) -> float:
+    """Bytes from start to end on huge pages, as the kernel counts them: by mapping."""
+    total = 0.0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and ":" not in first:
+            low, high = (int(part, 16) for part in first.split("-"))
+        elif first == "AnonHugePages:":
+            total += max(0, min(end, high) - max(start, low)) * int(line.split()[1]) * 1024 / (high - low)
+    return total
+
+
+def test_neighbouring_tensors_share_huge_pages():
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    mapping = mmap.mmap(-1, 12 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(mapping, dtype=torch.uint8).fill_(1)
+    size = 3 * HUGE_PAGE_BYTES // 2
+    parameters = [memory[4096 + i * size :][:size] for i in range(6)]
+    values = [p.clone() for p in parameters]
+    huge_pages.advise(parameters)
+    assert all(map(torch.equal, parameters, values))
+    if enabled.exists() and "[never]" not in enabled.read_text() and _kernel() >= (6, 1):
+        assert huge_bytes(memory.data_ptr(), memory.data_ptr() + 6 * size) > 4.5 * size
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
 
 
 def test_without_huge_pages_it_is_ordinary_memory(monkeypatch):
