@@ -126,7 +126,8 @@ def test_editable_install_works(checkout: Path, environment: Path, run: Call, tm
 def test_provider_can_be_chosen_when_installing(checkout: Path, engine: Path, run: Call, tmp_path: Path) -> None:
     """By a pip setting or by the environment: both reach CMake."""
     library = engine / "libamdZenDNN.so"
-    settings = ["-C", "cmake.define.ZENDNN_PROVIDER=system", "-C", f"cmake.define.ZENDNN_LIBRARY={library}"]
+    defines = "cmake.define.ZENDNN_PROVIDER=system", f"cmake.define.ZENDNN_LIBRARY={library}"
+    settings = [f"--config-settings={define}" for define in defines]  # pip before 23.1 has no -C
     variables = {"ZENDNN_PROVIDER": "system", "ZENDNN_LIBRARY": str(library)}
     for index, (arguments, env) in enumerate([(settings, {}), ([], variables)]):
         out = tmp_path / str(index)
