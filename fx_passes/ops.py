@@ -131,6 +131,11 @@ def linear(src: Tensor, weight: Tensor, bias: Tensor | None = None, *, post_ops:
     return apply_post_ops(F.linear(src, weight, bias), post_ops)
 
 
+def gated_linear(src: Tensor, gate: Tensor, up: Tensor, kind: str, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
+    """kind(src @ gate.T) * (src @ up.T): two linear layers of one input, the first through an activation."""
+    return eltwise(linear(src, gate), kind, alpha, beta) * linear(src, up)
+
+
 def matmul(a: Tensor, b: Tensor, *, post_ops: PostOps = ()) -> Tensor:
     """Return post_ops(a @ b), batched and broadcast as torch.matmul does."""
     return apply_post_ops(torch.matmul(a, b), post_ops)

@@ -46,7 +46,7 @@ class Result:
 class Weights:
     """A constant tensor in the layout desc, prepacked once. `key` names the constant for sharing between signatures.
 
-    below  further constants, which lie under `plain` along dimension 0 of a row-major desc
+    below  further constants, which lie under `plain` along its dimension 0; desc is row-major, in any shape
     transposed  desc describes the constant, a matrix, with its dimensions swapped
     """
 

@@ -97,6 +97,7 @@ def lower_region(
         compute_dtype=options.dtype,
         allow_winograd=options.allow_winograd,
         exponentials=options.exponentials,
+        join_rows=measures and not options.release_weights,
     )
     if options.release_weights:
         limit_transforms(operations, sum(t.numel() * t.element_size() for t in parameters.values()))

@@ -64,8 +64,8 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         sum_node=residual_to_overwrite(node, arguments["src"], post_ops, context),
         view=(m, n),
     )
-    names = _name(node, 1, "weight"), _name(node, 2, "bias")
-    product = _Product((m, k, n), dtype, weight, bias, chain, names, dtype)
+    names = constant_name(node, 1, "weight"), constant_name(node, 2, "bias")
+    product = Product((m, k, n), dtype, weight, bias, chain, names, dtype)
     srcs = (row_major(src.shape, dtype), *chain.srcs)
     operation.candidates = [
         Candidate(template.pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites)
@@ -91,9 +91,10 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
 
 
 @dataclass(frozen=True)
-class _Product:
+class Product:
     """A linear layer on [M, K] with constant weights [N, K]: what both primitives that compute it are made of.
 
+    sizes   M, K and N
     names   of the weight's and the bias' constants: the keys of their packed copies
     result  dtype of what is written
     """
@@ -105,6 +106,12 @@ class _Product:
     chain: Chain
     names: tuple[str, str]
     result: torch.dtype
+
+    @classmethod
+    def of_row(cls, weight: torch.Tensor, name: str, chain: Chain) -> Product:
+        """One float32 row, no bias."""
+        n, k = weight.shape
+        return cls((1, k, n), torch.float32, weight, None, chain, (name, ""), torch.float32)
 
     def templates(self) -> Iterator[PrimitiveTemplate]:
         yield from self.as_matmul()
@@ -195,7 +202,7 @@ def _transposed(node: fx.Node, spec: TensorSpec, dtype: torch.dtype, context: Lo
     return [strided(spec.shape, dtype, steps) for steps in context.plain_strides(node) if steps == wanted]
 
 
-def _name(node: fx.Node, position: int, name: str) -> str:
+def constant_name(node: fx.Node, position: int, name: str) -> str:
     """The name of the constant node given as an argument: the key of its prepacked copies."""
     argument: Any = node.args[position] if len(node.args) > position else node.kwargs.get(name)
     return str(argument)

@@ -43,7 +43,7 @@ def matrix_vector_candidates(
     chain  the same post-ops as primitives take them: their operands as [1, N], or one number
     """
     n, k = weight.desc.dims
-    pieces = _pieces(n)
+    pieces = equal_pieces(n)
     steps = _steps(post_ops, chain)
     if steps is None or pieces is None or (chain.overwrites is not None and not _adds_first(post_ops, chain)):
         return []
@@ -78,7 +78,7 @@ def _seen(argument: Argument, result: MemoryDesc) -> Argument:
     return replace(argument, desc=result if math.prod(argument.desc.dims) > 1 else row_major((1, 1, 1), torch.float32))
 
 
-def _pieces(rows: int) -> int | None:
+def equal_pieces(rows: int) -> int | None:
     """How many matrices the weights become: enough for every thread, the same number for each; None: not divisible."""
     threads = torch.get_num_threads()
     most = _PIECES_PER_THREAD * threads

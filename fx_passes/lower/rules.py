@@ -18,6 +18,7 @@ from fx_passes.lower.convolution import lower_convolution
 from fx_passes.lower.deconvolution import lower_deconvolution
 from fx_passes.lower.elementwise import lower_binary, lower_eltwise, lower_prelu
 from fx_passes.lower.embedding_bags import lower_embedding_bags
+from fx_passes.lower.gated_rows import join_gated_rows, lower_gated_linear
 from fx_passes.lower.gated_weights import gates_into_weights
 from fx_passes.lower.linear import lower_linear, lower_matmul
 from fx_passes.lower.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
@@ -36,6 +37,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.convolution: lower_convolution,
     ops.deconvolution: lower_deconvolution,
     ops.linear: lower_linear,
+    ops.gated_linear: lower_gated_linear,
     ops.matmul: lower_matmul,
     ops.pool: lower_pool,
     ops.adaptive_pool: lower_adaptive_pool,
@@ -111,13 +113,18 @@ def lower_graph(
     compute_dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
     exponentials: bool = True,
+    join_rows: bool = True,
 ) -> tuple[list[Operation], RegionValues]:
     """Return an operation for every node that computes a tensor at run time, and what all nodes stand for.
 
-    graph is edited: post-ops that no primitive absorbs become nodes of their own, gates move into weights.
+    graph is edited: post-ops that no primitive absorbs become nodes of their own, gates move into weights, pairs of
+    products of one row become one operation.
+    join_rows  whether the latter: it may take a copy of weights that are read where they are otherwise
     """
     values = RegionValues(graph, inputs, parameters)
     gates_into_weights(graph, values)
+    if join_rows and compute_dtype in (None, torch.float32):
+        join_gated_rows(graph, values)
     readers: list[Readers] = []
 
     def overwritable(reader: fx.Node, operand: fx.Node) -> bool:

@@ -45,11 +45,7 @@ class WeightStore:
         with self._lock:
             packed = self._packed.get(key)
             if packed is None:
-                if weights.below:
-                    packed = stack((weights.plain, *weights.below), weights.desc, allocate)
-                else:
-                    packed = prepack(weights, allocate)
-                self._packed[key] = packed
+                packed = self._packed[key] = prepack(weights, allocate)
                 self._descs[weights.desc.key] = weights.desc
             return packed
 
@@ -80,6 +76,8 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
 
     plain may have another shape than desc where only ones differ (a bias [C] seen as [1, C, 1, 1]).
     """
+    if weights.below:
+        return stack((weights.plain, *weights.below), weights.desc, allocate)
     desc, plain = weights.desc, weights.plain.detach()
     plain = (plain.t() if weights.transposed else plain).reshape(desc.dims)
     if desc.outer_strides is None and desc.dtype is not None:
@@ -96,11 +94,11 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
 
 
 def stack(tensors: Sequence[torch.Tensor], desc: MemoryDesc, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
-    """Return the tensors one under the other in the row-major layout desc, in its dtype: a new uint8 tensor."""
+    """Return the tensors one under the other, row by row in the dtype of desc: a new uint8 tensor."""
     assert desc.dtype is not None
     with torch.inference_mode(False), torch.no_grad():
         packed = allocate(desc.size_bytes)
-        rows = packed.view(desc.dtype).view(desc.dims).split([t.shape[0] for t in tensors])
+        rows = packed.view(desc.dtype).view(-1, *tensors[0].shape[1:]).split([t.shape[0] for t in tensors])
         for row, tensor in zip(rows, tensors, strict=True):
             row.copy_(tensor)
     return packed

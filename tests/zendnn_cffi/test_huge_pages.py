@@ -88,7 +88,7 @@ def test_spans_cover_every_byte_and_no_further_page(start, size):
     assert all(edge % HUGE_PAGE_BYTES == 0 for span in spans for edge in span)
     assert all(begin < stop for begin, stop in spans)
     shared = [span for span in spans if span[0] < start or span[1] > end]
-    assert all(stop - begin == HUGE_PAGE_BYTES for begin, stop in shared)  # alone: refused, they cost the others nothing
+    assert all(stop - begin == HUGE_PAGE_BYTES for begin, stop in shared)  # on their own
 
 
 def huge_bytes(start: int, end: int) -> float:
