@@ -1,6 +1,7 @@
 """ZenDNN and AOCL-BLIS for PyTorch inference, through cffi.
 
     gm = zendnn_cffi.optimize(model)        rewrite an inference nn.Module onto ZenDNN
+    torch.compile(model, backend="zendnn")  the same through TorchDynamo (zendnn_cffi.backend)
     zendnn_cffi.functional                  single operations on torch tensors and numpy arrays
     zendnn_cffi.lib, .ffi, .blis            the C functions themselves
 
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
-    from . import functional
+    from . import backend, functional
     from .attributes import Attr, PostOps
     from .cache import cache_clear, cache_info
     from .config import show_config
@@ -60,6 +61,7 @@ _EXPORTS: dict[str, str | None] = {
     "Primitive": "primitive",
     "Attr": "attributes",
     "PostOps": "attributes",
+    "backend": None,
     "functional": None,
 }
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "Stream",
     "UnsupportedError",
     "ZenDNNError",
+    "backend",
     "blis",
     "cache_clear",
     "cache_info",
