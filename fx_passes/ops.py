@@ -293,6 +293,11 @@ def cached_attention(
     return attention(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
+def embedding(weight: Tensor, indices: Tensor) -> Tensor:
+    """torch.embedding: rows of the table weight [R, D]; the result has the shape of indices, then D."""
+    return torch.embedding(weight, indices)
+
+
 def embedding_bag(
     indices: Tensor,
     weight: Tensor,
@@ -521,7 +526,7 @@ def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
 
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
     {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
-     adaptive_pool, reduce, concat, resample, attention, embedding_bag, embedding_bags, pick,
+     adaptive_pool, reduce, concat, resample, attention, embedding, embedding_bag, embedding_bags, pick,
      rms_norm, l2_normalize, rotary, rotation, grow, cached_attention, additive_mask}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(

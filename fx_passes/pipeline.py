@@ -28,6 +28,7 @@ from fx_passes.graph import run
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.partition import partition
+from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
 from fx_passes.partition.per_mask import memoize_masks
 from fx_passes.partition.per_size import memoize_sizes
@@ -93,7 +94,7 @@ def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> Optimized
         log.debug("%s: %d nodes", run_pass.__name__, len(gm.graph.nodes))
         if log.isEnabledFor(logging.DEBUG):
             verify(gm)
-    gm = memoize_masks(memoize_sizes(gm, traced.root))
+    gm = move_lookups_in(memoize_masks(memoize_sizes(gm, traced.root)))
     gm = partition(gm, make_region, traced.root)
     result: OptimizedModule = write_out_structure(gm)
     if log.isEnabledFor(logging.DEBUG):

@@ -77,10 +77,16 @@ def _read(gm: fx.GraphModule, node: fx.Node) -> tuple[str, str, fx.Node] | None:
     if is_call(node, ops.embedding_bag):
         weight: Any = node.args[1]
         return (str(node.args[3]), weight.target, node.args[0]) if not refusal(gm, node) else None
+    found = read_lookup(gm, node)
+    return None if found is None else ("row", *found)
+
+
+def read_lookup(gm: fx.GraphModule, node: fx.Node) -> tuple[str, fx.Node] | None:
+    """(name of the table, indices) of an embedding in any spelling, from a parameter that nothing writes to."""
     if node.op == "call_module":
         module = gm.get_submodule(str(node.target))
         known = type(module) is nn.Embedding and module.max_norm is None and refused_module(module) is None
-        return ("row", f"{node.target}.weight", node.args[0]) if known and len(node.args) == 1 else None
+        return (f"{node.target}.weight", node.args[0]) if known and len(node.args) == 1 else None
     if not is_call(node, F.embedding, torch.ops.aten.embedding.default):
         return None
     table, indices = (argument(node, p, n) for p, n in ((0, "weight"), (1, "indices")))
@@ -89,7 +95,7 @@ def _read(gm: fx.GraphModule, node: fx.Node) -> tuple[str, str, fx.Node] | None:
         if argument(node, 3, "max_norm") is not None:
             return None
     fixed = isinstance(table, fx.Node) and table.op == "get_attr" and is_constant(table)
-    return ("row", str(table.target), indices) if fixed and isinstance(indices, fx.Node) else None
+    return (str(table.target), indices) if fixed and isinstance(indices, fx.Node) else None
 
 
 def refusal(gm: fx.GraphModule, bag: fx.Node) -> str:
@@ -114,7 +120,7 @@ def fuse(gm: fx.GraphModule, concat: fx.Node, run: slice) -> None:
     concat.meta["source"] = f"{source}, ... ({len(bags)} bags)" if len(bags) > 2 else source
     found: Any = [_read(gm, bag) for bag in bags]
     with concat.graph.inserting_before(concat):
-        weights = tuple(_table(concat.graph, target) for _, target, _ in found)
+        weights = tuple(table_node(concat.graph, target) for _, target, _ in found)
         indices = _together(concat.graph, [index for _, _, index in found])
     concat.target = ops.embedding_bags
     concat.args = (weights, indices, found[0][0], pieces[: run.start], pieces[run.stop :])
@@ -122,7 +128,7 @@ def fuse(gm: fx.GraphModule, concat: fx.Node, run: slice) -> None:
         concat.graph.erase_node(bag)
 
 
-def _table(graph: fx.Graph, target: str) -> fx.Node:
+def table_node(graph: fx.Graph, target: str) -> fx.Node:
     """The node of a table: a parameter that nothing writes to."""
     node = graph.get_attr(target)
     node.meta.update(constant=True, rank=2)

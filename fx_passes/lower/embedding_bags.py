@@ -15,10 +15,10 @@ from torch import Tensor, fx
 from fx_passes import ops
 from fx_passes.lower.candidates import Argument, Candidate, Operand, Operation, Result, TorchTemplate, Weights
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
+from fx_passes.lower.embedding import INDEX_DTYPES
 from fx_passes.lower.layouts import row_major
 from zendnn_cffi.tables import BagGroup, join_tables
 
-_INDEX_DTYPES = (torch.int32, torch.int64)
 _COPIED_BYTES = 256 << 20
 
 
@@ -37,7 +37,7 @@ def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
     pieces = [entry for side in beside for entry in side]
     if len({spec.dtype, *(s.dtype for _, s in pieces), *(t.dtype for t in tables)}) > 1:
         raise NotLowered("pieces of different dtypes are promoted by PyTorch")
-    if any(s.dtype not in _INDEX_DTYPES for s in index_specs):
+    if any(s.dtype not in INDEX_DTYPES for s in index_specs):
         raise NotLowered("indices are neither int32 nor int64")
     if mode == "row":
         lengths = [1] * len(tables)

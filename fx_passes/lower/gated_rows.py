@@ -28,16 +28,24 @@ from fx_passes.lower.candidates import (
     Temporary,
     TorchTemplate,
     Weights,
+    primitive_template,
 )
-from fx_passes.lower.context import LoweringContext, NotLowered, optimized
+from fx_passes.lower.context import (
+    LoweringContext,
+    NotLowered,
+    optimized,
+    optimized_descs,
+    usable_implementations,
+)
 from fx_passes.lower.layouts import row_major, strided
 from fx_passes.lower.linear import Product, constant_name
 from fx_passes.lower.matrix_vector import NAME, equal_pieces
 from fx_passes.lower.post_ops import Chain, EltwisePostOp, translate, translate_eltwise
 from fx_passes.lower.specs import RegionValues, TensorSpec
-from fx_passes.lower.torch_into import eltwise_into
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC_1, PostOps, arg_post_op
+from zendnn_cffi import descriptors
+from zendnn_cffi.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, Attr, PostOps, arg_post_op
 from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitive import PrimitiveDesc
 
 
 def join_gated_rows(graph: fx.Graph, values: RegionValues) -> None:
@@ -99,9 +107,7 @@ def lower_gated_linear(node: fx.Node, context: LoweringContext) -> Operation:
     if not operation.candidates:
         raise NotLowered("no optimized product takes these shapes")
     both = Weights(" ".join(names), gate, row_major((2 * n, k), torch.float32), (up,))
-    by_torch = _by_torch(both, entry[0])
-    if by_torch:
-        operation.candidates.append(Candidate(NAME, srcs, dst, by_torch))
+    operation.candidates += _in_one_product(both, entry[0], srcs, dst)
     return operation
 
 
@@ -123,29 +129,35 @@ def _pairs(
             yield PrimitiveTemplate(template.pd, args, template.kind, 2 * n * k), ups[which]
 
 
-def _by_torch(weights: Weights, activation: EltwisePostOp) -> tuple[TorchTemplate, ...]:
-    """One batched product of both matrices, then the gating; () without equal pieces or an activation of PyTorch's."""
+def _in_one_product(
+    weights: Weights, activation: EltwisePostOp, srcs: tuple[MemoryDesc, ...], dst: MemoryDesc
+) -> Iterator[Candidate]:
+    """PyTorch's batched product of both matrices, then two primitives; nothing where they make no equal pieces."""
     rows, k = weights.desc.dims
-    pieces, activate = equal_pieces(rows), eltwise_into(activation.kind, activation.alpha, activation.beta)
-    if pieces is None or activate is None:
-        return ()
+    pieces = equal_pieces(rows)
+    if pieces is None:
+        return
 
     def multiply(column: Tensor, matrices: Tensor, both: Tensor) -> None:
         torch.bmm(matrices, column, out=both)
 
-    def gated(gate: Tensor, up: Tensor, result: Tensor) -> None:
-        activate(gate, out=result)
-        result.mul_(up)
-
     column = Operand(0, strided((pieces, k, 1), torch.float32, (0, 1, k)))
     matrices = Weights(weights.key, weights.plain, _pieces(pieces, rows, k), weights.below)
-    both, half = _pieces(pieces, rows, 1), row_major((rows // 2,), torch.float32)
-    halves = Temporary(0, half), Temporary(0, half, half.size_bytes)
-    key = f"{torch.__version__} gated bmm of {pieces} {activation}"
-    return (
-        TorchTemplate(multiply, "", True, key, (column, matrices, Temporary(0, both)), flops=2 * rows * k),
-        TorchTemplate(gated, "", True, key, (*halves, Result(half))),
-    )
+    args = column, matrices, Temporary(0, _pieces(pieces, rows, 1))
+    key = f"{torch.__version__} bmm of {pieces} gated"
+    product = TorchTemplate(multiply, "", True, key, args, flops=2 * rows * k)
+    half = row_major((1, rows // 2), torch.float32)
+    gate, up = Temporary(0, half), Temporary(0, half, half.size_bytes)
+    activated = descriptors.eltwise(activation.kind, half, activation.alpha, activation.beta)
+    multiplied = descriptors.binary("mul", half, half, half)
+    for first in optimized_descs(usable_implementations(lambda: PrimitiveDesc(activated, Attr())))[:1]:
+        for second in optimized_descs(usable_implementations(lambda: PrimitiveDesc(multiplied, Attr())))[:1]:
+            calls = (
+                product,
+                primitive_template(first, {ARG_SRC: gate, ARG_DST: Result(half)}, "eltwise", 0),
+                primitive_template(second, {ARG_SRC: Result(half), ARG_SRC_1: up, ARG_DST: Result(half)}, "binary", 0),
+            )
+            yield Candidate(f"{NAME} + {first.implementation}", srcs, dst, calls)
 
 
 def _pieces(pieces: int, rows: int, columns: int) -> MemoryDesc:

@@ -17,6 +17,7 @@ from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, t
 from fx_passes.lower.convolution import lower_convolution
 from fx_passes.lower.deconvolution import lower_deconvolution
 from fx_passes.lower.elementwise import lower_binary, lower_eltwise, lower_prelu
+from fx_passes.lower.embedding import lower_embedding
 from fx_passes.lower.embedding_bags import lower_embedding_bags
 from fx_passes.lower.gated_rows import join_gated_rows, lower_gated_linear
 from fx_passes.lower.gated_weights import gates_into_weights
@@ -57,6 +58,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.l2_normalize: lower_l2_normalize,
     ops.rotary: lower_rotary,
     ops.rotation: lower_rotation,
+    ops.embedding: lower_embedding,
     ops.embedding_bags: lower_embedding_bags,
     ops.pick: lower_pick,
     ops.concat: lower_concat,

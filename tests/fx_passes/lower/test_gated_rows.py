@@ -78,7 +78,8 @@ def test_every_candidate_gives_the_same_numbers(n: int, k: int, rank: int, activ
     assert in_primitives and all(
         [type(call) for call in c.calls] == [PrimitiveTemplate, PrimitiveTemplate] for c in in_primitives
     )
-    assert [c.implementation for c in operation.candidates if is_rival(c)] == [NAME]  # 2 n rows are two pieces at least
+    (by_torch,) = (c for c in operation.candidates if is_rival(c))  # 2 n rows are two pieces at least
+    assert by_torch.implementation.startswith(NAME) and len(by_torch.calls) == 3
     bench = Bench(operation, values)
     for candidate in operation.candidates:
         result = bench.check_and_time(candidate)
@@ -108,11 +109,6 @@ def test_near_misses_stay_two_operations(options: dict[str, Any]) -> None:
     assert sum(operation.node.target is ops.linear for operation in operations) == 2
 
 
-def test_without_a_function_of_pytorch_primitives_are_left() -> None:
-    (operation,) = joined(lowered(activation=("swish", 1.7, 0.0))[0])
-    assert operation.candidates and not any(map(is_rival, operation.candidates))
-
-
 class Gated(nn.Module):
     """down(activation(gate(x)) * up(x)), as decoders have it."""
 
@@ -134,7 +130,8 @@ def test_in_a_network(name: str, torch_is_fastest: list[Candidate]) -> None:
     found = offload(model, noise(1, 1, 24), tune="full")
     gated = [node for node in found.nodes if "gate" in node.name]
     assert torch_is_fastest and len(found.nodes) == 4
-    assert [(node.became, node.implementation) for node in gated] == [("torch", NAME)] * 2
+    assert [node.became for node in gated] == ["inner_product"] * 2
+    assert all(node.implementation.startswith(NAME) for node in gated)
 
 
 def test_in_a_network_by_primitives() -> None:

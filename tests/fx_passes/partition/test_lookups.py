@@ -1,0 +1,130 @@
+"""Embeddings of a call's own indices are part of the region that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import zendnn_cffi
+from fx_passes import ops
+from tests.support.lowering import check_regions
+
+ROWS, WIDTH = 50, 16
+
+
+class Lookup(nn.Module):
+    """A table, a linear, and how the rows come to it: forward = read(module, ids)."""
+
+    def __init__(self, read: Callable[[Any, Tensor], Any], **options: Any) -> None:
+        super().__init__()
+        self.table, self.linear, self.norm = nn.Embedding(ROWS, WIDTH, **options), nn.Linear(WIDTH, 8), nn.LayerNorm(16)
+        self.read = read
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.read(self, ids)
+
+
+SPELLINGS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "module": lambda m, ids: m.linear(m.table(ids)),
+    "function": lambda m, ids: m.linear(F.embedding(ids, m.table.weight)),
+    "aten": lambda m, ids: m.linear(torch.ops.aten.embedding.default(m.table.weight, ids)),
+    "norm first": lambda m, ids: m.linear(m.norm(m.table(ids))),
+    "residual": lambda m, ids: m.table(ids) + F.pad(m.linear(m.norm(m.table(ids))), (0, 8)),
+    "two readers": lambda m, ids: (m.linear(m.table(ids)), m.norm(m.table(ids))),
+}
+OUTSIDE: dict[str, Callable[[Any, Tensor], Any]] = {
+    "computed indices": lambda m, ids: m.linear(m.table(ids * 2 - ids)),
+    "read by nothing of a region": lambda m, ids: m.linear(torch.cumsum(m.table(ids), 0)),
+    "indices written to": lambda m, ids: m.linear(m.table(ids)) + ids.clamp_(max=3).sum(),
+}
+
+
+def indices(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.randint(0, ROWS, shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+def lookups(gm: Any) -> list[str]:
+    """The names of regions' embeddings."""
+    regions = gm.regions().values()
+    return [node.name for region in regions for node in region.graph.nodes if node.target is ops.embedding]
+
+
+@pytest.mark.parametrize("dtype", (torch.int32, torch.int64), ids=str)
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_rows_go_straight_into_the_region(name: str, dtype: torch.dtype) -> None:
+    model, ids = Lookup(SPELLINGS[name]).eval(), indices(2, 7, dtype=dtype)
+    for example in (None, (ids,)):
+        gm = zendnn_cffi.optimize(model, example, tune="off")
+        with torch.no_grad():
+            torch.testing.assert_close(gm(ids), model(ids), rtol=1e-5, atol=1e-5)
+        assert len(lookups(gm)) in (1, 2)  # where it is looked up twice
+        assert lookups(gm) and not [n for n in gm.graph.nodes if n.op == "call_module" and "table" in str(n.target)]
+        found = zendnn_cffi.explain(gm)
+        assert {node.became for node in found.nodes if node.name in lookups(gm)} == {"embedding"}
+        assert all(node.region for node in found.nodes if node.name in lookups(gm))
+        check_regions(gm)
+
+
+@settings(max_examples=20, deadline=None)
+@given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), bf16=st.booleans())
+def test_any_shape(shape: list[int], bf16: bool) -> None:
+    model, ids = Lookup(SPELLINGS["norm first"]).eval(), indices(*shape)
+    gm = zendnn_cffi.optimize(model, tune="off", dtype=torch.bfloat16 if bf16 else None)
+    with torch.no_grad():
+        torch.testing.assert_close(gm(ids), model(ids), rtol=1e-5, atol=5e-2 if bf16 else 1e-5)
+    assert lookups(gm) == ["table"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_others_stay_outside(name: str) -> None:
+    model, ids = Lookup(OUTSIDE[name]).eval(), indices(5)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        torch.testing.assert_close(gm(ids.clone()), model(ids.clone()))
+    assert gm.regions() and not lookups(gm)
+
+
+def test_a_table_that_is_renormalized_stays_outside() -> None:
+    model = Lookup(SPELLINGS["module"], max_norm=0.5).eval()
+    gm = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        torch.testing.assert_close(gm(indices(5)), model(indices(5)))
+    assert gm.regions() and not lookups(gm)
+
+
+@pytest.mark.parametrize("wrong", (ROWS, -1))
+def test_an_index_that_is_not_there_raises_what_pytorch_raises(wrong: int) -> None:
+    model, ids = Lookup(SPELLINGS["module"]).eval(), indices(2, 3)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        for _ in range(3):
+            for run in (gm, model):
+                with pytest.raises(IndexError, match="index out of range in self"):
+                    run(torch.full((2, 3), wrong))
+            torch.testing.assert_close(gm(ids), model(ids))
+
+
+def test_a_table_written_to_later_counts() -> None:
+    model = Lookup(SPELLINGS["module"]).eval()
+    gm = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        gm(indices(4))
+        model.table.weight.mul_(2)
+        torch.testing.assert_close(gm(indices(4)), model(indices(4)))
+
+
+def test_through_torch_compile() -> None:
+    torch._dynamo.reset()
+    model = Lookup(SPELLINGS["norm first"]).eval()
+    compiled = torch.compile(model, backend="zendnn", options={"tune": "off"})
+    with torch.no_grad():
+        for length in (3, 4, 9):
+            torch.testing.assert_close(compiled(indices(2, length)), model(indices(2, length)))
+    assert all(lookups(gm) for gm in zendnn_cffi.backend.compiled_modules())
