@@ -73,17 +73,21 @@ class Traced:
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
-        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
-        for name, value in self.specialized.items():
-            other = values.get(name, self.parameters[name])
-            if other is not value and (type(other) is not type(value) or other != value):
-                return None
-        if any(values.get(name) is None for name in self.given):
+        if (self.specialized or self.given) and not self._agrees(args, kwargs):
             return None
         if self.guards is None or self.example is None:
             return args, kwargs
         ordered = self._as_in_example(args, kwargs)
         return ordered if ordered is not None and self.guards.hold(*ordered) else None
+
+    def _agrees(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the arguments are those that the trace took for granted."""
+        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        for name, value in self.specialized.items():
+            other = values.get(name, self.parameters[name])
+            if other is not value and (type(other) is not type(value) or other != value):
+                return False
+        return all(values.get(name) is not None for name in self.given)
 
     def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The same call with the arguments by position that the example had there; None where others are given."""
