@@ -48,6 +48,7 @@ class Weights:
 
     below  further constants, which lie under `plain` along its dimension 0; desc is row-major, in any shape
     transposed  desc describes the constant, a matrix, with its dimensions swapped
+    is_streamed  all of it is read, and huge pages are worth asking for where it lies
     """
 
     key: str
@@ -55,6 +56,7 @@ class Weights:
     desc: MemoryDesc
     below: tuple[torch.Tensor, ...] = ()
     transposed: bool = False
+    is_streamed: bool = True
 
 
 def packed_weights(key: str, plain: torch.Tensor, pd: PrimitiveDesc, *, transposed: bool = False) -> Weights:

@@ -23,7 +23,7 @@ def lower_embedding(node: fx.Node, context: LoweringContext) -> Operation:
     def select(places: Tensor, rows: Tensor, out: Tensor) -> None:
         torch.index_select(rows, 0, places.reshape(-1), out=out)
 
-    weights = Weights(str(node.args[0]), table, row_major(tuple(table.shape), table.dtype))
+    weights = Weights(str(node.args[0]), table, row_major(tuple(table.shape), table.dtype), is_streamed=False)
     rows = row_major((indices.numel, table.shape[1]), table.dtype)
     template = TorchTemplate(select, "", into=True, args=(Operand(0), weights, Result(rows)))
     dst = row_major(spec.shape, table.dtype)

@@ -84,7 +84,8 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
         plain = plain.to(desc.dtype)  # Winograd's transform is a reorder from that dtype alone
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
     if same_bytes(have, desc):
-        huge_pages.advise([plain])
+        if weights.is_streamed:
+            huge_pages.advise([plain])
         return plain
     with torch.inference_mode(False):
         packed = allocate(desc.size_bytes)

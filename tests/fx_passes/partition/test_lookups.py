@@ -128,3 +128,21 @@ def test_through_torch_compile() -> None:
         for length in (3, 4, 9):
             torch.testing.assert_close(compiled(indices(2, length)), model(indices(2, length)))
     assert all(lookups(gm) for gm in zendnn_cffi.backend.compiled_modules())
+
+
+def test_a_released_table_is_there_once_for_all_lengths() -> None:
+    """Tied to a linear: after release the plain table is made again from the packed one, once."""
+
+    class Tied(Lookup):
+        def forward(self, ids: Tensor) -> Any:
+            return F.linear(self.norm(self.table(ids)), self.table.weight)
+
+    model = Tied(SPELLINGS["module"]).eval()
+    gm = zendnn_cffi.optimize(model, tune="off", release_weights=True)
+    with torch.no_grad():
+        for length in (5, 7, 9):
+            torch.testing.assert_close(gm(indices(2, length)), model(indices(2, length)), rtol=1e-5, atol=1e-5)
+    (region,) = gm.regions().values()
+    programs = [lowered.program for lowered in region.lowered.values()]
+    tables = {t.data_ptr() for program in programs[1:] for t in program.constants if t.shape == (ROWS, WIDTH)}
+    assert len(programs) == 3 and len(tables) == 1
