@@ -114,6 +114,9 @@ def _rank(node: Any) -> _Rule:
         return len(node.args[1])
     if node.target is ops.flatten and node.args[1] >= 0 and node.args[2] == -1:
         return node.args[1] + 1
+    if node.target is ops.flatten and 0 <= node.args[1] <= node.args[2]:
+        whole = yield node.args[0]
+        return None if whole is None else whole - (node.args[2] - node.args[1])
     if node.target is ops.unflatten:
         whole = yield node.args[0]
         return None if whole is None else whole + len(node.args[2]) - 1

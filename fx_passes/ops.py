@@ -525,8 +525,8 @@ def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
 
 
 COMPUTE: frozenset[Callable[..., Any]] = frozenset(
-    {convolution, deconvolution, linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary, prelu, pool,
-     adaptive_pool, reduce, concat, resample, attention, embedding, embedding_bag, embedding_bags, pick,
+    {convolution, deconvolution, linear, gated_linear, matmul, batch_norm, layer_norm, softmax, eltwise, binary,
+     prelu, pool, adaptive_pool, reduce, concat, resample, attention, embedding, embedding_bag, embedding_bags, pick,
      rms_norm, l2_normalize, rotary, rotation, grow, cached_attention, additive_mask}
 )  # fmt: skip
 MOVEMENT: frozenset[Callable[..., Any]] = frozenset(

@@ -13,6 +13,7 @@ from fx_passes.fold.casts import fold_casts
 from fx_passes.fold.channel_scale import fold_channel_scale
 from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.pad import fold_pad
+from fx_passes.fold.products import fold_products
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
@@ -44,6 +45,7 @@ PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
     fold_shapes,
     fold_identities,
     fold_pad,
+    fold_products,
     fold_batch_norm,
     fold_channel_scale,
     fuse_rms_norm,

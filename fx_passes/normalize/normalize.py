@@ -48,7 +48,12 @@ log = logging.getLogger("zendnn_cffi.passes")
 # Python operators that also work on numbers and lists: a tensor among the operands decides.
 _OPERATORS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg, operator.matmul,
               }  # fmt: skip
-_ATTRIBUTES = {"shape": b.size, "ndim": b.rank}
+_ATTRIBUTES = {
+    "shape": b.size,
+    "ndim": b.rank,
+    "mT": lambda src: b.Call(ops.transpose, (src, -2, -1)),
+    "T": lambda src: b.Call(ops.transpose, (src, 0, 1)) if rank(src) == 2 else None,
+}
 
 
 def normalize(gm: fx.GraphModule) -> fx.GraphModule:
@@ -118,7 +123,9 @@ class Normalizer:
             fold_function(node)
 
     def materialize(self, argument: Any, node: fx.Node) -> Any:
-        """An argument that is itself a Call becomes a node in front."""
+        """An argument that is itself a Call, or a tuple of them, becomes nodes in front."""
+        if type(argument) is tuple:
+            return tuple(self.materialize(entry, node) for entry in argument)
         if not isinstance(argument, b.Call):
             return argument
         args = tuple(self.materialize(a, node) for a in argument.args)

@@ -127,10 +127,12 @@ def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], befor
         if node in members:
             regions.setdefault(stage, []).append(node)
     trimmed = [trim(worth_keeping(nodes)) for nodes in regions.values()]
-    return [nodes for nodes in trimmed if any(n.target in ops.COMPUTE for n in nodes)]
+    return [nodes for nodes in trimmed if any(n.target in ops.COMPUTE - {ops.embedding} for n in nodes)]
 
 
-_LIGHT = frozenset({ops.eltwise, ops.binary, ops.concat, ops.grow, ops.prelu, ops.reduce, ops.rotary, ops.rotation})
+_LIGHT = frozenset(
+    {ops.eltwise, ops.binary, ops.concat, ops.embedding, ops.grow, ops.prelu, ops.reduce, ops.rotary, ops.rotation}
+)
 
 
 def is_real(node: fx.Node) -> bool:

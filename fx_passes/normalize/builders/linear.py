@@ -136,7 +136,7 @@ def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, ou
 
 
 def einsum(equation: Any, *operands: Any) -> Built:
-    """Matrix products: one label summed over, one of each operand alone, all others common, in any order."""
+    """Matrix products: labels summed over, labels of each operand alone, all others common, in any order."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
@@ -150,13 +150,28 @@ def einsum(equation: Any, *operands: Any) -> Built:
         [label for label in labels if label not in batch and (label in other) == inside]
         for labels, other, inside in ((a, b, False), (b, a, False), (a, b, True))
     )
-    if not len(rows) == len(columns) == len(summed) == 1 or sorted(result) != sorted(batch + rows + columns):
+    if not (rows and columns and summed) or sorted(result) != sorted(batch + rows + columns):
         return None
-    left = _arranged(operands[0], a, batch + rows + summed)
-    right = _arranged(operands[1], b, batch + summed + columns)
+    left = _joined(_arranged(operands[0], a, batch + rows + summed), len(batch), (len(rows), len(summed)))
+    if list(b) == batch + columns + summed:  # joined as it lies, without a copy
+        right = Call(ops.transpose, (_joined(operands[1], len(batch), (len(columns), len(summed))), -2, -1))
+    else:
+        right = _joined(_arranged(operands[1], b, batch + summed + columns), len(batch), (len(summed), len(columns)))
     product = Call(ops.matmul, (left, right), {"post_ops": ()})
+    for labels, operand, names, dim in ((columns, operands[1], b, len(batch) + 1), (rows, operands[0], a, len(batch))):
+        if len(labels) > 1:
+            sizes = tuple(Call(ops.size, (operand, names.index(label))) for label in labels)
+            product = Call(ops.unflatten, (product, dim, sizes))
     built = _arranged(product, batch + rows + columns, result)
     return built if isinstance(built, Call) else None
+
+
+def _joined(value: Any, start: int, counts: tuple[int, int]) -> Any:
+    """value with the two groups of dimensions from `start` on made one dimension each."""
+    first, second = counts
+    if second > 1:
+        value = Call(ops.flatten, (value, start + first, start + first + second - 1))
+    return Call(ops.flatten, (value, start, start + first - 1)) if first > 1 else value
 
 
 def _arranged(value: Any, labels: Sequence[str], wanted: Sequence[str]) -> Any:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fx_passes import ops
 from fx_passes.normalize import normalize
 from fx_passes.normalize.aten import FIRST_RESULT, OVERLOADS
 from fx_passes.normalize.modules import MODULES
@@ -211,13 +212,33 @@ def test_spelling(spelling: str) -> None:
 
 @pytest.mark.parametrize(
     "equation",
-    ("bchw,bchw->bch", "bchw,bcvw->bhv", "bchw,bdhw->bcd", "bchw,bchw->bchw", "bchw,dehw->bcde", "bcxw,bcyw"),
+    ("bchw,bchw->bch", "bchw,bchw->bchw", "bcxw,bcyw", "bchw,bchw->b", "bchw,bcvw->bhw", "bchw,xyzt->bchwxyzt"),
 )
 def test_other_sums_of_products_stay(equation: str) -> None:
-    """What sums over no or several labels, or gives one operand several of its own, is more than one matrix product."""
+    """What sums over no label, sums one operand alone, or has no label of one operand alone, is no matrix product."""
     model = model_of(lambda m, x: torch.einsum(equation, x, x.relu()))
     gm = check(model, image(*PLANE))
     assert outside(gm)["einsum"] == 1
+
+
+@pytest.mark.parametrize(
+    "equation",
+    (
+        "bchw,bcvw->bhv",  # summed over two
+        "bchw,bdhw->bcd",
+        "bchw,dehw->bcde",  # two of each operand alone
+        "bchw,dehw->edbc",
+        "bchw,bcvw->bcvh",
+        "bhwc,hkmc->bhwkm",  # relative positions: h is common, two of each alone
+        "bhwc,hkmc->mwhbk",
+    ),
+)
+def test_labels_that_are_several_join_in_one_product(equation: str) -> None:
+    model = model_of(lambda m, x: torch.einsum(equation, x, x.relu().flip(1)))
+    gm = check(model, torch.randn(5, 5, 5, 5))
+    assert "einsum" not in outside(gm)
+    products = [node for region in gm.regions().values() for node in region.graph.nodes if node.target is ops.matmul]
+    assert len(products) == 1
 
 
 @pytest.mark.parametrize("exported", (False, True))
