@@ -86,7 +86,8 @@ def read_lookup(gm: fx.GraphModule, node: fx.Node) -> tuple[str, fx.Node] | None
     if node.op == "call_module":
         module = gm.get_submodule(str(node.target))
         known = type(module) is nn.Embedding and module.max_norm is None and refused_module(module) is None
-        return (f"{node.target}.weight", node.args[0]) if known and len(node.args) == 1 else None
+        given = node.args[0] if len(node.args) == 1 else None
+        return (f"{node.target}.weight", given) if known and isinstance(given, fx.Node) else None
     if not is_call(node, F.embedding, torch.ops.aten.embedding.default):
         return None
     table, indices = (argument(node, p, n) for p, n in ((0, "weight"), (1, "indices")))

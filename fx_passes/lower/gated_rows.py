@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -126,7 +127,7 @@ def _pairs(
     for which, template in gates.items():
         if which in ups:
             args: dict[int, Argument] = {**template.args, ARG_DST: Temporary(0, row)}
-            yield PrimitiveTemplate(template.pd, args, template.kind, 2 * n * k), ups[which]
+            yield replace(template, args=args, flops=2 * n * k), replace(ups[which], flops=2 * n * k)
 
 
 def _in_one_product(

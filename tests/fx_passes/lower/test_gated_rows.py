@@ -82,6 +82,7 @@ def test_every_candidate_gives_the_same_numbers(n: int, k: int, rank: int, activ
     assert by_torch.implementation.startswith(NAME) and len(by_torch.calls) == 3
     bench = Bench(operation, values)
     for candidate in operation.candidates:
+        assert sum(call.flops or 0 for call in candidate.calls) == operation.flops == 2 * (2 * n) * k
         result = bench.check_and_time(candidate)
         assert result.right and result.error <= TOLERANCE[torch.float32], candidate.implementation
 
