@@ -19,6 +19,9 @@ def get_attribute(root: nn.Module, qualified_name: str) -> Any:
     return operator.attrgetter(qualified_name)(root)
 
 
+CREATED = "created"  # in the meta of get_attr nodes: a tensor that forward makes anew, traced as a constant
+
+
 def is_call(node: Any, *targets: Callable[..., Any]) -> TypeGuard[fx.Node]:
     """Whether node is a call of one of these functions."""
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets

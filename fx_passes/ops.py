@@ -180,15 +180,22 @@ def l2_normalize(src: Tensor, dim: int, *, eps: float) -> Tensor:
     return F.normalize(src, 2.0, dim, eps)
 
 
-def rotary(src: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return src * cos + concat(-second half, first half) * sin, halves along the last dimension; broadcast."""
+def rotary(src: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Return src * cos + turned * sin, broadcast. turned: concat(-second half, first half) along the last dimension;
+    or, interleaved, of each pair (a, b) of neighbours there (-b, a).
+    """
     half = src.shape[-1] // 2
-    return src * cos + torch.cat((-src[..., half:], src[..., :half]), -1) * sin
+    if interleaved:
+        turned = torch.stack((-src[..., 1::2], src[..., ::2]), -1).flatten(-2)
+    else:
+        turned = torch.cat((-src[..., half:], src[..., :half]), -1)
+    return src * cos + turned * sin
 
 
-def rotation(cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the matrices R [..., D, D] with x @ R = rotary(x, cos, sin), for cos and sin [..., D]."""
-    return rotary(torch.eye(cos.shape[-1], dtype=cos.dtype, device=cos.device), cos.unsqueeze(-2), sin.unsqueeze(-2))
+def rotation(cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Return the matrices R [..., D, D] with x @ R = rotary(x, cos, sin, interleaved), for cos and sin [..., D]."""
+    ones = torch.eye(cos.shape[-1], dtype=cos.dtype, device=cos.device)
+    return rotary(ones, cos.unsqueeze(-2), sin.unsqueeze(-2), interleaved)
 
 
 def softmax(src: Tensor, dim: int, log: bool = False) -> Tensor:

@@ -28,6 +28,7 @@ from fx_passes.fuse.rotations import fuse_rotations
 from fx_passes.graph import run
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
+from fx_passes.normalize.created import renew_created
 from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
@@ -40,6 +41,7 @@ from fx_passes.verify import verify
 log = logging.getLogger("zendnn_cffi.passes")
 
 PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
+    renew_created,
     normalize,
     fold_casts,
     fold_shapes,

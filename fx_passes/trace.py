@@ -25,7 +25,8 @@ from torch import fx, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from fx_passes.export import Call, Guards, export
-from fx_passes.graph import copy_graph
+from fx_passes.graph import CREATED, copy_graph
+from fx_passes.normalize.effects import writes
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -289,11 +290,22 @@ def _trace_symbolically(
     if not torch.equal(rng, torch.get_rng_state()):
         torch.set_rng_state(rng)
         raise _Untraceable(None, "its forward draws random numbers that a graph would freeze")
-    root = skeleton(model)
+    root, created = skeleton(model), set[str]()
     for node in graph.find_nodes(op="get_attr"):  # tensors that forward creates, which the tracer left on its root
-        if "." not in node.target and not hasattr(root, node.target):
+        if "." not in node.target and (node.target in created or not hasattr(root, node.target)):
+            created.add(node.target)
             setattr(root, node.target, getattr(traced_root, node.target))
+            node.meta[CREATED] = True
+    _refuse_writes_to_created(graph, root)
     return Traced(root, graph, dict(leaves), dict(specialized), given)
+
+
+def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
+    """Raise where forward writes to a tensor that it makes: it was made, and perhaps read, once, while tracing."""
+    for node in graph.nodes:
+        if any(written.meta.get(CREATED) for written in writes(node, root)):
+            path = next(reversed(node.meta.get("nn_module_stack") or {"": None}))
+            raise _Untraceable(path or None, "its forward writes to a tensor that it makes, which a graph makes once")
 
 
 def _try_export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | str:

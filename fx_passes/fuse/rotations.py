@@ -17,7 +17,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.graph import finish, is_call, only_user, only_values_count
 
-Angles = tuple[fx.Node, fx.Node]
+Angles = tuple[Any, ...]  # cos, sin, and whether neighbours turn
 
 
 def fuse_rotations(gm: fx.GraphModule) -> fx.GraphModule:
@@ -26,7 +26,7 @@ def fuse_rotations(gm: fx.GraphModule) -> fx.GraphModule:
     waiting = [node for node in gm.graph.find_nodes(op="call_function", target=ops.rotary) if match_rotation(node)]
     while waiting:
         node = waiting.pop(0)
-        angles = node.args[1], node.args[2]
+        angles = node.args[1:]
         if angles not in matrices:
             matrices[angles] = _matrix(node)
         beside = next((other for other in waiting if match_neighbours(node, other)), None)
@@ -40,7 +40,7 @@ def fuse_rotations(gm: fx.GraphModule) -> fx.GraphModule:
 
 def match_rotation(node: fx.Node) -> bool:
     """Whether node turns heads [B, H, 1, D] by angles that all heads share."""
-    values: list[Any] = [source.meta.get("val") if isinstance(source, fx.Node) else None for source in node.args]
+    values: list[Any] = [source.meta.get("val") if isinstance(source, fx.Node) else None for source in node.args[:3]]
     if not all(isinstance(value, torch.Tensor) and value.ndim == 4 for value in values):
         return False
     x, cos, sin = values
@@ -83,12 +83,12 @@ def _swaps_heads(x: fx.Node) -> bool:
 
 def _matrix(node: fx.Node) -> fx.Node:
     """The matrices [B or 1, 1, D, D] of node's angles."""
-    graph, (_, cos, sin) = node.graph, node.args
+    graph, (_, cos, sin, interleaved) = node.graph, node.args
     value = cos.meta["val"]
     rows = value[..., 0, :]
     with graph.inserting_before(node):
         picked = [graph.call_function(ops.index, (angle, (Ellipsis, 0, slice(None)))) for angle in (cos, sin)]
-        matrix = graph.call_function(ops.rotation, tuple(picked))
+        matrix = graph.call_function(ops.rotation, (*picked, interleaved))
     for pick in picked:
         pick.meta["val"] = rows
     matrix.meta["val"] = rows.new_empty((*rows.shape, rows.shape[-1]))

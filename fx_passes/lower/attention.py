@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ def lower_additive_mask(node: fx.Node, context: LoweringContext) -> Operation:
 
 
 def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.rotary: src * cos, then both halves of the rotated source added in place."""
+    """Lower ops.rotary: src * cos, then both halves of the turned source added in place."""
     arguments = context.values.arguments(node)
     nodes = [arguments[name] for name in ("src", "cos", "sin")]
     specs = [context.tensor(n, "an operand") for n in nodes]
@@ -107,10 +108,13 @@ def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered("rotary embedding that broadcasts or promotes its source")
     dtype = context.dtype(spec)
 
+    neighbours = slice(0, None, 2), slice(1, None, 2)
+    first, second = neighbours if arguments["interleaved"] else (slice(0, half), slice(half, None))
+
     def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
         torch.mul(x, cos, out=out)
-        out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-        out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+        out[..., first].addcmul_(x[..., second], sin[..., first], value=-1)
+        out[..., second].addcmul_(x[..., first], sin[..., second])
 
     srcs = [as_it_lies(n, context, dtype) for n in nodes]
     operation = _operation(node, context, "rotary", nodes, srcs, row_major(spec.shape, dtype), rotate, into=True)
@@ -125,9 +129,9 @@ def lower_rotation(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.rotation, once a call where its angles are no constants of the sizes: by PyTorch, into the arena."""
     arguments, spec = context.values.arguments(node), context.values.specs[node]
     nodes = [arguments[name] for name in ("cos", "sin")]
-    dtype = context.dtype(spec)
+    dtype, turn = context.dtype(spec), partial(ops.rotation, interleaved=arguments["interleaved"])
     srcs = [as_it_lies(n, context, dtype) for n in nodes]
-    return _operation(node, context, "rotation", nodes, srcs, row_major(spec.shape, dtype), ops.rotation)
+    return _operation(node, context, "rotation", nodes, srcs, row_major(spec.shape, dtype), turn)
 
 
 def _operation(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,11 +59,13 @@ _ATTRIBUTES = {
 
 def normalize(gm: fx.GraphModule) -> fx.GraphModule:
     """Rewrite gm's graph in the vocabulary; running it again changes nothing."""
-    changed = True
+    changed, fewest = True, math.inf
     while changed:  # an operation that is out of place lets those that shared its memory follow
         normalizer = Normalizer(gm)
         normalizer.run()
-        changed = normalizer.make_out_of_place()
+        writers = len(normalizer.aliasing.writers)
+        changed = normalizer.make_out_of_place() and writers < fewest  # what is respelled and writes still, stays
+        fewest = writers
     return finish(gm)
 
 

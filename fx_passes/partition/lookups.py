@@ -20,14 +20,14 @@ from fx_passes.normalize.aliasing import Aliasing
 
 def move_lookups_in(gm: fx.GraphModule) -> fx.GraphModule:
     """Respell every embedding whose indices are an input and whose rows an operation of a region may read."""
-    if Aliasing(gm).writers:
-        return gm
+    aliasing = Aliasing(gm)
+    tables = {str(node.target) for node in gm.graph.find_nodes(op="get_attr") if aliasing.is_written(node)}
     for node in list(gm.graph.nodes):
         found = read_lookup(gm, node)
         if found is None or found[1].op != "placeholder" or not any(user.target in ops.COMPUTE for user in node.users):
             continue
         table, indices = found
-        if not get_attribute(gm, table).is_floating_point():
+        if aliasing.is_written(indices) or table in tables or not get_attribute(gm, table).is_floating_point():
             continue
         source = node.meta.get("source", str(node.target))
         with gm.graph.inserting_before(node):

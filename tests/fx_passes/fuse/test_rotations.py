@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -22,18 +25,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
+def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sin
+
+
 class Layers(nn.Module):
     """Queries of 4 heads and keys of 2, turned by the same angles, twice over; x [B, L, 16]."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate) -> None:
         super().__init__()
+        self.turn = turn
         self.q = nn.ModuleList(nn.Linear(16, 4 * DEPTH) for _ in range(2))
         self.k = nn.ModuleList(nn.Linear(16, 2 * DEPTH) for _ in range(2))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         shape = (x.shape[0], x.shape[1], -1, DEPTH)
         made = [linear(x).view(shape).transpose(1, 2) for pair in zip(self.q, self.k, strict=True) for linear in pair]
-        return tuple(rotate(heads, cos, sin) for heads in made)
+        return tuple(self.turn(heads, cos, sin) for heads in made)
 
 
 class Apart(Layers):
@@ -62,9 +70,10 @@ def fused(model: nn.Module, *inputs: Tensor) -> fx.GraphModule:
     return fuse_rotations(fuse_projections(fuse_rotary(traced(model, *inputs))))
 
 
+@pytest.mark.parametrize("turn", (rotate, rotate_neighbours))
 @pytest.mark.parametrize("batch", (1, 3))
-def test_neighbours_are_turned_together(batch: int) -> None:
-    model = Layers().eval()
+def test_neighbours_are_turned_together(batch: int, turn: Any) -> None:
+    model = Layers(turn).eval()
     for inputs in ((torch.randn(batch, 1, 16), *angles()), (torch.randn(batch, 1, 16), *angles(batch))):
         gm = fused(model, *inputs)
         assert (count(gm)[ops.rotary], count(gm)[ops.rotation], count(gm)[ops.matmul]) == (0, 1, 2)
@@ -90,9 +99,10 @@ def test_several_positions_stay(rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("turn", (rotate, rotate_neighbours))
 @pytest.mark.parametrize("batch", (1, 3))
-def test_offloaded(batch: int, dtype: torch.dtype | None) -> None:
-    model, inputs = Exported().eval(), (torch.randn(batch, 1, 16), *angles())
+def test_offloaded(batch: int, turn: Any, dtype: torch.dtype | None) -> None:
+    model, inputs = Exported(turn).eval(), (torch.randn(batch, 1, 16), *angles())
     with torch.no_grad():
         gm = zendnn_cffi.optimize(model, inputs, dtype=dtype, tune="off")
         for actual, expected in zip(gm(*inputs), model(*inputs), strict=True):
@@ -101,3 +111,15 @@ def test_offloaded(batch: int, dtype: torch.dtype | None) -> None:
     (lowered,) = region.lowered.values()
     products = [call for call in lowered.program.calls if call.kind == "matmul" and "matmul" in call.name]
     assert len(products) == 2 and not any(call.implementation == "torch" for call in products)
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("turn", (rotate, rotate_neighbours))
+def test_several_positions_offloaded(turn: Any, dtype: torch.dtype | None) -> None:
+    model, inputs = Exported(turn).eval(), (torch.randn(2, 5, 16), *angles(1, 5))
+    with torch.no_grad():
+        gm = zendnn_cffi.optimize(model, inputs, dtype=dtype, tune="off")
+        for actual, expected in zip(gm(*inputs), model(*inputs), strict=True):
+            assert_close(actual, expected, dtype=dtype or torch.float32, k=32)
+    assert [node.became for node in zendnn_cffi.explain(gm).nodes].count("rotary") == 4
+    assert len(gm.regions()) == 1

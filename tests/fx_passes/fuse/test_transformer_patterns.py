@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, fx, nn
 
@@ -85,6 +87,48 @@ def test_rotary() -> None:
         gm = fuse_rotary(traced(Rotate(half), *inputs))
         assert count(gm)[ops.rotary] == expected
         torch.testing.assert_close(gm(*inputs), Rotate(half)(*inputs))
+
+
+class Neighbours(nn.Module):
+    """x * cos + turn(x) * sin, as GLM, Cohere, GPT-J and RoFormer turn x."""
+
+    def __init__(self, turn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.turn = turn
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return x * cos + self.turn(x) * sin
+
+
+TURNS: dict[str, Callable[[Tensor], Tensor]] = {
+    "flatten": lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2),
+    "reshape_as": lambda x: torch.stack((-x[..., 1::2], x[..., 0::2]), -1).reshape_as(x),
+    "aten": lambda x: torch.ops.aten.stack.default([-_second(x, 1), _second(x, 0)], -1).flatten(-2),
+}
+NO_TURNS: dict[str, Callable[[Tensor], Tensor]] = {
+    "signs": lambda x: torch.stack((x[..., 1::2], x[..., ::2]), -1).flatten(-2),
+    "order": lambda x: torch.stack((-x[..., ::2], x[..., 1::2]), -1).flatten(-2),
+    "side by side": lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -2).flatten(-2),
+    "third ones": lambda x: torch.stack((-x[..., 1:8:2], x[..., 0:7:2]), -1).flatten(-2).roll(1, -1),
+    "another tensor's shape": lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).reshape_as(x.flip(0)),
+    "rows": lambda x: torch.stack((-x[:, 1::2], x[:, ::2]), -1).reshape(x.shape),
+}
+
+
+def _second(x: Tensor, start: int) -> Tensor:
+    result: Tensor = torch.ops.aten.slice.Tensor(x, 3, start, 2**63 - 1, 2)
+    return result
+
+
+@pytest.mark.parametrize("name", [*TURNS, *NO_TURNS])
+def test_rotary_of_neighbours(name: str) -> None:
+    inputs = torch.randn(2, 4, 4, 8), torch.randn(4, 8), torch.randn(4, 8)
+    model = Neighbours({**TURNS, **NO_TURNS}[name])
+    gm = fuse_rotary(traced(model, *inputs))
+    assert [node.args[3] for node in gm.graph.find_nodes(op="call_function", target=ops.rotary)] == [True] * (
+        name in TURNS
+    )
+    torch.testing.assert_close(gm(*inputs), model(*inputs))
 
 
 class Projections(nn.Module):

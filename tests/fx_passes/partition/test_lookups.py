@@ -44,11 +44,13 @@ SPELLINGS: dict[str, Callable[[Any, Tensor], Any]] = {
     "aten": lambda m, ids: m.linear(torch.ops.aten.embedding.default(m.table.weight, ids)),
     "norm first": lambda m, ids: m.linear(m.norm(m.table(ids))),
     "residual": lambda m, ids: m.table(ids) + F.pad(m.linear(m.norm(m.table(ids))), (0, 8)),
+    "something else written to": lambda m, ids: m.linear(m.table(ids)) + m.norm.bias.mul_(1.0).sum(),
     "two readers": lambda m, ids: (m.linear(m.table(ids)), m.norm(m.table(ids))),
 }
 OUTSIDE: dict[str, Callable[[Any, Tensor], Any]] = {
     "computed indices": lambda m, ids: m.linear(m.table(ids * 2 - ids)),
     "read by nothing of a region": lambda m, ids: m.linear(torch.cumsum(m.table(ids), 0)),
+    "a table written to": lambda m, ids: m.linear(m.table(ids)) + m.table.weight.mul_(1.0).sum(),
     "indices written to": lambda m, ids: m.linear(m.table(ids)) + ids.clamp_(max=3).sum(),
 }
 
