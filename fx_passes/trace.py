@@ -303,7 +303,7 @@ def _trace_symbolically(
 def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
     """Raise where forward writes to a tensor that it makes: it was made, and perhaps read, once, while tracing."""
     for node in graph.nodes:
-        if any(written.meta.get(CREATED) for written in writes(node, root)):
+        if any(written.meta.get(CREATED) for written in writes(node, root, unknown=False)):
             path = next(reversed(node.meta.get("nn_module_stack") or {"": None}))
             raise _Untraceable(path or None, "its forward writes to a tensor that it makes, which a graph makes once")
 

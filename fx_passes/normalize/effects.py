@@ -31,13 +31,16 @@ _FRESH_MODULES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def writes(node: fx.Node, root: nn.Module) -> list[fx.Node]:
-    """Return the arguments whose memory node may write to."""
+def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node]:
+    """Return the arguments whose memory node may write to.
+
+    unknown  whether functions and modules that nobody knows count as writing to all they are given
+    """
     inputs = node.all_input_nodes
     if not inputs or node.op not in ("call_function", "call_method", "call_module") or node.meta.get("constant"):
         return []
     if node.op == "call_module":
-        return _module_writes(node, root.get_submodule(node.target))
+        return _module_writes(node, root.get_submodule(node.target), unknown)
     if node.op == "call_method":
         return inputs[:1] if _has_inplace_name(node.target) or node.target == "__setitem__" else []
     if isinstance(node.target, torch._ops.OpOverload):
@@ -50,7 +53,7 @@ def writes(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         return [node.kwargs["out"]]
     if _is_ours_or_torch(node.target) or qualified_name(node.target) in QUALIFIED:
         return inputs[:1] if _has_inplace_name(node.target.__name__) else []
-    return inputs
+    return inputs if unknown else []
 
 
 def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
@@ -110,12 +113,12 @@ def _has_inplace_name(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def _module_writes(node: fx.Node, module: nn.Module) -> list[fx.Node]:
+def _module_writes(node: fx.Node, module: nn.Module, unknown: bool) -> list[fx.Node]:
     if node.meta.get("out_of_place") or getattr(module, "reads_numbers", False):
         return []
     if is_inplace_module(module):
         return node.all_input_nodes[:1]
-    return [] if type(module).__module__.startswith("torch.nn") else node.all_input_nodes
+    return [] if not unknown or type(module).__module__.startswith("torch.nn") else node.all_input_nodes
 
 
 def _schema_writes(node: fx.Node) -> list[fx.Node]:

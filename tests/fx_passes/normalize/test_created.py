@@ -98,3 +98,30 @@ def test_a_tensor_of_the_module_keeps_what_is_written() -> None:
     with torch.no_grad():
         first, second = gm(x), gm(x)
     torch.testing.assert_close(second, 2 * first)
+
+
+class Unknown(nn.Module):
+    """No symbolic tracing follows it: it stays whole."""
+
+    def forward(self, x: Tensor, made: Tensor) -> Tensor:
+        return x * made.add_(1) if x.sum() > -1e9 else x
+
+
+def test_a_module_that_stays_whole_gets_a_new_one() -> None:
+    """And what gives it one is traced all the same."""
+
+    class Giving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.unknown, self.last = nn.Linear(4, 4), Unknown(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.last(self.unknown(self.first(x), torch.zeros(4)))
+            return result
+
+    model, x = Giving().eval(), torch.randn(3, 4)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(gm(x), model(x))
+    assert [*gm.leaves] == ["unknown"] and len(gm.regions()) == 2
