@@ -290,10 +290,11 @@ def _trace_symbolically(
     if not torch.equal(rng, torch.get_rng_state()):
         torch.set_rng_state(rng)
         raise _Untraceable(None, "its forward draws random numbers that a graph would freeze")
-    root, created = skeleton(model), set[str]()
-    for node in graph.find_nodes(op="get_attr"):  # tensors that forward creates, which the tracer left on its root
-        if "." not in node.target and (node.target in created or not hasattr(root, node.target)):
-            created.add(node.target)
+    root, read = skeleton(model), list(graph.find_nodes(op="get_attr"))
+    # those that forward creates, which the tracer left on its root
+    created = {node.target for node in read if "." not in node.target and not hasattr(root, node.target)}
+    for node in read:
+        if node.target in created:
             setattr(root, node.target, getattr(traced_root, node.target))
             node.meta[CREATED] = True
     _refuse_writes_to_created(graph, root)

@@ -83,11 +83,8 @@ def _every_second(node: Any) -> tuple[fx.Node, int] | None:
         x, dim, start, stop, step = node.args
         last = "val" in x.meta and dim in (-1, x.meta["val"].ndim - 1)
         return (x, start) if last and step == 2 and type(start) is int and stop == _END else None
-    if is_call(node, ops.index) and isinstance(node.args[1], tuple) and len(node.args[1]) == 2:
-        dots, item = node.args[1]
-        every = dots is Ellipsis and isinstance(item, slice) and item.step == 2 and item.stop is None
-        return (node.args[0], item.start or 0) if every and not isinstance(item.start, fx.Node) else None
-    return None
+    item = _last_item(node)
+    return (node.args[0], item.start or 0) if item is not None and item.step == 2 and item.stop is None else None
 
 
 def _source_of_halves(node: Any) -> fx.Node | None:
@@ -116,10 +113,17 @@ def _last_slice(node: Any, size: int) -> tuple[fx.Node, int, int] | None:
     if is_call(node, ops.narrow) and node.args[1] in (-1, node.args[0].meta["val"].ndim - 1):
         start, stop, _ = slice(node.args[2], node.args[3]).indices(size)
         return node.args[0], start, stop
-    if is_call(node, ops.index) and isinstance(node.args[1], tuple) and len(node.args[1]) == 2:
-        dots, item = node.args[1]
-        numbers = isinstance(item, slice) and not any(isinstance(v, fx.Node) for v in (item.start, item.stop))
-        if dots is Ellipsis and numbers and item.step in (None, 1):
-            start, stop, _ = item.indices(size)
-            return node.args[0], start, stop
+    item = _last_item(node)
+    if item is not None and item.step in (None, 1):
+        start, stop, _ = item.indices(size)
+        return node.args[0], start, stop
     return None
+
+
+def _last_item(node: Any) -> slice | None:
+    """The slice s where node is x[..., s], from and to numbers."""
+    if not is_call(node, ops.index) or not isinstance(node.args[1], tuple) or len(node.args[1]) != 2:
+        return None
+    dots, item = node.args[1]
+    numbers = isinstance(item, slice) and not any(isinstance(v, fx.Node) for v in (item.start, item.stop))
+    return item if dots is Ellipsis and numbers else None

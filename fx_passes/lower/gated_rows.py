@@ -22,7 +22,6 @@ from fx_passes.graph import is_call, only_user
 from fx_passes.lower.candidates import (
     Argument,
     Candidate,
-    Operand,
     Operation,
     PrimitiveTemplate,
     Result,
@@ -38,9 +37,9 @@ from fx_passes.lower.context import (
     optimized_descs,
     usable_implementations,
 )
-from fx_passes.lower.layouts import row_major, strided
+from fx_passes.lower.layouts import row_major
 from fx_passes.lower.linear import Product, constant_name
-from fx_passes.lower.matrix_vector import NAME, equal_pieces
+from fx_passes.lower.matrix_vector import NAME, batched_product, by_pieces, equal_pieces
 from fx_passes.lower.post_ops import Chain, EltwisePostOp, translate, translate_eltwise
 from fx_passes.lower.specs import RegionValues, TensorSpec
 from zendnn_cffi import descriptors
@@ -139,14 +138,10 @@ def _in_one_product(
     if pieces is None:
         return
 
-    def multiply(column: Tensor, matrices: Tensor, both: Tensor) -> None:
-        torch.bmm(matrices, column, out=both)
-
-    column = Operand(0, strided((pieces, k, 1), torch.float32, (0, 1, k)))
-    matrices = Weights(weights.key, weights.plain, _pieces(pieces, rows, k), weights.below)
-    args = column, matrices, Temporary(0, _pieces(pieces, rows, 1))
+    column, matrices, both = by_pieces(weights, pieces)
+    args = column, matrices, Temporary(0, both)
     key = f"{torch.__version__} bmm of {pieces} gated"
-    product = TorchTemplate(multiply, "", True, key, args, flops=2 * rows * k)
+    product = TorchTemplate(batched_product(0, ()), "", True, key, args, flops=2 * rows * k)
     half = row_major((1, rows // 2), torch.float32)
     gate, up = Temporary(0, half), Temporary(0, half, half.size_bytes)
     activated = descriptors.eltwise(activation.kind, half, activation.alpha, activation.beta)
@@ -159,7 +154,3 @@ def _in_one_product(
                 primitive_template(second, {ARG_SRC: Result(half), ARG_SRC_1: up, ARG_DST: Result(half)}, "binary", 0),
             )
             yield Candidate(f"{NAME} + {first.implementation}", srcs, dst, calls)
-
-
-def _pieces(pieces: int, rows: int, columns: int) -> MemoryDesc:
-    return row_major((pieces, rows // pieces, columns), torch.float32)

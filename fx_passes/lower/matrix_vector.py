@@ -47,20 +47,25 @@ def matrix_vector_candidates(
     steps = _steps(post_ops, chain)
     if steps is None or pieces is None or (chain.overwrites is not None and not _adds_first(post_ops, chain)):
         return []
-    result = row_major((pieces, n // pieces, 1), torch.float32)
-    args: list[Argument] = [
-        Operand(0, strided((pieces, k, 1), torch.float32, (0, 1, k))),
-        Weights(weight.key, weight.plain, row_major((pieces, n // pieces, k), torch.float32)),
-    ]
+    column, matrices, result = by_pieces(weight, pieces)
+    args: list[Argument] = [column, matrices]
     added: list[Argument] = [] if chain.overwrites is None else [Result(result)]  # what lies where the result goes
     if bias is not None:
         added.append(Weights(bias.key, bias.plain, result))
     args += added + [_seen(argument, result) for argument in chain.args.values()] + [Result(result)]
-    compute = _product(len(added), steps)
+    compute = batched_product(len(added), steps)
     text = f"bmm of {pieces} {'with bias ' if bias is not None else ''}{' '.join(chain.text)}"
     key = f"{torch.__version__} {text} {_post_ops_key(post_ops)}"
     template = TorchTemplate(compute, "", True, key, tuple(args), flops=2 * n * k)
     return [Candidate(NAME, srcs, dst, (template,), overwrites=chain.overwrites)]
+
+
+def by_pieces(weight: Weights, pieces: int) -> tuple[Operand, Weights, MemoryDesc]:
+    """The row as a column for each of the matrices, the matrices, and the layout of their products."""
+    n, k = weight.desc.dims
+    column = Operand(0, strided((pieces, k, 1), torch.float32, (0, 1, k)))
+    matrices = replace(weight, desc=row_major((pieces, n // pieces, k), torch.float32))
+    return column, matrices, row_major((pieces, n // pieces, 1), torch.float32)
 
 
 def _post_ops_key(post_ops: Sequence[PostOp]) -> str:
@@ -87,7 +92,7 @@ def equal_pieces(rows: int) -> int | None:
     return max(even or divisors, default=None)
 
 
-def _product(added: int, steps: Sequence[Step]) -> Callable[..., None]:
+def batched_product(added: int, steps: Sequence[Step]) -> Callable[..., None]:
     """function(column, weights, *what is added to the product, *operands of post-ops, result), all by pieces."""
 
     def compute(column: Tensor, weight: Tensor, *rest: Tensor) -> None:

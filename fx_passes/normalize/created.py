@@ -19,10 +19,11 @@ from fx_passes.normalize.aliasing import Aliasing
 
 def renew_created(gm: fx.GraphModule) -> fx.GraphModule:
     """Copy, in each call, what forward makes anew and hands out."""
+    created = [node for node in gm.graph.find_nodes(op="get_attr") if node.meta.get(CREATED)]
+    if not created:
+        return gm
     aliasing = Aliasing(gm)
-    for node in gm.graph.find_nodes(op="get_attr"):
-        if not node.meta.get(CREATED):
-            continue
+    for node in created:
         if aliasing.is_written(node) or any(user.op == "output" for user in aliasing.readers(node)):
             with gm.graph.inserting_before(node.next):
                 fresh = gm.graph.call_function(torch.ops.aten.clone.default, (node,))

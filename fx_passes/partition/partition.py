@@ -127,12 +127,14 @@ def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], befor
         if node in members:
             regions.setdefault(stage, []).append(node)
     trimmed = [trim(worth_keeping(nodes)) for nodes in regions.values()]
-    return [nodes for nodes in trimmed if any(n.target in ops.COMPUTE - {ops.embedding} for n in nodes)]
+    return [nodes for nodes in trimmed if any(n.target in _WORTH_A_REGION for n in nodes)]
 
 
 _LIGHT = frozenset(
     {ops.eltwise, ops.binary, ops.concat, ops.embedding, ops.grow, ops.prelu, ops.reduce, ops.rotary, ops.rotation}
 )
+_HEAVY = ops.COMPUTE - _LIGHT
+_WORTH_A_REGION = ops.COMPUTE - {ops.embedding}
 
 
 def is_real(node: fx.Node) -> bool:
@@ -155,7 +157,7 @@ def worth_keeping(nodes: list[fx.Node]) -> list[fx.Node]:
         for group in {id(part[s]): part[s] for s in operands(node) if s in part}.values():
             joined = group + joined
         part.update(dict.fromkeys(joined, joined))
-    return [node for node in nodes if any(n.target in ops.COMPUTE - _LIGHT or "val" not in n.meta for n in part[node])]
+    return [node for node in nodes if any(n.target in _HEAVY or "val" not in n.meta for n in part[node])]
 
 
 def trim(nodes: list[fx.Node]) -> list[fx.Node]:
