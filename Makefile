@@ -13,7 +13,8 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test zoo hugging-face bench scaling notebook lint format clean distclean
+.PHONY: help venv install demo test verify-library zoo hugging-face conformance bench scaling notebook lint format \
+        clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,11 +26,18 @@ demo: install  ## train, optimize and compare: digits, then ResNet-50 on a photo
 test: install  ## all tests, on the installed package
 	$(BIN)/pytest $(ARGS)
 
+verify-library: $(VENV)/.package  ## every implementation of the library against a reference, on this CPU (half an hour, two cores)
+	ZENDNN_CFFI_LIBRARY=$$(cd / && $(abspath $(BIN))/python -c "from zendnn_cffi.engine.library import find; print(find().path)") \
+	  $(BIN)/python -m zendnn_cffi.primitives.verification.run $(ARGS)
+
 zoo: install  ## every torchvision classification model: right, how much ZenDNN ran, times beside eager's
 	$(BIN)/python tests/zoo/sweep.py $(ARGS)
 
 hugging-face: install  ## seventeen kinds of transformers beside eager, by torch.compile and by optimize()
 	$(BIN)/python tests/hugging_face/sweep.py $(ARGS)
+
+conformance: install  ## PyTorch's own samples of its operators and modules beside eager (hours; goes on where it was)
+	$(BIN)/python tests/conformance/sweep.py --page $(ARGS)
 
 bench: install  ## side by side with Inductor, zentorch, ONNX Runtime and OpenVINO (hours; see ARGS=--help)
 	$(BIN)/python benchmarks/compare.py $(ARGS)
@@ -70,7 +78,7 @@ $(VENV)/.tools: $(VENV)/.package
 	@touch $@
 
 clean:  ## remove what builds, tests, demo and benchmarks wrote
-	rm -rf build dist _skbuild *.egg-info demo/out benchmarks/out benchmarks/.cache
+	rm -rf build dist _skbuild *.egg-info demo/out benchmarks/out benchmarks/.cache tests/conformance/out
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -not -path './benchmarks/.venvs/*' -prune -exec rm -rf {} +
 

@@ -66,16 +66,17 @@ def use() -> str:
 
     Raises   RuntimeError where zendnn_cffi has begun already, LibraryError where onednn-cpu-gomp is not installed.
     """
-    if "zendnn_cffi.attributes" in sys.modules:
+    if "zendnn_cffi.primitives.attributes" in sys.modules:
         raise RuntimeError("zendnn_cffi is in use already: call use() first, in a process of its own")
-    from zendnn_cffi import engines, library
+    from zendnn_cffi import engines
+    from zendnn_cffi.engine import library
 
     engine = engines.load_engine("onednn")
     version = f"{engine.version} (oneDNN)"
     library._loaded = library.Library(
         _Ffi(engine.ffi), _Lib(engine.lib), "zendnn_", engine.path, version, provider="onednn", openmp=engine.openmp
     )
-    from zendnn_cffi import attributes, memory_desc
+    from zendnn_cffi.primitives import attributes, memory_desc
 
     for ours, theirs in _ARGUMENT_IDS.items():
         setattr(attributes, ours, engine.const(theirs))

@@ -7,6 +7,8 @@ traced graph before any pass. Copying and unpickling run the passes again on tha
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +16,20 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from fx_passes.graph import copy_graph
-from fx_passes.partition.remembering import Remembering
-from fx_passes.trace import WHOLE, Traced, forward_signature
+from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
+from fx_passes.graph.graph import copy_graph
+from fx_passes.memoize.remembering import Remembering
+from fx_passes.memoize.watched import is_traced_by_fx, is_watched
+from fx_passes.trace.state import HOOK_ATTRIBUTES
+from fx_passes.trace.trace import WHOLE, Traced, forward_signature, retrace
+from zendnn_cffi.locks import new_lock
+
+log = logging.getLogger("zendnn_cffi.passes")
 
 Build = Callable[..., "OptimizedModule"]
 
-# Endings of the attributes in which a module keeps its hooks.
-_HOOKS = ("hooks", "_with_kwargs", "_always_called")
-
+# What reading tells nothing about a module's parts.
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 
 _RELEASED = (
     "{}: this module was made by optimize(..., release_weights=True) and keeps packed weights alone;"
@@ -33,60 +40,250 @@ _RELEASED = (
 class OptimizedModule(fx.GraphModule):
     """An fx.GraphModule over a skeleton, in evaluation mode.
 
+    The skeleton is this module's own. While nobody has asked for a part of it (is_open is False), nobody can have
+    replaced one: calls then look for written weights alone.
+
     build(traced, **options) -> OptimizedModule is what made it; a deep copy or an unpickled one is made the same way.
-    Called with arguments that the graph is not right for, it runs the skeleton's own forward.
+    Called with arguments that the graph is not right for, it runs the skeleton's own forward; so it does after a change
+    of its parameters or layers. Where the next call finds the same, they are packed, or traced, again.
     """
 
     def __init__(self, traced: Traced, build: Build, options: dict[str, Any]) -> None:
         root = traced.root
         super().__init__(nn.Module(), fx.Graph(), class_name=type(root).__name__)
-        # The very same dicts: what .to() or load_state_dict changes here, it changes in the skeleton.
-        for name in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
-            object.__setattr__(self, name, getattr(root, name))
-        self._modules.update(root._modules)
-        for name, value in root.__dict__.items():
-            if name.endswith(_HOOKS):
-                object.__setattr__(self, name, copy.copy(value))  # called with this module in place of the model
-            elif name not in self.__dict__ and name != "forward":
-                object.__setattr__(self, name, value)
+        # The very same dicts: what .to() or load_state_dict changes here, it changes in the skeleton. Hooks are called
+        # with this module in place of the model; of the skeleton only forward is called, which runs none.
+        for name in root.__dict__:
+            if name in ("_parameters", "_buffers", "_non_persistent_buffers_set") or name.endswith(HOOK_ATTRIBUTES):
+                object.__setattr__(self, name, root.__dict__[name])
+        self.__dict__["_modules"].update(root._modules)
+        self._source: tuple[Traced, Build, dict[str, Any]]
         object.__setattr__(self, "_source", (traced, build, options))
+        self._is_open = True  # until it is handed out
         self._owns_storage = False
         self._release_due = self._released = False
-        self._checked = bool(traced.specialized or traced.given) or traced.guards is not None
-        self.graph = copy_graph(traced.graph) if traced.graph is not None else whole_model_graph(root)
+        self._watch: Watch | None = None
+        self._seen: Watch | None = None  # what a call found that was not as it was watched
+        self._told = False  # by invalidate()
+        self._lock = new_lock()
+        self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
         self.training = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._checked:
-            traced = self._source[0]
-            arranged = traced.arrange(args, kwargs)
-            if arranged is None:
-                if self._released:
-                    raise RuntimeError(_RELEASED.format("a call with arguments that it was not traced for"))
-                return traced.root(*args, **kwargs)
-            args, kwargs = arranged
-        if torch.is_grad_enabled() and self.leaves.keys() != {WHOLE} and not _ask_for_gradients(args, kwargs):
-            with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients
-                result = super().__call__(*args, **kwargs)
+    def _read_from(self, traced: Traced, graph: fx.Graph | None) -> None:
+        """Compute by this graph, which was made of the traced one, or by the model's forward."""
+        self._checked = bool(traced.specialized or traced.given) or traced.guards is not None
+        self._is_whole = WHOLE in traced.leaves
+        self.graph = whole_model_graph(traced.root) if graph is None else graph
+
+    @property
+    def root(self) -> nn.Module:
+        """The module tree that was traced: its forward is the model's own."""
+        self.__dict__["_is_open"] = True
+        root: nn.Module = self._source[0].root
+        return root
+
+    @property
+    def _tree(self) -> nn.Module:
+        """As root, for this module's own use."""
+        tree: nn.Module = self._source[0].root
+        return tree
+
+    @property
+    def _held(self) -> dict[str, Any]:
+        """Submodules, as _modules; for this module's own use."""
+        held: dict[str, Any] = self.__dict__["_modules"]
+        return held
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody may hold parts of the module tree, and replace what is in them."""
+        return self._is_open
+
+    def __getattr__(self, name: str) -> Any:
+        """The model's own attributes are the skeleton's, whose forward may assign to them."""
+        held = self.__dict__
+        source = held.get("_source")
+        if source is None:
+            return super().__getattr__(name)
+        root = source[0].root
+        if name in root.__dict__:
+            value = root.__dict__[name]
+            if not isinstance(value, _SCALARS):
+                held["_is_open"] = True
+            return value
+        if name in root._modules or name in root._parameters or name in root._buffers:
+            held["_is_open"] = True
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        source = self.__dict__.get("_source")
+        if isinstance(value, torch.Tensor | nn.Module) or (source is not None and name in source[0].root.__dict__):
+            self.__dict__["_is_open"] = True
+        if source is None or name in self.__dict__ or name not in source[0].root.__dict__:
+            super().__setattr__(name, value)
+        elif isinstance(value, nn.Parameter | nn.Module):
+            del source[0].root.__dict__[name]
+            super().__setattr__(name, value)
         else:
-            result = super().__call__(*args, **kwargs)
+            source[0].root.__dict__[name] = value
+
+    def recompile(self) -> Any:
+        """As fx.GraphModule's; calls then pass through this class before they reach the graph's code."""
+        code = super().recompile()
+        cls: Any = type(self)
+        run_graph = cls.forward
+
+        @functools.wraps(run_graph)
+        def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
+            return self._call(args, kwargs)
+
+        cls.forward, cls.run_graph = forward, run_graph
+        return code
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        watch = self._watch
+        if watch is None or is_traced_by_fx() or not (watch.unchanged() if self._is_open else watch.unwritten()):
+            by_pytorch = self._call_changed(args, kwargs)
+            if by_pytorch is not None:
+                return by_pytorch[0]
+        if self._checked:
+            arranged = self._source[0].arrange(args, kwargs)
+            if arranged is None:
+                self._refuse_if_released("a call with arguments that it was not traced for")
+                return self.root.forward(*args, **kwargs)
+            args, kwargs = arranged
+        if torch.is_autocast_enabled("cpu") and not self._released and type(self._tree) is not nn.Module:
+            return self.root.forward(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too
+        if torch.is_grad_enabled() and not self._is_whole and not _ask_for_gradients(args, kwargs):
+            with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients
+                result = self.run_graph(*args, **kwargs)
+        else:
+            result = self.run_graph(*args, **kwargs)
         if self._release_due:
             self._release()
         return result
+
+    def _call_changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+        """A call that found a change: its result by plain PyTorch, or None where the graph is right (again)."""
+        if in_functional_call() or is_watched() or is_traced_by_fx():
+            self._refuse_if_released("a call with other parameters")
+            self._adopt_children()
+            return (self.root.forward(*args, **kwargs),)
+        with self._lock:
+            if self._is_settled():
+                return None
+        if self._is_whole or _ask_for_gradients(args, kwargs):
+            return (self.root.forward(*args, **kwargs),)
+        with torch.no_grad():
+            return (self.root.forward(*args, **kwargs),)
+
+    def _is_settled(self) -> bool:
+        """Whether graph and packed weights are those of the tree as it is; made again where it stayed for two calls.
+
+        One call in between would pay for packing, or for a graph, that the next change makes worthless.
+        """
+        self._adopt_children()
+        before, now = self._watch, Watch(self)
+        if before is None or has_global_hooks():
+            self._watch = before or now
+            return before is None
+        written, same_graph = now.written(before), now.structure == before.structure
+        if written or not same_graph:
+            self._refuse_if_released("a call after its parameters or layers were changed")
+            is_new = not self._told and not (same_graph and self._keeps_nothing and now.same_tensors(before))
+            if is_new and not (self._seen is not None and self._seen.unchanged()):
+                self._seen = now
+                return False
+            with torch.inference_mode(False):
+                self._forget(written) if same_graph else self._rebuild()
+            now = Watch(self)
+        self._watch, self._seen, self._told = now, None, False
+        return True
+
+    def _adopt_children(self) -> None:
+        """Let the skeleton have the submodules that were put, or removed, here."""
+        ours, theirs = self._held, self._tree._modules
+        for name in [*theirs]:
+            if name not in ours:
+                del theirs[name]
+            elif ours[name] is not theirs[name]:
+                theirs[name] = ours[name]
+
+    def _rebuild(self) -> None:
+        """Trace the tree again, and take over the graph and the regions made of it."""
+        traced, build, options = self._source
+        log.info("%s was changed: it is traced again", type(self._tree).__name__)
+        try:
+            fresh = build(retrace(traced), **options)
+        except Exception as error:  # whatever a tree raises that does not fit together any longer
+            reason = f"it was changed, and cannot be traced again: {type(error).__name__}: {error}".splitlines()[0]
+            fresh = build(Traced(traced.root, None, {WHOLE: reason}), **options)
+        for name in [name for name in self._held if name not in self._tree._modules]:
+            del self._held[name]
+        self._held.update(fresh._held)
+        self._source = fresh._source
+        self._read_from(fresh._source[0], fresh.graph)
+
+    def begin_watch(self) -> None:
+        """The graph and its regions are as they will be: notice from now on what is changed."""
+        count_fused_steps()
+        if self._watch is None:
+            self._is_open = False
+        self._watch = Watch(self)
+
+    def _follow_changes(self) -> None:
+        """Before it is copied: the graph must be the tree's."""
+        with self._lock:
+            if self._watch is not None and not self._watch.unchanged():
+                self._told = True
+                self._is_settled()
+
+    @property
+    def _keeps_nothing(self) -> bool:
+        """Whether nothing was made of the parameters yet."""
+        return not any(getattr(part, "lowered", None) or getattr(part, "kept", None) for part in self.keeping())
+
+    @property
+    def is_released(self) -> bool:
+        """Whether parameters were given up."""
+        return bool(self._released)
+
+    @property
+    def notes(self) -> list[str]:
+        """What explain() says of the whole."""
+        if self._seen is None:
+            return []
+        return ["Parameters or layers were changed: the last call ran as plain PyTorch. The next one packs them again,"
+                " unless they were changed once more."]  # fmt: skip
+
+    def keeping(self) -> list[Any]:
+        """The parts that make something of parameters: they have `constants`, by name."""
+        own = (module for name, module in self._held.items() if name not in self._tree._modules)
+        return [module for module in own if hasattr(module, "constants")]
+
+    def _forget(self, names: set[str]) -> None:
+        for part in self.keeping():
+            if names.intersection(part.constants):
+                part.forget() if isinstance(part, Remembering) else part.invalidate()
 
     def release_after_first_call(self) -> None:
         """Free, after the first call, the parameters of which only packed copies are needed from then on."""
         self._release_due = True
 
     def _release(self) -> None:
-        from fx_passes.plan.release import release, trim_heap
+        from fx_passes.plan.heap import trim_heap
+        from fx_passes.region.release import release
 
         regions: list[Any] = list(self.regions().values())
         if not all(lowered for region in regions for lowered in region.lowered.values()):
             regions = [r for r in regions if r.lowered and all(r.lowered.values())]  # plain PyTorch needs the others
         self._release_due = False
+        was_open = self._is_open
         if regions and release(self, regions):
             self._released = True
+            self.begin_watch()
+        self._is_open = was_open
+        if self._released:
             trim_heap()
 
     def _refuse_if_released(self, what: str) -> None:
@@ -105,13 +302,19 @@ class OptimizedModule(fx.GraphModule):
 
     def regions(self) -> dict[str, nn.Module]:
         """Return the region modules by name."""
-        return {name: module for name, module in self._modules.items() if hasattr(module, "invalidate")}
+        return {name: module for name, module in self._held.items() if hasattr(module, "invalidate")}
 
     def invalidate(self) -> None:
-        """Tell everything that keeps what it made of parameters that they may have changed."""
+        """Tell everything that keeps what it made of parameters that they may have changed.
+
+        Needed after what PyTorch does not count: writes through .data or numpy, other numbers in a module's attributes.
+        """
+        self._told = True
+        if self._watch is not None:
+            self._watch.expire()
         for region in self.regions().values():
             region.invalidate()
-        for module in self._modules.values():
+        for module in self._held.values():
             if isinstance(module, Remembering):
                 module.forget()
 
@@ -148,31 +351,59 @@ class OptimizedModule(fx.GraphModule):
 
     def __copy__(self) -> OptimizedModule:
         self._refuse_if_released("copying it")
+        self._follow_changes()
         traced, build, options = self._source
-        return build(traced, **options)
+        again = build(traced, **options)
+        again._is_open = self._is_open = True  # they have one tree
+        return again
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         self._refuse_if_released("copying it")
+        self._follow_changes()
         traced, build, options = self._source
         again = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
         again._owns_storage = True
+        again._is_open = self._is_open  # who holds parts of this one may have been copied along
         return again
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._refuse_if_released("pickling it")
-        return _rebuild, self._source
+        self._follow_changes()
+        return _rebuild, (*self._source, self._is_open)
 
 
 def _ask_for_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a tensor among the arguments requires a gradient."""
-    return any(getattr(value, "requires_grad", False) for value in pytree.tree_leaves((args, kwargs)))
+    return any(isinstance(v, torch.Tensor) and v.requires_grad for v in pytree.tree_leaves((args, kwargs)))
 
 
-def _rebuild(traced: Traced, build: Build, options: dict[str, Any]) -> OptimizedModule:
+def _rebuild(traced: Traced, build: Build, options: dict[str, Any], is_open: bool = True) -> OptimizedModule:
     """Unpickle."""
     again = build(traced, **options)
     again._owns_storage = True
+    again._is_open = is_open
     return again
+
+
+def _opening(name: str) -> property:
+    """A dict of nn.Module's own, by which one reaches parts of the module: who reads it may replace them."""
+
+    def read(self: Any) -> Any:
+        held = self.__dict__
+        held["_is_open"] = True
+        try:
+            return held[name]
+        except KeyError:
+            raise AttributeError(name) from None  # before nn.Module.__init__
+
+    def write(self: Any, value: Any) -> None:
+        self.__dict__[name] = value
+
+    return property(read, write)
+
+
+for _name in ("_modules", "_parameters", "_buffers"):
+    setattr(OptimizedModule, _name, _opening(_name))
 
 
 class WholeModel:

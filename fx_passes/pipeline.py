@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -25,22 +26,25 @@ from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.rms_norm import fuse_rms_norm
 from fx_passes.fuse.rotary import fuse_rotary
 from fx_passes.fuse.rotations import fuse_rotations
-from fx_passes.graph import run
+from fx_passes.graph.graph import run
+from fx_passes.graph.verify import verify
+from fx_passes.memoize.per_mask import memoize_masks
+from fx_passes.memoize.per_size import memoize_sizes
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.normalize.created import renew_created
 from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
-from fx_passes.partition.per_mask import memoize_masks
-from fx_passes.partition.per_size import memoize_sizes
-from fx_passes.signature import write_out_structure
-from fx_passes.trace import ExampleInputs, Traced, trace
-from fx_passes.verify import verify
+from fx_passes.report.debug_folder import CompileNotes, debug_root
+from fx_passes.trace.call_structure import write_out_structure
+from fx_passes.trace.trace import ExampleInputs, Traced, trace
 
 log = logging.getLogger("zendnn_cffi.passes")
 
-PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
+Pass = Callable[[fx.GraphModule], fx.GraphModule]
+
+PASSES: tuple[Pass, ...] = (
     renew_created,
     normalize,
     fold_casts,
@@ -63,6 +67,23 @@ PASSES: tuple[Callable[[fx.GraphModule], fx.GraphModule], ...] = (
 )
 
 
+def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]:
+    """Those that follow: parts of the graph become modules, which read root's parameters."""
+    return (
+        _with(memoize_sizes, root=root),
+        memoize_masks,
+        move_lookups_in,
+        _with(partition, make_region=make_region, root=root),
+        write_out_structure,
+    )
+
+
+def _with(run_pass: Callable[..., fx.GraphModule], **arguments: Any) -> Pass:
+    bound = functools.partial(run_pass, **arguments)
+    functools.update_wrapper(bound, run_pass)
+    return bound
+
+
 class PlainRegion(nn.Module):
     """A region that runs its graph as plain PyTorch: what tests use, and what a region falls back to."""
 
@@ -71,6 +92,7 @@ class PlainRegion(nn.Module):
         self.graph = graph
         self.constants = constants
         self.name = name
+        self.on_lowered: Any = None  # as ZenRegion's; it is never lowered
 
     def forward(self, *inputs: Any) -> Any:
         return run(self.graph, self.constants, inputs)
@@ -93,14 +115,14 @@ def compile_graph(
 def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> OptimizedModule:
     """Run every pass on a traced model."""
     gm: Any = OptimizedModule(traced, build, {"make_region": make_region})
-    for run_pass in PASSES:
+    notes = CompileNotes(gm, debug_root())
+    for run_pass in (*PASSES, *cutting_passes(traced.root, make_region)):
         gm = run_pass(gm)
+        notes.after(run_pass.__name__, gm)
         log.debug("%s: %d nodes", run_pass.__name__, len(gm.graph.nodes))
         if log.isEnabledFor(logging.DEBUG):
             verify(gm)
-    gm = move_lookups_in(memoize_masks(memoize_sizes(gm, traced.root)))
-    gm = partition(gm, make_region, traced.root)
-    result: OptimizedModule = write_out_structure(gm)
-    if log.isEnabledFor(logging.DEBUG):
-        verify(result)
+    result: OptimizedModule = gm
+    result.begin_watch()
+    notes.end(result)
     return result

@@ -12,57 +12,62 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
-import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
-    from . import backend, functional
-    from .attributes import Attr, PostOps
-    from .cache import cache_clear, cache_info
-    from .config import show_config
-    from .errors import LibraryError, UnsupportedError, ZenDNNError
-    from .explain import explain
-    from .library import blis, is_available, lib, unavailable_reason
-    from .memory import Memory, MemoryDesc
-    from .optimize import optimize
-    from .primitive import Primitive, PrimitiveDesc
-    from .profile import profile
-    from .stream import Engine, Stream
+    from fx_passes.report.explain import explain
+    from fx_passes.report.profile import profile
+    from zendnn_cffi import backend, functional
+    from zendnn_cffi.api.cache import cache_clear, cache_info
+    from zendnn_cffi.api.config import show_config
+    from zendnn_cffi.api.optimize import optimize
+    from zendnn_cffi.engine import engines
+    from zendnn_cffi.engine.library import blis, is_available, lib, unavailable_reason
+    from zendnn_cffi.errors import LibraryError, UnsupportedError, ZenDNNError
+    from zendnn_cffi.primitives import descriptors
+    from zendnn_cffi.primitives.attributes import Attr, PostOps
+    from zendnn_cffi.primitives.memory import Memory, MemoryDesc
+    from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
+    from zendnn_cffi.primitives.stream import Engine, Stream
 
     ffi: Any
     __config__: Mapping[str, Any]
     __version__: str
 
-# public name -> module that defines it; None: the module of that name itself
-_EXPORTS: dict[str, str | None] = {
-    "ffi": "library",
-    "lib": "library",
-    "blis": "library",
-    "is_available": "library",
-    "unavailable_reason": "library",
-    "optimize": "optimize",
-    "explain": "explain",
-    "profile": "profile",
-    "cache_info": "cache",
-    "cache_clear": "cache",
-    "show_config": "config",
-    "__config__": "config",
-    "__version__": "config",
-    "ZenDNNError": "errors",
-    "UnsupportedError": "errors",
-    "LibraryError": "errors",
-    "Engine": "stream",
-    "Stream": "stream",
-    "MemoryDesc": "memory",
-    "Memory": "memory",
-    "PrimitiveDesc": "primitive",
-    "Primitive": "primitive",
-    "Attr": "attributes",
-    "PostOps": "attributes",
-    "backend": None,
-    "functional": None,
+# public name -> module that defines it
+_EXPORTS = {
+    "ffi": "zendnn_cffi.engine.library",
+    "lib": "zendnn_cffi.engine.library",
+    "blis": "zendnn_cffi.engine.library",
+    "is_available": "zendnn_cffi.engine.library",
+    "unavailable_reason": "zendnn_cffi.engine.library",
+    "optimize": "zendnn_cffi.api.optimize",
+    "explain": "fx_passes.report.explain",
+    "profile": "fx_passes.report.profile",
+    "cache_info": "zendnn_cffi.api.cache",
+    "cache_clear": "zendnn_cffi.api.cache",
+    "show_config": "zendnn_cffi.api.config",
+    "__config__": "zendnn_cffi.api.config",
+    "__version__": "zendnn_cffi.api.config",
+    "ZenDNNError": "zendnn_cffi.errors",
+    "UnsupportedError": "zendnn_cffi.errors",
+    "LibraryError": "zendnn_cffi.errors",
+    "Engine": "zendnn_cffi.primitives.stream",
+    "Stream": "zendnn_cffi.primitives.stream",
+    "MemoryDesc": "zendnn_cffi.primitives.memory",
+    "Memory": "zendnn_cffi.primitives.memory",
+    "PrimitiveDesc": "zendnn_cffi.primitives.primitive",
+    "Primitive": "zendnn_cffi.primitives.primitive",
+    "Attr": "zendnn_cffi.primitives.attributes",
+    "PostOps": "zendnn_cffi.primitives.attributes",
+}
+# public name -> the module that it is
+_MODULES = {
+    "backend": "zendnn_cffi.backend",
+    "descriptors": "zendnn_cffi.primitives.descriptors",
+    "engines": "zendnn_cffi.engine.engines",
+    "functional": "zendnn_cffi.functional",
 }
 __all__ = [
     "Attr",
@@ -80,6 +85,8 @@ __all__ = [
     "blis",
     "cache_clear",
     "cache_info",
+    "descriptors",
+    "engines",
     "explain",
     "ffi",
     "functional",
@@ -92,31 +99,21 @@ __all__ = [
 ]
 
 
-class _Package(types.ModuleType):
-    """Keeps `zendnn_cffi.optimize` the function: importing a submodule would rebind the name to the module."""
+if not TYPE_CHECKING:  # else every name that is not there would be one of type Any
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, types.ModuleType) and _EXPORTS.get(name) is not None:
-            return
-        super().__setattr__(name, value)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _EXPORTS[name]
-    if home is None:
-        return importlib.import_module(f".{name}", __name__)
-    value = getattr(importlib.import_module(f".{home}", __name__), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
+        if name not in _EXPORTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_EXPORTS[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_EXPORTS))
+    return sorted([*_EXPORTS, *_MODULES, "__doc__", "__file__", "__name__"])
 
-
-sys.modules[__name__].__class__ = _Package
 
 if "ZENDNN_CFFI_LOG" in os.environ:
-    from . import log as _log  # noqa: F401  (its import adds the handler)
+    from zendnn_cffi import log as _log  # noqa: F401  (its import adds the handler)

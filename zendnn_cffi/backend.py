@@ -11,21 +11,23 @@ captured graph, and parameters may be loaded or moved between calls.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from zendnn_cffi.library import is_available, unavailable_reason
+from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES
+from zendnn_cffi.engine.library import is_available, unavailable_reason
+from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
-from zendnn_cffi.optimize import DTYPES, TUNE_MODES
 
 log = get_logger(__name__)
 MAX_BINDINGS = 64  # graphs bound to different parameters that one captured graph keeps (one per layer that shares it)
@@ -83,7 +85,7 @@ def is_training(gm: fx.GraphModule) -> bool:
 
     Batch statistics alone are no sign of it: networks standardize their weights by them.
     """
-    from fx_passes.graph import argument
+    from fx_passes.graph.graph import argument
 
     def trains(node: fx.Node) -> bool:
         if node.target in _DROPOUTS:
@@ -107,7 +109,8 @@ class CompiledGraph:
         self._changes = dict.fromkeys(self.constants, 0)
         self._bindings: OrderedDict[tuple[Any, ...], Binding | None] = OrderedDict()
         self._latest: Binding | None = None
-        self._lock = threading.RLock()
+        self._lock = new_lock()
+        self._binding_in = 0  # the thread that does
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on dynamo's inputs; parameters are among them."""
@@ -124,23 +127,42 @@ class CompiledGraph:
     def _bind(self, args: Sequence[Any]) -> Binding | None:
         """The binding for these arguments, made if there is none; None where floats change all the time."""
         with self._lock:
-            floats = tuple(args[i].item() for i in self.floats)
-            key = (floats, *(id(args[i]) for i in self.constants))
-            binding = self._bindings.get(key)
-            if binding is not None and not binding.matches(args):
-                self._note_changes(binding, args)
-                self._bindings.pop(key, None)
-                key, binding = (floats, *(id(args[i]) for i in self.constants)), None
-            if binding is None:
-                if len({k[0] for k in self._bindings}) > _MAX_CHANGES:
-                    return None
-                binding = Binding(self.gm, args, self.constants, self.floats, self.options)
-                while len(self._bindings) >= MAX_BINDINGS:
-                    self._bindings.popitem(last=False)
-                self._bindings[key] = binding
-            self._bindings.move_to_end(key)
-            self._latest = binding
-            return binding
+            if self._binding_in == threading.get_ident():  # a finalizer or signal handler, in the midst of binding
+                return None
+            self._binding_in = threading.get_ident()
+            try:
+                return self._bound(args)
+            finally:
+                self._binding_in = 0
+
+    def _bound(self, args: Sequence[Any]) -> Binding | None:
+        floats = tuple(args[i].item() for i in self.floats)
+        key = (floats, *(id(args[i]) for i in self.constants))
+        binding = self._bindings.get(key)
+        if binding is not None and not binding.matches(args):
+            self._note_changes(binding, args)
+            self._bindings.pop(key, None)
+            key, binding = (floats, *(id(args[i]) for i in self.constants)), None
+        if binding is None:
+            if len({k[0] for k in self._bindings}) > _MAX_CHANGES:
+                return None
+            binding = Binding(self.gm, args, self.constants, self.floats, self.options)
+            while len(self._bindings) >= MAX_BINDINGS:
+                self._bindings.popitem(last=False)
+            self._bindings[key] = binding
+        self._bindings.move_to_end(key)
+        self._latest = binding
+        return binding
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
+        """TorchDynamo's minifier copies what it runs, and asks it for parameters: those are inputs here."""
+        return CompiledGraph(copy.deepcopy(self.gm, memo), dict(self.options))
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.gm.named_parameters()
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.gm.named_buffers()
 
     def _note_changes(self, binding: Binding, args: Sequence[Any]) -> None:
         """Tensors whose contents keep changing (a cache that is written in place) become inputs."""
@@ -162,25 +184,27 @@ class Binding:
         floats: Sequence[int],
         options: dict[str, Any],
     ) -> None:
+        from fx_passes.changes import Contents
         from fx_passes.pipeline import build
-        from fx_passes.region import RegionOptions
-        from fx_passes.trace import Traced
+        from fx_passes.region.options import RegionOptions
+        from fx_passes.region.region import RegionFactory
+        from fx_passes.report.debug_folder import captured_by_dynamo
+        from fx_passes.trace.trace import Traced
 
         self._indices = tuple(constants)
-        self._tensors = [args[i] for i in constants]
+        self._contents = Contents(args[i] for i in constants)
         self._float_indices = tuple(floats)
         self._floats = [args[i].item() for i in floats]
-        self._state = self._contents(self._tensors)
         fixed = {*constants, *floats}
         self._inputs = tuple(i for i in range(len(args)) if i not in fixed)
         dtype = options.get("dtype")
         region = RegionOptions(
             dtype if dtype == torch.bfloat16 else None, options.get("allow_winograd", True), options.get("tune", "auto")
         )
-        with torch.no_grad():
+        with torch.no_grad(), captured_by_dynamo():
             root, graph = bind(gm, args, constants, floats)
-            self.module = build(Traced(root, graph), make_region=region)
-        self._forward = self.module.forward
+            self.module = build(Traced(root, graph), make_region=RegionFactory(region))
+        self._forward = self.module.run_graph  # what it is bound to was compared before the call
         self.number = next(_numbers)
         _bindings.add(self)
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
@@ -188,29 +212,18 @@ class Binding:
     def __call__(self, args: Sequence[Any]) -> Any:
         return self._forward(*(args[i] for i in self._inputs))
 
-    @staticmethod
-    def _contents(tensors: Sequence[torch.Tensor]) -> list[int]:
-        """What changes when a tensor is written, or given other storage."""
-        addresses = [t.data_ptr() for t in tensors]
-        return addresses + [0 if t.is_inference() else t._version for t in tensors]
-
     def matches(self, args: Sequence[Any]) -> bool:
         """Whether the constants are those among args, unchanged."""
         return (
-            all(args[i] is t for i, t in zip(self._indices, self._tensors, strict=True))
-            and self._contents(self._tensors) == self._state
+            all(args[i] is t for i, t in zip(self._indices, self._contents.tensors, strict=True))
+            and self._contents.unchanged()
             and [args[i].item() for i in self._float_indices] == self._floats
         )
 
     def changed(self, args: Sequence[Any]) -> list[int]:
         """The indices of constants whose contents changed."""
-        now, n = self._contents(self._tensors), len(self._tensors)
-        return [
-            self._indices[k]
-            for k in range(n)
-            if args[self._indices[k]] is self._tensors[k]
-            and (now[k], now[n + k]) != (self._state[k], self._state[n + k])
-        ]
+        written, tensors = self._contents.changed(), self._contents.tensors
+        return [self._indices[k] for k in written if args[self._indices[k]] is tensors[k]]
 
 
 def is_static(node: fx.Node) -> bool:
@@ -256,7 +269,8 @@ def bind(
 ) -> tuple[nn.Module, fx.Graph]:
     """Return a module that owns the constants, and gm's graph over it, with the other inputs alone."""
     from fx_passes import ops
-    from fx_passes.graph import copy_graph
+    from fx_passes.graph.graph import copy_graph
+    from fx_passes.trace.modes import keep_modes_whole
 
     root = nn.Module()
     root.training = False
@@ -291,6 +305,7 @@ def bind(
             size = graph.call_function(ops.size, (tensor, dim))
         size.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(size)
+    keep_modes_whole(root, graph)
     return root, graph
 
 

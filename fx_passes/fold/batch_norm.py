@@ -14,9 +14,9 @@ from typing import Any
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.facts import rank
-from fx_passes.graph import finish, is_call, is_constant, only_user, replace
-from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace
+from fx_passes.graph.inference import rank
 
 
 def fold_batch_norm(gm: fx.GraphModule) -> fx.GraphModule:

@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.identities import only_values_count
-from fx_passes.graph import finish, is_call, replace
-from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.graph.graph import finish, is_call, replace
 
 aten = torch.ops.aten
 _METHODS = frozenset({"to", "float", "double", "bfloat16", "half", "type_as"})

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.facts import dtype
-from fx_passes.graph import finish, is_call, is_constant, only_user, replace, tensor_of
+from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace, tensor_of
+from fx_passes.graph.inference import dtype
 
 
 def fold_channel_scale(gm: fx.GraphModule) -> fx.GraphModule:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call, only_values_count, replace
+from fx_passes.graph.graph import finish, is_call, only_values_count, replace
 
 
 def fold_identities(gm: fx.GraphModule) -> fx.GraphModule:

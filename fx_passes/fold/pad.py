@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call, only_user
+from fx_passes.graph.graph import finish, is_call, only_user
 
 
 def fold_pad(gm: fx.GraphModule) -> fx.GraphModule:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.facts import rank
-from fx_passes.graph import finish, is_constant
+from fx_passes.graph.graph import finish, is_constant
+from fx_passes.graph.inference import rank
 
 
 def fold_products(gm: fx.GraphModule) -> fx.GraphModule:

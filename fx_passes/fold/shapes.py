@@ -16,10 +16,10 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.facts import rank, rank_source
-from fx_passes.graph import ARITHMETIC, finish, is_call, is_shape, replace
+from fx_passes.graph.graph import ARITHMETIC, finish, is_call, is_shape, replace
+from fx_passes.graph.inference import rank, rank_source
 
-_SAME_SHAPE = (ops.eltwise, ops.prelu, ops.softmax, ops.batch_norm, ops.layer_norm, ops.contiguous)
+_SAME_SHAPE = ops.having(shape="same")
 
 
 def fold_shapes(gm: fx.GraphModule) -> fx.GraphModule:

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import argument, finish, is_call, nodes_in, only_user
-from fx_passes.growing import free_symbols, known_sizes, symbols
+from fx_passes.graph.free_sizes import free_symbols, known_sizes, symbols
+from fx_passes.graph.graph import argument, finish, is_call, nodes_in, only_user
 
 _ALONG = -2  # of [B, H, S, D]
 _NO_END = 1 << 62  # where slices without an end are made to end

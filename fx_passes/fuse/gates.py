@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call, only_user
+from fx_passes.graph.graph import finish, is_call, only_user
 
 # gate -> (kind, alpha)
 GATES = {"logistic": ("swish", 1.0), "hardsigmoid": ("hardswish", 0.0)}

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call, only_user
+from fx_passes.graph.graph import finish, is_call, only_user
 
 aten = torch.ops.aten
 

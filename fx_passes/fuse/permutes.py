@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.facts import rank
-from fx_passes.graph import finish, is_call, is_constant, only_user, replace
+from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace, set_example
+from fx_passes.graph.inference import rank
 
 
 def fuse_permutes(gm: fx.GraphModule) -> fx.GraphModule:
@@ -54,12 +55,23 @@ def sink(permute: fx.Node, reader: fx.Node) -> None:
         if not isinstance(operand, fx.Node):
             return operand
         with graph.inserting_before(reader):
-            return graph.call_function(ops.permute, (operand, inverse(order)))
+            moved = graph.call_function(ops.permute, (operand, inverse(order)))
+        set_example(moved, permuted(operand, inverse(order)))
+        return moved
 
+    result = reader.meta.get("val")
     reader.args = tuple(unpermuted(a) if i < 2 or is_call(reader, ops.binary) else a for i, a in enumerate(reader.args))
     reader.append(permute)
     reader.replace_all_uses_with(permute)
     permute.args = (reader, order)
+    set_example(permute, result)
+    set_example(reader, permuted(permute, inverse(order)))
+
+
+def permuted(node: fx.Node, order: tuple[int, ...]) -> torch.Tensor | None:
+    """The example of node's value with its dimensions in another order; None where node has no example."""
+    value = node.meta.get("val")
+    return value.permute(order) if isinstance(value, torch.Tensor) else None
 
 
 def inverse(order: tuple[int, ...]) -> tuple[int, ...]:

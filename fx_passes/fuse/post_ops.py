@@ -17,8 +17,8 @@ from typing import Any
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call, is_constant, only_user, replace
-from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace, set_example
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -58,6 +58,7 @@ def absorb(producer: fx.Node, consumer: fx.Node, row: PostOp, entries: tuple[Any
     """Move producer to consumer's place, with the entries added."""
     consumer.prepend(producer)
     producer.kwargs = {**producer.kwargs, "post_ops": (*producer.kwargs["post_ops"], *entries)}
+    set_example(producer, consumer.meta.get("val"))
     producer.meta.setdefault("fused", []).append(consumer.meta.get("source", consumer.name))
     log.debug("fuse: %s absorbs %s (%s)", producer.name, consumer.name, row.name)
     replace(consumer, producer)

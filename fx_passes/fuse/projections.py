@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, get_attribute, is_call, only_values_count
+from fx_passes.graph.graph import finish, get_attribute, is_call, only_values_count
 
 _MAX_GROUP = 8
 

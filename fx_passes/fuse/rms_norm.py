@@ -13,7 +13,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.fold.casts import is_cast
-from fx_passes.graph import finish, is_call, is_constant, only_user
+from fx_passes.graph.graph import finish, is_call, is_constant, only_user
 
 
 def fuse_rms_norm(gm: fx.GraphModule) -> fx.GraphModule:

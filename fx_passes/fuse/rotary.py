@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call
+from fx_passes.graph.graph import finish, is_call
 
 aten = torch.ops.aten
 _END = 2**63 - 1  # as torch.export writes the end of a slice that has none
@@ -60,9 +60,7 @@ def _is_product(node: Any) -> bool:
 def _source_of_neighbours(node: Any) -> fx.Node | None:
     """x where node is stack((-x[..., 1::2], x[..., ::2]), -1) in x's shape."""
     whole = is_call(node, ops.flatten) and tuple(node.args[1:]) == (-2, -1)
-    as_x = is_call(node, aten.reshape_as.default) or (
-        isinstance(node, fx.Node) and node.op == "call_method" and node.target == "reshape_as"
-    )
+    as_x = is_call(node, ops.reshape_as)
     stack = node.args[0] if whole or as_x else None
     if not is_call(stack, torch.stack, aten.stack.default) or stack.kwargs.keys() - {"dim"}:
         return None

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph import finish, is_call, only_user, only_values_count
+from fx_passes.graph.graph import finish, is_call, only_user, only_values_count
 
 Angles = tuple[Any, ...]  # cos, sin, and whether neighbours turn
 

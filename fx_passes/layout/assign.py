@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
-from fx_passes.lower.candidates import Candidate, Operation
-from fx_passes.lower.layouts import same_bytes
-from zendnn_cffi.memory import MemoryDesc
+from fx_passes.candidates.candidates import Candidate, Operation
+from fx_passes.candidates.layouts import same_bytes
+from zendnn_cffi.primitives.memory import MemoryDesc
 
 MAX_TABLE = 1 << 20
 Table = tuple[tuple[int, ...], np.ndarray]

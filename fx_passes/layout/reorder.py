@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fx_passes.lower.layouts import OpaqueDesc, strided
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC
-from zendnn_cffi.memory import Memory, MemoryDesc
-from zendnn_cffi.primitive import Primitive, PrimitiveDesc
+from fx_passes.candidates.layouts import OpaqueDesc, strided
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.memory import Memory, MemoryDesc
+from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
 
 
 def reorder_into(source: torch.Tensor | Memory, target: torch.Tensor, desc: MemoryDesc | OpaqueDesc) -> None:

@@ -1,0 +1,1 @@
+"""Every operation -> the candidates that may compute it, a rule each."""

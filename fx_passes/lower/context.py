@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
-from fx_passes.lower.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, strided
+from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, strided
+from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
-from fx_passes.lower.specs import RegionValues, TensorSpec
 from zendnn_cffi.errors import ZenDNNError
-from zendnn_cffi.primitive import PrimitiveDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 MAX_LAYOUTS = 4  # of one value, that readers offer views of
 PRIMITIVE_DTYPES = (torch.float32, torch.bfloat16)
@@ -122,6 +123,12 @@ def residual_to_overwrite(
         if p.node is not src and read.count(p.node) == 1 and context.overwritable(node, p.node):
             return p.node
     return None
+
+
+def constant_name(node: fx.Node, parameter: str) -> str:
+    """The name of the constant node given for a parameter of the op: the key of its prepacked copies."""
+    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    return str(bound.arguments[parameter])
 
 
 def optimized(candidates: Sequence[Candidate]) -> list[Candidate]:

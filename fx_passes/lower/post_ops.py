@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from fx_passes.lower.candidates import Argument, Operand, Weights
-from fx_passes.lower.layouts import row_major, strided
-from fx_passes.lower.specs import RegionValues, TensorSpec
-from zendnn_cffi.attributes import ARG_SRC_1, ELTWISE, PostOps, arg_post_op
-from zendnn_cffi.memory import MemoryDesc
+from fx_passes.candidates.candidates import Argument, Operand, Weights
+from fx_passes.candidates.layouts import row_major, strided
+from fx_passes.candidates.specs import RegionValues, TensorSpec
+from zendnn_cffi.primitives.attributes import ARG_SRC_1, ELTWISE, PostOps, arg_post_op
+from zendnn_cffi.primitives.memory import MemoryDesc
 
 # x -> kind(x, number) as alpha * x + beta
 _LINEAR = {

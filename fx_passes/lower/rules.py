@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.lower.aliases import VIEWS, add_views
-from fx_passes.lower.attention import lower_additive_mask, lower_attention, lower_rotary, lower_rotation
-from fx_passes.lower.caches import lower_cached_attention, lower_grow
-from fx_passes.lower.candidates import Operation
+from fx_passes.candidates.candidates import Operation
+from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.lower.attention.attention import lower_additive_mask, lower_attention, lower_rotary, lower_rotation
+from fx_passes.lower.attention.caches import lower_cached_attention, lower_grow
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
-from fx_passes.lower.convolution import lower_convolution
-from fx_passes.lower.deconvolution import lower_deconvolution
-from fx_passes.lower.elementwise import lower_binary, lower_eltwise, lower_prelu
-from fx_passes.lower.embedding import lower_embedding
-from fx_passes.lower.embedding_bags import lower_embedding_bags
-from fx_passes.lower.gated_rows import join_gated_rows, lower_gated_linear
-from fx_passes.lower.gated_weights import gates_into_weights
-from fx_passes.lower.linear import lower_linear, lower_matmul
-from fx_passes.lower.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
-from fx_passes.lower.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
-from fx_passes.lower.picking import lower_pick
-from fx_passes.lower.pooling import lower_adaptive_pool, lower_pool, lower_reduce
-from fx_passes.lower.resampling import lower_resample
-from fx_passes.lower.rivals import add_rivals
-from fx_passes.lower.row_norms import lower_l2_normalize, lower_rms_norm
-from fx_passes.lower.specs import RegionValues, TensorSpec
-from fx_passes.lower.views import VIEW_RULES
+from fx_passes.lower.movement.aliases import VIEWS, add_views
+from fx_passes.lower.movement.embedding import lower_embedding
+from fx_passes.lower.movement.embedding_bags import lower_embedding_bags
+from fx_passes.lower.movement.gather import lower_pick
+from fx_passes.lower.movement.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
+from fx_passes.lower.movement.views import VIEW_RULES
+from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, lower_prelu
+from fx_passes.lower.products.gated_rows import join_gated_rows, lower_gated_linear
+from fx_passes.lower.products.linear import lower_linear, lower_matmul
+from fx_passes.lower.rows.group_norm import lower_group_norm
+from fx_passes.lower.rows.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
+from fx_passes.lower.rows.row_norms import lower_l2_normalize, lower_rms_norm
+from fx_passes.lower.torch_candidates import add_rivals
+from fx_passes.lower.windows.convolution import lower_convolution
+from fx_passes.lower.windows.deconvolution import lower_deconvolution
+from fx_passes.lower.windows.gated_weights import gates_into_weights
+from fx_passes.lower.windows.pooling import lower_adaptive_pool, lower_pool, lower_reduce
+from fx_passes.lower.windows.resampling import lower_resample
 
 Rule = Callable[[fx.Node, LoweringContext], Operation]
 
@@ -49,6 +53,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.prelu: lower_prelu,
     ops.batch_norm: lower_batch_norm,
     ops.layer_norm: lower_layer_norm,
+    ops.group_norm: lower_group_norm,
     ops.softmax: lower_softmax,
     ops.attention: lower_attention,
     ops.cached_attention: lower_cached_attention,
@@ -63,6 +68,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.pick: lower_pick,
     ops.concat: lower_concat,
     ops.reshape: lower_reshape,
+    ops.reshape_as: lower_reshape,
     ops.flatten: lower_reshape,
     ops.unflatten: lower_reshape,
     ops.permute: lower_permute,
@@ -71,9 +77,9 @@ RULES: dict[Callable[..., object], Rule] = {
     operator.getitem: lower_getitem,
     **VIEW_RULES,
 }
-SHARING = frozenset(
-    {ops.reshape, ops.flatten, ops.permute, ops.transpose, ops.concat, *VIEW_RULES, *VIEWS, ops.chunk, ops.split}
-)
+# Operations whose kernels let a weight that is not finite reach other elements than it should, or fewer.
+_SPREADING = frozenset({ops.convolution, ops.deconvolution, ops.batch_norm, ops.prelu})
+SHARING = VIEWS | ops.having(shares_memory=True)
 
 
 class Readers:
@@ -141,8 +147,9 @@ def lower_graph(
             continue
         while True:
             try:
-                context.operations[node] = _lower_node(node, context)
-                operations.append(context.operations[node])
+                operation = context.operations[node] = _lower_node(node, context)
+                operation.with_values = partial(_lower_again, node, context)
+                operations.append(operation)
                 break
             except SplitPostOps as split:
                 split_post_ops(node, split.keep, values)
@@ -157,6 +164,8 @@ def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
             raise NotLowered(f"no rule lowers {getattr(node.target, '__name__', node.target)}")
         if context.values.specs[node].numel == 0:
             raise NotLowered("the result is empty")
+        if node.target in _SPREADING and not all(map(_is_finite, context.values.constants_of(node).values())):
+            raise NotLowered("a constant has values that are not finite, which primitives spread or lose")
         operation = rule(node, context)
         if node.target in VIEWS:
             add_views(operation, node, context)
@@ -165,6 +174,18 @@ def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
     except NotLowered as reason:
         seen = add_views(None, node, context) if node.target in VIEWS else None
         return seen or torch_operation(node, context.values, str(reason))
+
+
+def _is_finite(constant: torch.Tensor) -> bool:
+    """Whether all values are finite; one pass, and no memory: weights are large."""
+    if not constant.is_floating_point() or constant.numel() == 0:
+        return True
+    return all(map(math.isfinite, map(float, torch.aminmax(constant.detach()))))
+
+
+def _lower_again(node: fx.Node, context: LoweringContext, values: RegionValues) -> Operation:
+    """node's operation with other constants."""
+    return _lower_node(node, replace(context, values=values))
 
 
 def split_post_ops(node: fx.Node, keep: int, values: RegionValues) -> None:

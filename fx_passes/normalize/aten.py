@@ -6,21 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from fx_passes import ops
-from fx_passes.normalize import builders as b
-from fx_passes.normalize import embedding
-from fx_passes.normalize.spellings import NAMED
+from fx_passes.spellings import builders as b
+from fx_passes.spellings import embedding
+from fx_passes.spellings.tables import NAMED
 
 Builder = Callable[..., b.Built]
 aten = torch.ops.aten
-
-
-def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> b.Built:
-    """input + mat1 @ mat2; mat2 is the transpose of a linear's weight."""
-    if (beta, alpha) != (1, 1):
-        return None
-    return b.Call(ops.linear, (mat1, b.Call(ops.transpose, (mat2, 0, 1)), input), {"post_ops": ()})
 
 
 def softmax(log: bool) -> Builder:
@@ -60,19 +54,23 @@ def contiguous(input: Any, *, memory_format: Any = None) -> b.Built:
 
 
 def transposed(input: Any) -> b.Built:
-    """t() of a matrix."""
-    return b.transpose(input, 0, 1)
+    """t() of a matrix; what has fewer dimensions stays as it is."""
+    value = input.meta.get("val") if isinstance(input, fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return b.transpose(input, 0, 1) if value.dim() == 2 else b.identity(input)
 
 
 # Operators named as the function in spellings.NAMED take its arguments; these are the others.
 OVERLOADS: dict[Any, Builder] = {
     aten.convolution.default: b.aten_convolution,
     aten.linear.default: b.linear,
-    aten.addmm.default: addmm,
+    aten.addmm.default: b.addmm,
     aten.batch_norm.default: b.aten_batch_norm,
     aten._softmax.default: softmax(False),
     aten._log_softmax.default: softmax(True),
     aten.layer_norm.default: b.layer_norm,
+    aten.group_norm.default: b.group_norm,
     aten.rms_norm.default: b.rms_norm,
     aten.cat.default: b.concat,
     aten.view.default: b.reshape,
@@ -108,6 +106,7 @@ for _name, _n in (("conv_transpose1d", 1), ("conv_transpose2d", 2), ("conv_trans
 FIRST_RESULT: dict[Any, Builder] = {
     aten._native_batch_norm_legit_no_training.default: no_training_batch_norm,
     aten.native_layer_norm.default: native_layer_norm,
+    aten.native_group_norm.default: b.native_group_norm,
     aten.max_pool2d_with_indices.default: b.max_pool(2),
     aten.max_pool3d_with_indices.default: b.max_pool(3),
     **{getattr(aten, f"adaptive_max_pool{n}d").default: b.adaptive_pool("max", n) for n in (1, 2, 3)},

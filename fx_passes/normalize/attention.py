@@ -13,10 +13,10 @@ from typing import Any
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.facts import rank
-from fx_passes.graph import argument, is_call
-from fx_passes.normalize import builders as b
-from fx_passes.normalize.modules import refusal
+from fx_passes.graph.graph import argument, is_call
+from fx_passes.graph.inference import rank
+from fx_passes.spellings import builders as b
+from fx_passes.spellings.modules import refusal
 
 
 def build_attention(node: fx.Node, module: nn.MultiheadAttention, p: Callable[[str], Any]) -> b.Built:

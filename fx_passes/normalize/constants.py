@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fx_passes.graph import argument, is_call, is_constant, is_pure
-from fx_passes.normalize.effects import NUMBERS
+from fx_passes.aliasing.effects import NUMBERS
+from fx_passes.graph.graph import argument, is_call, is_constant, is_pure
 
 _OPERATORS: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,

@@ -22,8 +22,9 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.facts import dtype, is_tensor, rank
-from fx_passes.graph import (
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.aliasing.effects import qualified_name
+from fx_passes.graph.graph import (
     argument,
     finish,
     get_attribute,
@@ -35,14 +36,13 @@ from fx_passes.graph import (
     nodes_in,
     replace,
 )
-from fx_passes.normalize import builders as b
-from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.graph.inference import dtype, is_tensor, rank
 from fx_passes.normalize.aten import FIRST_RESULT, overload_builder
 from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.constants import fold_function, is_folded
-from fx_passes.normalize.effects import qualified_name
-from fx_passes.normalize.modules import MODULES, refusal
-from fx_passes.normalize.spellings import FUNCTIONS, METHODS, QUALIFIED
+from fx_passes.spellings import builders as b
+from fx_passes.spellings.modules import MODULES, refusal
+from fx_passes.spellings.tables import FUNCTIONS, METHODS, QUALIFIED
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -114,6 +114,11 @@ class Normalizer:
 
     def visit(self, node: fx.Node) -> None:
         """Rewrite one node, if a builder knows it."""
+        if is_call(node, getattr) and node.args[1] == "dtype" and node.args[0].op == "get_attr":
+            value = get_attribute(self.gm, node.args[0].target)
+            if isinstance(value, torch.Tensor):
+                _read_as(node, value.dtype)
+                return
         built = self.build(node)
         if isinstance(built, b.Alias):
             node.replace_all_uses_with(built.value)
@@ -246,6 +251,17 @@ def bind(builder: Callable[..., b.Built], args: tuple[Any, ...], kwargs: dict[st
     except TypeError:
         return None
     return builder(*bound.args, **bound.kwargs)
+
+
+def _read_as(node: fx.Node, value: Any) -> None:
+    """Let a value stand wherever node was read, and take node out."""
+
+    def instead(argument: fx.Node) -> Any:
+        return value if argument is node else argument
+
+    for user in list(node.users):
+        user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), instead)
+    node.graph.erase_node(node)
 
 
 _BROADCASTING = {"add", "sub", "mul", "div", "truediv", "multiply"}

@@ -13,9 +13,9 @@ from __future__ import annotations
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fuse.embedding_bags import read_lookup, table_node
-from fx_passes.graph import finish, get_attribute
-from fx_passes.normalize.aliasing import Aliasing
+from fx_passes.graph.graph import finish, get_attribute
 
 
 def move_lookups_in(gm: fx.GraphModule) -> fx.GraphModule:

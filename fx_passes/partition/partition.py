@@ -18,7 +18,9 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph import (
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.free_sizes import growing_nodes
+from fx_passes.graph.graph import (
     finish,
     get_attribute,
     is_call,
@@ -27,20 +29,10 @@ from fx_passes.graph import (
     is_vocabulary,
     nodes_in,
     sort,
+    unique_name,
 )
-from fx_passes.growing import growing_nodes
-from fx_passes.normalize.aliasing import Aliasing
 
 log = logging.getLogger("zendnn_cffi.passes")
-
-_SIZES_AT = {
-    ops.reshape: 1,
-    ops.unflatten: 2,
-    ops.expand: 1,
-    ops.index: 1,
-    ops.resample: 2,
-    ops.pad: 1,
-}  # where arguments may be numbers computed at run time
 
 Ordering = dict[fx.Node, list[fx.Node]]  # node -> nodes that it has to follow though it does not read them
 MakeRegion = Callable[[fx.Graph, "Constants", str], nn.Module]
@@ -96,9 +88,8 @@ def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
         return False
     if node.target in (ops.chunk, ops.split):
         return all(is_call(user, operator.getitem) for user in node.users)
-    if node.target in _SIZES_AT:
-        return all(map(is_shape, nodes_in(node.args[_SIZES_AT[node.target] :])))
-    return True
+    sizes_at = ops.TRAITS[node.target].sizes_at
+    return sizes_at is None or all(map(is_shape, nodes_in(node.args[sizes_at:])))
 
 
 def operands(node: fx.Node) -> dict[fx.Node, None]:
@@ -130,11 +121,8 @@ def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], befor
     return [nodes for nodes in trimmed if any(n.target in _WORTH_A_REGION for n in nodes)]
 
 
-_LIGHT = frozenset(
-    {ops.eltwise, ops.binary, ops.concat, ops.embedding, ops.grow, ops.prelu, ops.reduce, ops.rotary, ops.rotation}
-)
-_HEAVY = ops.COMPUTE - _LIGHT
-_WORTH_A_REGION = ops.COMPUTE - {ops.embedding}
+_HEAVY = ops.COMPUTE & ops.having(light=False)
+_WORTH_A_REGION = ops.COMPUTE & ops.having(opens_region=True)
 
 
 def is_real(node: fx.Node) -> bool:
@@ -256,11 +244,3 @@ def erase_with_sizes(node: fx.Node) -> None:
     for user in list(node.users):
         erase_with_sizes(user)
     node.graph.erase_node(node)
-
-
-def unique_name(gm: nn.Module, prefix: str) -> str:
-    """The first of prefix_0, prefix_1, ... that gm does not have."""
-    i = 0
-    while hasattr(gm, f"{prefix}_{i}"):
-        i += 1
-    return f"{prefix}_{i}"

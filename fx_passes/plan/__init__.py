@@ -1,0 +1,1 @@
+"""Where everything lies: buffers in one arena, weights prepacked, calls in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zendnn_cffi.huge_pages import ALIGNMENT_BYTES
+from zendnn_cffi.runtime.huge_pages import ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)

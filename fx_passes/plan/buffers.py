@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fx_passes.plan.arena import Lifetime, plan_arena
-from zendnn_cffi.calls import Slot
+from zendnn_cffi.runtime.places import Slot
 
 END = 1 << 60
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 
-from fx_passes.lower.candidates import Weights
-from fx_passes.lower.layouts import same_bytes, strided
-from zendnn_cffi import huge_pages
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC
-from zendnn_cffi.calls import Slot
-from zendnn_cffi.memory import Memory, MemoryDesc
-from zendnn_cffi.primitive import Primitive, PrimitiveDesc
+from fx_passes.candidates.candidates import Weights
+from fx_passes.candidates.layouts import same_bytes, strided
+from zendnn_cffi.locks import new_lock
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.memory import Memory, MemoryDesc
+from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.runtime import huge_pages
+from zendnn_cffi.runtime.places import Slot
 
 Allocate = Callable[[int], torch.Tensor]
 
@@ -37,11 +37,11 @@ class WeightStore:
     def __init__(self) -> None:
         self._packed: WeakValueDictionary[tuple[str, bytes, bool], torch.Tensor] = WeakValueDictionary()
         self._descs: dict[bytes, MemoryDesc] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
-    def get(self, prefix: str, weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
+    def get(self, weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
         """Return a tensor whose memory holds the weights in weights.desc; allocate makes it where there is none."""
-        key = f"{prefix}{weights.key}", weights.desc.key, weights.transposed
+        key = weights.key, weights.desc.key, weights.transposed
         with self._lock:
             packed = self._packed.get(key)
             if packed is None:
@@ -53,7 +53,7 @@ class WeightStore:
         """What there is now, by name."""
         found: dict[str, list[Packed]] = {}
         with self._lock:
-            for (name, layout, transposed), packed in self._packed.items():
+            for (name, layout, transposed), packed in list(self._packed.items()):
                 found.setdefault(name, []).append(Packed(packed, self._descs[layout], transposed))
         return found
 
@@ -108,16 +108,15 @@ def stack(tensors: Sequence[torch.Tensor], desc: MemoryDesc, allocate: Allocate 
 class Prepacked:
     """The constants of one program: each prepacked weight once, as a slot."""
 
-    def __init__(self, store: WeightStore, prefix: str) -> None:
+    def __init__(self, store: WeightStore) -> None:
         self._store = store
-        self._prefix = prefix
         self._slots: dict[int, Slot] = {}
         self._pool = huge_pages.Pool()
         self.tensors: list[torch.Tensor] = []
 
     def slot(self, weights: Weights) -> Slot:
         """Where the program finds these weights."""
-        tensor = self._store.get(self._prefix, weights, self._pool.allocate)
+        tensor = self._store.get(weights, self._pool.allocate)
         slot = self._slots.get(id(tensor))
         if slot is None:
             slot = self._slots[id(tensor)] = Slot("constant", len(self.tensors))

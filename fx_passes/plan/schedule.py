@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from fx_passes.lower.candidates import (
+from fx_passes.candidates.candidates import (
     Argument,
     Candidate,
     Operand,
@@ -27,16 +27,17 @@ from fx_passes.lower.candidates import (
     arguments_of,
     temporaries_bytes,
 )
+from fx_passes.candidates.layouts import GrowingDesc, row_major, same_bytes
+from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import eager_layout
-from fx_passes.lower.layouts import GrowingDesc, row_major, same_bytes
-from fx_passes.lower.specs import TensorSpec
 from fx_passes.plan.buffers import END, Buffer, assign_slots, nest_pieces
 from fx_passes.plan.prepack import Prepacked, WeightStore
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC
-from zendnn_cffi.calls import Call, PrimitiveCall, Slot, TensorView, TorchCall
-from zendnn_cffi.memory import MemoryDesc
-from zendnn_cffi.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.program import OutputSpec, Program
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
+from zendnn_cffi.runtime.places import Slot, TensorView
+from zendnn_cffi.runtime.program import OutputSpec, Program
 
 
 @dataclass
@@ -56,7 +57,6 @@ class Step:
 class Schedule:
     """The state of scheduling: steps so far, and where each value lies in which layouts."""
 
-    prefix: str
     weights: WeightStore
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
@@ -179,16 +179,14 @@ def build_program(
     inputs: Mapping[fx.Node, MemoryDesc],
     outputs: Sequence[tuple[fx.Node, TensorSpec]],
     weights: WeightStore,
-    prefix: str = "",
 ) -> Program:
     """Return the program that computes the operations with the chosen candidates.
 
     inputs   region inputs in order, with the layout each arrives in
     outputs  region outputs in order, with the tensor each becomes
     weights  where prepacked weights are kept, shared between programs
-    prefix   put before weight keys, so that regions do not mix theirs up
     """
-    schedule = Schedule(prefix, weights)
+    schedule = Schedule(weights)
     for number, (node, desc) in enumerate(inputs.items()):
         buffer = Buffer(desc.size_bytes, -1, END, "input", number)
         schedule.buffers.append(buffer)
@@ -200,7 +198,7 @@ def build_program(
     schedule.append_checks()
     schedule.settle_takeovers()
     slots, arena_bytes = assign_slots(schedule.buffers)
-    constants = Prepacked(weights, prefix)
+    constants = Prepacked(weights)
     calls = [_call(step, slots, constants) for step in schedule.steps]
     specs = [OutputSpec(spec.shape, spec.strides, spec.dtype, spec.grows) for _, spec in outputs]
     return Program(calls, specs, constants.tensors, arena_bytes)

@@ -12,14 +12,18 @@ import logging
 import math
 import os
 import sqlite3
-import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from zendnn_cffi.engine.folders import CACHE_VARIABLE, cache_folder
+from zendnn_cffi.locks import new_lock
+
+__all__ = ["CACHE_VARIABLE", "Database", "Result", "cache_folder"]
+
 log = logging.getLogger("zendnn_cffi.search")
 
-CACHE_VARIABLE = "ZENDNN_CFFI_CACHE"
-FORMAT = 2  # part of the file's name: raise it when the meaning of keys or values changes
+FORMAT = 3  # part of the file's name: raise it when the meaning of keys or values changes
 _BUSY_SECONDS = 5.0
 
 
@@ -32,21 +36,12 @@ class Result:
     right: bool
 
 
-def cache_folder() -> Path | None:
-    """Where results are kept, None where the user wants no file."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named is not None:
-        return Path(named).expanduser() if named else None
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "zendnn_cffi"
-
-
 class Database:
     """Results by key. Never raises: what cannot be stored is remembered by this process alone."""
 
     def __init__(self, machine: str, folder: Path | None) -> None:
         self._results: dict[str, Result] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._new: dict[str, int] = {}  # not in the file yet; when each was put
         self._puts = 0
         digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
@@ -77,10 +72,16 @@ class Database:
         Wrong numbers are wrong on a busy machine, too: those results stay.
         """
         with self._lock:
-            doubtful = [key for key, since in self._new.items() if since >= mark and self._results[key].right]
+            doubtful = [key for key, since in list(self._new.items()) if since >= mark and self._results[key].right]
             for key in doubtful:
                 del self._new[key]
             return len(doubtful)
+
+    def keep_out(self, keys: Iterable[str]) -> None:
+        """Keep these out of the file: this process alone knows them."""
+        with self._lock:
+            for key in keys:
+                self._new.pop(key, None)
 
     def __len__(self) -> int:
         with self._lock:

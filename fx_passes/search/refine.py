@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fx_passes.lower.candidates import Candidate, Operation, weights_bytes
-from fx_passes.lower.specs import TensorSpec
+from fx_passes.candidates.candidates import Candidate, Operation, measurable, weights_bytes
+from fx_passes.candidates.specs import TensorSpec
 from fx_passes.search.database import Database, Result
-from fx_passes.search.measure import fingerprint, measurable
-from zendnn_cffi.program import Program
+from fx_passes.search.measure import fingerprint
+from zendnn_cffi.runtime.program import Program
 
 log = logging.getLogger("zendnn_cffi.search")
 
@@ -163,7 +163,7 @@ def _made_up(spec: TensorSpec) -> torch.Tensor:
     leaves nothing is no work like others.
     """
     span = sum((n - 1) * stride for n, stride in zip(spec.shape, spec.strides, strict=True)) + 1
-    memory = torch.full((span,), spec.dtype == torch.bool, dtype=spec.dtype)
+    memory = torch.full((span,), spec.dtype == torch.bool, dtype=spec.dtype, device="cpu")
     if spec.dtype.is_floating_point:
         memory.normal_(generator=torch.Generator().manual_seed(0))  # the global one is the user's
     return memory.as_strided(spec.shape, spec.strides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from zendnn_cffi import huge_pages
+from zendnn_cffi.runtime import huge_pages
 
 _SMALLEST_BYTES = 64 << 10  # below, PyTorch's own allocator is as quick
 _KEPT_BYTES = 512 << 20

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 import torch
 
-from fx_passes.lower.candidates import Candidate, Operation, PrimitiveTemplate
-from fx_passes.lower.cost import estimate_ns, reorder_ns
-from fx_passes.lower.specs import RegionValues
+from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, measurable
+from fx_passes.candidates.specs import RegionValues
+from fx_passes.search.cost import estimate_ns, reorder_ns
 from fx_passes.search.database import Database, Result, cache_folder
 from fx_passes.search.disturbance import measuring
 from fx_passes.search.measure import (
@@ -21,13 +21,12 @@ from fx_passes.search.measure import (
     Bench,
     fingerprint,
     is_rival,
-    measurable,
     reorder_fingerprint,
     time_reorder,
 )
 from fx_passes.search.scratch import Scratch
 from zendnn_cffi.errors import ZenDNNError
-from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitives.memory import MemoryDesc
 
 log = logging.getLogger("zendnn_cffi.search")
 
@@ -41,8 +40,8 @@ Progress = Callable[[int, int], None]
 @lru_cache(maxsize=64)
 def database_for(threads: int) -> Database:
     """The results of this machine with this many threads."""
-    from zendnn_cffi.host import cpu_name
-    from zendnn_cffi.library import load
+    from zendnn_cffi.engine.host import cpu_name
+    from zendnn_cffi.engine.library import load
 
     machine = f"{cpu_name()}; ZenDNN {load().version}; {threads} threads"
     return Database(machine, cache_folder())
@@ -65,6 +64,7 @@ class Tuner:
         self.database = database_for(self.threads)
         self.measured = 0
         self._scratch = Scratch()
+        self._wrong: dict[str, list[str]] = {}  # operation -> keys of the candidates found wrong
 
     def price(self, operations: Sequence[Operation], values: RegionValues) -> None:
         """Set cost_ns of every candidate; drop candidates whose numbers are wrong."""
@@ -107,6 +107,8 @@ class Tuner:
         if bench is not None:
             again = self._look_again(bench, fresh, best_ns)
             bench.close()
+        if not any(not is_rival(c) for _, c in right):
+            self.doubt(operation)
         timed = [replace(c, cost_ns=again.get(key, c.cost_ns)) for key, c in right]
         return [c for c in candidates if c not in rivals] + timed
 
@@ -141,6 +143,8 @@ class Tuner:
     def _run(self, bench: Bench, candidate: Candidate, best_ns: float, key: str) -> Result:
         try:
             result = bench.check_and_time(candidate, best_ns)
+            for draw in range(1, bench.draws if result.right else 1):
+                result = self._check_again(bench, candidate, draw, result)
         except ZenDNNError as error:
             log.debug("%s: %s: %s", bench.operation.name, candidate.implementation, error)
             result = Result(math.inf, math.nan, False)
@@ -149,9 +153,22 @@ class Tuner:
                 "%s: %s gives wrong numbers here (error %.1e) and is not used",
                 bench.operation.name, candidate.implementation, result.error,
             )  # fmt: skip
+            self._wrong.setdefault(bench.operation.name, []).append(key)
         self.measured += 1
-        self.database.put(key, result)
+        if bench.holds_for_others(result):
+            self.database.put(key, result)
         return result
+
+    def _check_again(self, bench: Bench, candidate: Candidate, draw: int, result: Result) -> Result:
+        """The result, if the candidate is right on other operands, too."""
+        other = Bench(bench.operation, bench.values, self._scratch, draw)
+        found = other.check_and_time(candidate, CHECK_ONLY)
+        other.close()
+        return result if found.right else found
+
+    def doubt(self, operation: Operation) -> None:
+        """No implementation gave right numbers: rather the check is at fault than all of them. No file tells others."""
+        self.database.keep_out(self._wrong.get(operation.name, ()))
 
     def approve(self, operation: Operation, candidate: Candidate, values: RegionValues) -> bool:
         """Whether the candidate's numbers are right: known, or found out now."""

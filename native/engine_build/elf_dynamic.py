@@ -1,21 +1,23 @@
-"""Read soname and needed libraries of a 64-bit little-endian ELF library, with the standard library only."""
+"""Read what a 64-bit little-endian ELF library says of itself and needs, with the standard library only."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _LOAD, _DYNAMIC = 1, 2
-_NEEDED, _STRTAB, _SONAME = 1, 5, 14
+_NEEDED, _STRTAB, _SONAME, _VERNEED, _VERNEEDNUM = 1, 5, 14, 0x6FFFFFFE, 0x6FFFFFFF
 
 
 @dataclass(frozen=True)
 class Dynamic:
-    """What the dynamic section says about names."""
+    """What the dynamic section says about names; versions: those of symbols that it needs, such as "GLIBC_2.17"."""
 
     soname: str | None
     needed: tuple[str, ...]
+    versions: tuple[str, ...] = ()
 
 
 def read_dynamic(path: Path) -> Dynamic | None:
@@ -33,8 +35,13 @@ def read_dynamic(path: Path) -> Dynamic | None:
     start, length = dynamic[0]
     entries = [struct.unpack_from("<QQ", data, start + at) for at in range(0, length - 15, 16)]
     strings = next((value for tag, value in entries if tag == _STRTAB), None)
-    base = next((offset + strings - virtual for virtual, offset, filesize in loaded
-                 if strings is not None and virtual <= strings < virtual + filesize), None)  # fmt: skip
+
+    def place(address: int) -> int | None:
+        """Where in the file the byte is that will be at an address."""
+        return next((offset + address - virtual for virtual, offset, filesize in loaded
+                     if virtual <= address < virtual + filesize), None)  # fmt: skip
+
+    base = None if strings is None else place(strings)
     if base is None:
         return None
 
@@ -42,4 +49,21 @@ def read_dynamic(path: Path) -> Dynamic | None:
         return data[base + value : data.index(b"\0", base + value)].decode()
 
     soname = next((text(value) for tag, value in entries if tag == _SONAME), None)
-    return Dynamic(soname, tuple(text(value) for tag, value in entries if tag == _NEEDED))
+    needed = tuple(text(value) for tag, value in entries if tag == _NEEDED)
+    tags = dict(entries)
+    versions = place(tags[_VERNEED]) if _VERNEED in tags else None
+    if versions is None:
+        return Dynamic(soname, needed)
+    return Dynamic(soname, needed, tuple(map(text, _needed_versions(data, versions, tags[_VERNEEDNUM]))))
+
+
+def _needed_versions(data: bytes, at: int, count: int) -> Iterator[int]:
+    """Where in the string table the version names are that `count` records (Elf64_Verneed) from `at` on ask for."""
+    for _ in range(count):
+        _, names, _, first, following = struct.unpack_from("<HHIII", data, at)
+        name_at = at + first
+        for _ in range(names):
+            _, _, _, name, step = struct.unpack_from("<IHHII", data, name_at)  # Elf64_Vernaux
+            yield name
+            name_at += step
+        at += following

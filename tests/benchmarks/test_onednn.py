@@ -69,7 +69,7 @@ for node in zendnn_cffi.explain(fast).nodes:
 
 def test_it_must_come_first(tmp_path: Path) -> None:
     code = """
-import zendnn_cffi.attributes
+import zendnn_cffi.primitives.attributes
 from benchmarks import onednn
 try:
     onednn.use()

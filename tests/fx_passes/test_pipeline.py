@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fx_passes.graph.verify import VerificationError, verify
 from fx_passes.pipeline import PASSES, compile_graph
-from fx_passes.verify import VerificationError, verify
 from tests.support import torchvision_models
 from tests.support.graphs import after, check, check_equal, count, image, model_of, outside
 

@@ -14,12 +14,12 @@ from torch import Tensor, fx, nn
 import zendnn_cffi
 from benchmarks.workloads_transformers import DecodingStep
 from fx_passes import ops
-from fx_passes.graph import is_call, is_constant
-from fx_passes.region import MAX_PROGRAMS
+from fx_passes.graph.graph import is_call, is_constant
+from fx_passes.region.region import MAX_PROGRAMS
+from fx_passes.report.explanation import NodeExplanation
 from tests.support.graphs import outside
 from tests.support.hugging_face import HEADS, LAYERS, MODELS, WIDTH, ids, noise, tensors_of
 from zendnn_cffi import backend
-from zendnn_cffi.explain import NodeExplanation
 
 # f32 sums in another order, over a handful of layers
 TOLERANCE = 2e-5

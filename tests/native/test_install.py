@@ -13,13 +13,36 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import lief
 import pytest
+
+import zendnn_cffi
 
 ROOT = Path(__file__).resolve().parents[2]
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
+VERSION = zendnn_cffi.__version__
+
+# a user's program, and the lines of it that a type checker must object to
+TYPED = """
+import torch
+import zendnn_cffi
+from zendnn_cffi import functional as zf
+
+def run(model: torch.nn.Module, x: torch.Tensor) -> str:
+    fast = zendnn_cffi.optimize(model, example_inputs=(x,), dtype=None, tune="off")
+    fast(x)
+    share: float = zendnn_cffi.profile(fast, x, runs=3).total_ns / 2
+    reasons: list[str] = [node.reason for node in zendnn_cffi.explain(fast).nodes]
+    zf.convolution(x, x, padding=1)
+    zendnn_cffi.optimise(model)  # no such name
+    zendnn_cffi.optimize(model, tune=3)  # no string
+    zendnn_cffi.explain(fast).notes.append(1)  # a list of strings
+    return f"{share} {reasons}"
+"""
+
 WHERE = (
-    "import zendnn_cffi.library as l; r = l.load(); print(r.version, r.provider, r.path); "
+    "import zendnn_cffi.engine.library as l; r = l.load(); print(r.version, r.provider, r.path); "
     "print(l.declarations('_zendnn').__name__)"
 )
 
@@ -49,8 +72,16 @@ def wheel(checkout: Path, run: Call, tmp_path_factory: pytest.TempPathFactory) -
     return built
 
 
-def test_wheel_fits_every_python_on_this_platform(wheel: Path) -> None:
-    assert wheel.name.startswith("zendnn_cffi-") and wheel.name.endswith("-py3-none-linux_x86_64.whl")
+def test_wheel_fits_every_python_and_the_systems_that_its_tag_names(wheel: Path, engine: Path) -> None:
+    """The tag is what LIEF, which shares no code with the build's own reader, finds the library to need."""
+    needed = lief.ELF.parse(engine / "libamdZenDNN.so").symbols_version_requirement
+    names = {version.name for library in needed for version in library.get_auxiliary_symbols()}
+    glibc = max(tuple(map(int, name[6:].split("."))) for name in names if name.startswith("GLIBC_"))
+    assert wheel.name == f"zendnn_cffi-{VERSION}-py3-none-manylinux_{glibc[0]}_{glibc[1]}_x86_64.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        (file,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        text = archive.read(file).decode()
+    assert re.findall(r"^Tag: (.*)$", text, flags=re.MULTILINE) == ["-".join(wheel.stem.split("-")[2:])]
 
 
 def test_wheel_holds_engine_bindings_and_both_packages(wheel: Path) -> None:
@@ -60,6 +91,7 @@ def test_wheel_holds_engine_bindings_and_both_packages(wheel: Path) -> None:
         "zendnn_cffi/_engine/libamdZenDNN.so", "zendnn_cffi/_engine/config.json",
         "zendnn_cffi/_engine/licenses/zentorch-LICENCE", "zendnn_cffi/_engine/licenses/NOTICE",
         "zendnn_cffi/_engine/licenses/zendnn_cffi-LICENSE",
+        "zendnn_cffi/py.typed", "fx_passes/py.typed",
         "zendnn_cffi/_generated/__init__.py", "zendnn_cffi/_generated/_zendnn.py", "zendnn_cffi/_generated/_blis.py",
     }  # fmt: skip
     assert expected <= names
@@ -74,6 +106,7 @@ def test_wheel_metadata(wheel: Path) -> None:
         text = archive.read(name).decode()
     assert "License-Expression: Apache-2.0" in text
     assert "Requires-Python: >=3.10" in text
+    assert "Project-URL: ZenDNN, https://github.com/amd/ZenDNN" in text
     required = [line for line in text.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
     assert sorted(re.split("[<>]", line.split()[1])[0] for line in required) == ["cffi", "numpy", "torch"]
 
@@ -112,6 +145,18 @@ def test_installed_wheel_works_from_anywhere_and_from_the_checkout(
         assert (version, provider) == ("5.1.0", "prebuilt")
         assert path.startswith(str(tmp_path / "venv")), path
         assert module.endswith("_zendnn")
+
+
+def test_type_checkers_see_the_annotations(wheel: Path, environment: Path, run: Call, tmp_path: Path) -> None:
+    done = run(environment, "-m", "pip", "install", "--no-deps", wheel)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "user.py").write_text(TYPED)
+    (tmp_path / "mypy.ini").write_text("[mypy-torch.*]\nfollow_imports = skip\n")  # torch takes mypy a minute
+    arguments = ["--strict", "--python-executable", environment, "--no-error-summary", "user.py"]
+    done = run(sys.executable, "-m", "mypy", *arguments, cwd=tmp_path)
+    wrong = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
+    marked = {number for number, line in enumerate(TYPED.splitlines(), 1) if "  # " in line}
+    assert wrong == marked, done.stdout + done.stderr
 
 
 def test_editable_install_works(checkout: Path, environment: Path, run: Call, tmp_path: Path) -> None:

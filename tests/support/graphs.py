@@ -11,10 +11,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fx_passes.graph.verify import verify
 from fx_passes.module import OptimizedModule
 from fx_passes.pipeline import PASSES, build, compile_graph
-from fx_passes.trace import trace
-from fx_passes.verify import verify
+from fx_passes.trace.trace import trace
 from tests.support.torchvision_models import randomize
 
 

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD
-from zendnn_cffi.calls import PrimitiveCall, Slot, TorchCall
-from zendnn_cffi.library import load
-from zendnn_cffi.program import Context, Program
+from zendnn_cffi.engine.library import load
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD
+from zendnn_cffi.runtime.arenas import Arena
+from zendnn_cffi.runtime.calls import PrimitiveCall, TorchCall
+from zendnn_cffi.runtime.context import Context
+from zendnn_cffi.runtime.places import Slot
+from zendnn_cffi.runtime.program import Program
 
 ALIGNMENT_BYTES = 64
 POISON = 0xFF  # every float made of such bytes is a NaN
@@ -126,7 +129,7 @@ def run_poisoned(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch
     """Run a program in a context of its own; before every call, whatever arena bytes nobody reads any more, or not
     before they are written, are filled with NaN. Outputs start as NaN."""
     live = check_plan(program)
-    context = Context(program.constants, program.arena_bytes)
+    context = Context(program.constants, Arena(program.arena_bytes))
     calls = [call.bind(context) for call in program.calls]
     outputs = [torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype) for spec in program.outputs]
     for output in outputs:
@@ -136,7 +139,7 @@ def run_poisoned(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch
     for space, index, offset, handle in context.moving:
         pointer = {"input": inputs, "output": outputs}[space][index].data_ptr() + offset
         assert not library.lib.zendnn_memory_set_data_handle(handle, library.ffi.cast("void *", pointer))
-    arena = context.arena.numpy()
+    arena = context.arena.numpy()[: program.arena_bytes]
     for alive, (function, arguments) in zip(live, calls, strict=True):
         arena[~alive] = POISON
         assert not function(*arguments)

@@ -26,7 +26,7 @@ RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def library() -> Any:
     """The loaded engine: its absence is a failure, not a skip."""
-    from zendnn_cffi.library import load
+    from zendnn_cffi.engine.library import load
 
     return load()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from zendnn_cffi import abi
-from zendnn_cffi.library import declarations
+from zendnn_cffi.engine import abi, library
+from zendnn_cffi.engine.library import declarations
 
 MODULES = {"abi": "_zendnn", "aocl": "_blis"}
 # Declared beside the LPGEMM family, from BLIS's own header
@@ -41,9 +41,9 @@ def test_functions_are_the_same(table) -> None:
 
 def test_prototypes_are_the_same(table) -> None:
     known, module = table
-    library = module.ffi.dlopen(__import__("zendnn_cffi.library").library.load().path, module.ffi.RTLD_LAZY)
+    loaded = module.ffi.dlopen(library.load().path, module.ffi.RTLD_LAZY)
     for name, prototype in known["functions"].items():
-        declared = module.ffi.typeof(getattr(library, name))
+        declared = module.ffi.typeof(getattr(loaded, name))
         assert declared.result == typed(module.ffi, prototype["returns"]), name
         expected = tuple(decayed(module.ffi, kind) for _, kind in prototype["args"])
         assert declared.args == expected, name

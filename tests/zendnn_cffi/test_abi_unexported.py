@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from zendnn_cffi import abi
-from zendnn_cffi.library import Library
+from zendnn_cffi.engine import abi
+from zendnn_cffi.engine.loaded import Library
 
 
 class Session:

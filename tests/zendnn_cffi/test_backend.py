@@ -215,7 +215,7 @@ def test_a_growing_cache_does_not_make_new_programs() -> None:
 
 
 def test_a_region_stops_measuring_after_a_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fx_passes.lower import variants
+    from fx_passes.region import variants
     from fx_passes.search import measure
 
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64)).eval()
@@ -238,3 +238,16 @@ def test_a_region_stops_measuring_after_a_few_shapes(monkeypatch: pytest.MonkeyP
             assert_close(gm(x), model(x))
     assert benches  # a shape that was not met before is checked,
     assert all(args[1] == measure.CHECK_ONLY for args in benches)  # and not timed
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 3)])
+def test_t_of_fewer_dimensions_than_two(shape: tuple[int, ...]) -> None:
+    """Eager returns what it is given; here it raised IndexError."""
+    linear, rows = nn.Linear(3, 3), torch.randn(2, 3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(linear(rows)).sum() * torch.t(x) + x.t()
+
+    x = torch.randn(shape)
+    with torch.no_grad():
+        assert_close(torch.compile(function, backend="zendnn")(x), function(x))

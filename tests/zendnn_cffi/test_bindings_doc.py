@@ -1,4 +1,4 @@
-"""docs/bindings.md: its examples run, and what it says of the environment is true."""
+"""docs/bindings.md: its examples run by themselves, and what it says of the environment is true."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zendnn_cffi import library as module
 from zendnn_cffi import log
+from zendnn_cffi.engine import library as module
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "bindings.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
@@ -41,3 +41,17 @@ def test_log_options_print_on_stdout(run_python) -> None:
 def test_instruction_set_can_be_limited(run_python) -> None:
     code = "import zendnn_cffi; zendnn_cffi.show_config()"
     assert re.search(r"^isa +cpu_isa_avx2$", run_python(code, env={"ZENDNN_MAX_CPU_ISA": "AVX2"}).stdout, re.MULTILINE)
+
+
+# what a CPU shows without a limit of ours -> what it must be limited to; others stay as they are
+_LIMITED = {"cpu_isa_avx512_core_amx": "cpu_isa_avx512_core_bf16"}
+
+
+def test_kernels_for_amx_are_not_used(run_python) -> None:
+    """They write beyond their results; on CPUs without AMX the limit changes nothing."""
+    shown = [
+        re.search(r"^isa +(\w+)$", run_python("import zendnn_cffi; zendnn_cffi.show_config()", env=env).stdout, re.M)
+        for env in ({"ZENDNN_MAX_CPU_ISA": "ALL"}, {"ZENDNN_MAX_CPU_ISA": None})
+    ]
+    unlimited, ours = (match[1] for match in shown if match)
+    assert ours == _LIMITED.get(unlimited, unlimited)

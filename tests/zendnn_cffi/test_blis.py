@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import zendnn_cffi
-from zendnn_cffi import abi
-from zendnn_cffi import library as module
+from zendnn_cffi.engine import abi
+from zendnn_cffi.engine import library as module
 from zendnn_cffi.errors import MissingFunctionError
 
 BLIS = module.declarations("_blis")

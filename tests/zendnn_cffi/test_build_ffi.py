@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from zendnn_cffi import abi, build_ffi
-from zendnn_cffi.library import declarations
+from zendnn_cffi import build_ffi
+from zendnn_cffi.engine import abi
+from zendnn_cffi.engine.library import declarations
 
 MODULES = [row.module for row in build_ffi.BINDINGS]
 NESTED = "a\n#ifdef X\nb\n#ifdef Y\nc\n#else\nd\n#endif\n#else\ne\n#endif\n#ifndef X\nf\n#endif\ng\n"
@@ -148,7 +149,7 @@ def copied_package(tmp_path: Path) -> Path:
 
 
 WHICH = """
-from zendnn_cffi import library
+from zendnn_cffi.engine import library
 module = library.declarations('_zendnn')
 print(module.__name__, module.ffi.sizeof('zendnn_dims_t'))
 """

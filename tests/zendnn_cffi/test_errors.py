@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from zendnn_cffi import errors
-from zendnn_cffi.abi import IncompatibleError
-from zendnn_cffi.library import declarations
+from zendnn_cffi.engine.abi import IncompatibleError
+from zendnn_cffi.engine.library import declarations
 
 STATUSES = declarations("_zendnn").ffi.typeof("zendnn_status_t").relements
 

@@ -36,8 +36,8 @@ def test_wrong_level_is_named_with_the_right_ones(run_python) -> None:
 
 
 def test_loading_is_logged(run_python) -> None:
-    shown = run_python("from zendnn_cffi import library; library.load()", env={log.VARIABLE: "info"}).stderr
-    assert "INFO zendnn_cffi.library: ZenDNN 5." in shown
+    shown = run_python("from zendnn_cffi.engine import library; library.load()", env={log.VARIABLE: "info"}).stderr
+    assert "INFO zendnn_cffi.engine.library: ZenDNN 5." in shown
 
 
 def test_configuring_again_replaces_the_handler() -> None:

@@ -17,6 +17,7 @@ NETWORKS = {
     "rexnet_100": ("the same, and channels that grow in place", 1),
     "efficientvit_m0": ("a branch on image sizes; no linear before the pooling", 10),
     "twins_svt_small": ("windows of padded images, additions in place", 1),
+    "poolformer_s12": ("group normalizations, of one group", 1),
     "xcit_nano_12_p16_224": ("sizes that come from deep inside", 10),
 }
 
@@ -37,9 +38,10 @@ def build(name: str) -> nn.Module:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_right_and_offloaded(name: str) -> None:
     model, images = build(name), torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        expected = model(images)  # EfficientViT fills a cache; a forward that changes it would not be traced
     fast = zendnn_cffi.optimize(model, (images,), tune="off")
     with torch.inference_mode():
-        expected = model(images)
         assert (fast(images) - expected).abs().max() <= TOLERANCE * expected.abs().max()
         records = zendnn_cffi.profile(fast, images, runs=1).records
     assert len(fast.regions()) <= NETWORKS[name][1]

@@ -11,7 +11,8 @@ mode is on. Empty results need no computation.
 post_ops, applied in order to the result:
     ("eltwise", kind[, alpha, beta, scale])     kinds: attributes.ELTWISE and "hardsigmoid"
     ("binary", kind, other)                     other broadcasts to the result, or is a number; kinds: attributes.BINARY
-    ("prelu", weight)                           float32, one element or one per channel (dim 1)
+    ("prelu", weight)                           float32, one element or one per channel (dim 1); not for matmul and
+                                                inner_product
     ("sum"[, scale])                            adds what out held, times scale
 
 Primitives are kept per signature (shapes, strides, dtypes, parameters, thread count), the least recently used going
@@ -24,9 +25,9 @@ from zendnn_cffi.functional._kernel import CACHE
 from zendnn_cffi.functional.conv import convolution, deconvolution
 from zendnn_cffi.functional.copying import reorder
 from zendnn_cffi.functional.elementwise import binary, eltwise, log_softmax, prelu, softmax
+from zendnn_cffi.functional.gemm import PackedWeights, gemm
 from zendnn_cffi.functional.linear import inner_product, matmul
 from zendnn_cffi.functional.norm import batch_norm, layer_norm, lrn, shuffle
-from zendnn_cffi.functional.products import PackedWeights, gemm
 from zendnn_cffi.functional.spatial import pooling, reduction, resampling
 from zendnn_cffi.functional.table import embedding_bag
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from zendnn_cffi import checks
-from zendnn_cffi.memory import MemoryDesc, dense_strides, plain_desc
+from zendnn_cffi.primitives import checks
+from zendnn_cffi.primitives.memory import MemoryDesc, dense_strides, plain_desc
 
 FLOATS = (torch.float32, torch.bfloat16)
 INT8 = (torch.int8, torch.uint8)
-_FROM_NUMPY = {
+MAX_SIZE = 2**31 - 1
+FROM_NUMPY = {
     "float32": torch.float32,
     "float16": torch.float16,
     "int32": torch.int32,
@@ -44,7 +45,7 @@ def from_numpy(array: np.ndarray, name: str) -> torch.Tensor:
         raise TypeError(
             f"{name} has byte order {array.dtype.str!r}: pass {name}.astype({name}.dtype.newbyteorder('='))"
         )
-    if array.dtype.name not in _FROM_NUMPY:
+    if array.dtype.name not in FROM_NUMPY:
         raise TypeError(f"{name} has dtype {array.dtype}: convert it, to float32 for instance, with astype")
     if any(s < 0 for s in array.strides):
         raise ValueError(f"{name} has negative strides: pass np.ascontiguousarray({name})")
@@ -85,7 +86,10 @@ def as_input(value: Any, name: str, dtypes: Sequence[torch.dtype] | None) -> tor
         raise TypeError(f"{name} must be {dtype_names(dtypes)}, got {dtype_names([tensor.dtype])}{hint}")
     if tensor.dim() > checks.MAX_RANK:
         raise ValueError(f"{name} has {tensor.dim()} dimensions, the library takes at most {checks.MAX_RANK}")
+    check_sizes(tensor.shape, name)
     checks.data_pointer(tensor, name)
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
     if not tensor.is_contiguous() and checks.has_internal_overlap(tensor):
         tensor = tensor.contiguous()
     return tensor
@@ -115,6 +119,12 @@ def as_output(value: Any, name: str, shape: Sequence[int], dtype: torch.dtype) -
             f"{name} is an expanded or overlapping view, where one element would be written more than once"
         )
     return tensor
+
+
+def check_sizes(shape: Sequence[int], name: str) -> None:
+    """Raise ValueError for a size of 2**31 or more: kernels count along a dimension in 32 bits."""
+    if shape and max(shape) > MAX_SIZE:
+        raise ValueError(f"{name} has shape {list(shape)}, the library takes at most {MAX_SIZE} along a dimension")
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
@@ -154,13 +164,3 @@ def dense_layout(tensor: torch.Tensor) -> MemoryDesc:
     """Return the tensor's own descriptor where it is dense (in any order of dimensions), else a row-major one."""
     own = layout(tensor)
     return own if own.is_dense else plain_desc(tensor.dtype, own.dims, dense_strides(own.dims))
-
-
-def allocate(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> torch.Tensor:
-    """Return new memory, row-major unless strides are given. Raises MemoryError where there is not enough."""
-    try:
-        if strides is None:
-            return torch.empty(tuple(shape), dtype=dtype)
-        return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype)
-    except RuntimeError as error:
-        raise MemoryError(f"no memory for a result of {dtype_names([dtype])}{list(shape)}") from error

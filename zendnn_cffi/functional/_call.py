@@ -7,20 +7,26 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from zendnn_cffi import checks
-from zendnn_cffi.attributes import ARG_DST, ARG_WEIGHTS, BINARY, ELTWISE, Attr, PostOps, arg_post_op, kind_value
 from zendnn_cffi.errors import UnsupportedError
-from zendnn_cffi.functional._arrays import allocate, as_input, as_output, layout
+from zendnn_cffi.functional._arrays import as_input, as_output, check_sizes, layout
 from zendnn_cffi.functional._kernel import CACHE, Kernel
-from zendnn_cffi.memory import MemoryDesc, dense_strides, plain_desc
+from zendnn_cffi.primitives import allocation, checks
+from zendnn_cffi.primitives.attributes import (
+    ARG_DST,
+    ARG_WEIGHTS,
+    BINARY,
+    ELTWISE,
+    Attr,
+    PostOps,
+    arg_post_op,
+    kind_value,
+)
+from zendnn_cffi.primitives.memory import MemoryDesc, dense_strides, plain_desc
 
 _FLOATS = (torch.float32, torch.bfloat16)
-
-
-_NOTHING = torch.empty(0)
+_NOTHING = allocation.empty((0,), torch.float32)
 
 
 class Call:
@@ -30,7 +36,7 @@ class Call:
         self.operands: dict[int, torch.Tensor] = {}
         self.post_ops = PostOps()
         self.reads_dst = False
-        self._names: dict[int, str] = {}
+        self._given: dict[str, torch.Tensor] = {}
         self._saw_torch = False
         self._out: Any = None
         self._result: torch.Tensor = _NOTHING
@@ -39,15 +45,19 @@ class Call:
     # ---- collecting
 
     def take(self, value: Any, name: str, dtypes: Sequence[torch.dtype] | None) -> torch.Tensor:
-        """Check an input and note whether it is a torch tensor; it is not an operand yet."""
+        """Check an input; it is not an operand yet."""
         tensor = as_input(value, name, dtypes)
         self._saw_torch |= isinstance(value, torch.Tensor)
+        self._given[name] = tensor
         return tensor
 
-    def add(self, arg: int, tensor: torch.Tensor, name: str) -> None:
+    def take_dense(self, value: Any, name: str, dtypes: Sequence[torch.dtype] | None) -> torch.Tensor:
+        """As ``take``, row-major: for small operands, whose strides the library ignores or no argument describes."""
+        return self.take(value, name, dtypes).contiguous()
+
+    def add(self, arg: int, tensor: torch.Tensor) -> None:
         """Make a tensor the operand ``arg``."""
         self.operands[arg] = tensor
-        self._names[arg] = name
 
     def output(
         self,
@@ -57,38 +67,44 @@ class Call:
         *,
         strides: Sequence[int] | None = None,
         like: torch.Tensor | None = None,
-        in_place: Sequence[int] = (),
+        in_place: str | None = None,
     ) -> torch.Tensor:
         """Check ``out``, or allocate it (with strides, or dense as ``like`` is, or row-major).
 
-        It may be exactly one of the operands ``in_place``, and overlap no other.
+        It may be exactly the argument ``in_place``, and overlap no other.
         """
-        name = "out"
         if out is None:
             if self.reads_dst:
                 raise ValueError("a sum post-op adds to what out holds: pass out")
-            if like is not None:
-                result = torch.empty_like(like, dtype=dtype)
-            else:
-                result = allocate(shape, dtype, strides)
+            check_sizes(shape, "the result")
+            result = allocation.empty(shape, dtype, _dense_like(like) if like is not None else strides)
         else:
-            result = as_output(out, name, shape, dtype)
-            if result.numel():
-                for arg, operand in self.operands.items():
-                    if arg in in_place and checks.same_view(result, operand):
-                        continue
-                    if operand.numel() and checks.overlap(result, operand):
-                        raise ValueError(
-                            f"{name} shares memory with {self._names[arg]}: pass a buffer of its own, or leave "
-                            f"{name} out"
-                        )
+            result = as_output(out, "out", shape, dtype)
+            self._check_apart(result, in_place)
             self._out = out
-        self.add(ARG_DST, result, name)
-        self._result = result
+        self.operands[ARG_DST] = self._result = result
         return result
 
-    def add_post_ops(self, post_ops: Any, shape: Sequence[int], dst_desc_strides: Sequence[int] | None = None) -> None:
-        """Read post-ops given as tuples; see ``functional`` for their spelling. ``shape`` is the result's."""
+    def _check_apart(self, result: torch.Tensor, in_place: str | None) -> None:
+        """Raise ValueError where writing to out would change an input."""
+        for name, given in self._given.items() if result.numel() else ():
+            if name == in_place and checks.same_view(result, given):
+                continue
+            if given.numel() and checks.overlap(result, given):
+                raise ValueError(f"out shares memory with {name}: pass a buffer of its own, or leave out out")
+
+    def add_post_ops(
+        self,
+        post_ops: Any,
+        shape: Sequence[int],
+        dst_desc_strides: Sequence[int] | None = None,
+        *,
+        without_prelu: str = "",
+    ) -> None:
+        """Read post-ops given as tuples; see ``functional`` for their spelling. ``shape`` is the result's.
+
+        without_prelu  name of a function whose primitive executes no prelu post-op
+        """
         chain = PostOps()
         if isinstance(post_ops, (str, bytes)) or not isinstance(post_ops, (list, tuple)):
             raise TypeError(f"post_ops must be a sequence of tuples such as ('eltwise', 'relu'), got {post_ops!r}")
@@ -96,6 +112,11 @@ class Call:
             name = f"post_ops[{position}]"
             if not isinstance(entry, (tuple, list)) or not entry:
                 raise TypeError(f"{name} must be a tuple such as ('eltwise', 'relu'), got {entry!r}")
+            if without_prelu and entry[0] == "prelu":
+                raise ValueError(
+                    f"{name} is a prelu, which {without_prelu} cannot execute: call functional.prelu on the result, or "
+                    "pass ('eltwise', 'relu', slope) for one slope"
+                )
             chain = self._add_post_op(chain, name, entry, tuple(shape), dst_desc_strides)
         self.post_ops = chain
 
@@ -112,10 +133,9 @@ class Call:
                 whole = tuple(tensor.shape) == shape
                 strides = tuple(dst_strides) if whole and dst_strides is not None else dense_strides(tensor.shape)
                 self._post_tensors.append((arg_post_op(len(chain)), tensor))
-                self._names[arg_post_op(len(chain))] = f"the tensor of {name}"
                 return chain.binary(kind, plain_desc(tensor.dtype, tuple(tensor.shape), strides))
             case ("prelu", weight):
-                tensor = self.take(weight, f"the weight of {name}", (torch.float32,)).reshape(-1)
+                tensor = self.take_dense(weight, f"the weight of {name}", (torch.float32,)).reshape(-1)
                 channels = shape[1] if len(shape) > 1 else 1
                 if tensor.numel() not in (1, channels):
                     raise ValueError(
@@ -123,7 +143,6 @@ class Call:
                         f"{tensor.numel()}"
                     )
                 self._post_tensors.append((arg_post_op(len(chain), ARG_WEIGHTS), tensor))
-                self._names[arg_post_op(len(chain), ARG_WEIGHTS)] = f"the weight of {name}"
                 return chain.prelu(0 if tensor.numel() == 1 else 2)
             case ("sum", *scale) if len(scale) <= 1:
                 self.reads_dst = True
@@ -135,8 +154,8 @@ class Call:
 
     def _post_tensor(self, other: Any, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a binary post-op's operand with the result's rank, each dimension the result's or 1."""
-        if isinstance(other, (int, float)) and not isinstance(other, bool):
-            return torch.full((1,) * len(shape), float(other))
+        if checks.is_number(other):
+            return allocation.filled((1,) * len(shape), checks.as_float(other, name), torch.float32)
         tensor = self.take(other, f"the tensor of {name}", _FLOATS)
         if tensor.dim() > len(shape):
             raise ValueError(f"the tensor of {name} has {tensor.dim()} dimensions, the result {len(shape)}")
@@ -169,18 +188,21 @@ class Call:
         return self.result()
 
     def result(self) -> Any:
-        """Return what the caller gets: its own ``out``, or new memory, as an array where every input was one."""
+        """Return what the caller gets: its own ``out``, or new memory, as an array where every input was one.
+
+        numpy has no bfloat16: such a result is a tensor.
+        """
         result = self._result
         if self._out is not None:
             if isinstance(self._out, torch.Tensor) and not self._out.is_inference():
                 torch.autograd.graph.increment_version(self._out)
             return self._out
-        return result if self._saw_torch else to_numpy(result)
+        return result if self._saw_torch or result.dtype == torch.bfloat16 else result.numpy()
 
 
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's memory as an array. numpy has no bfloat16, which is never the result of numpy inputs."""
-    return tensor.numpy()
+def _dense_like(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions lie in the same order, as torch.empty_like chooses them."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def first_fast(candidates: Sequence[Callable[[], Kernel]]) -> Kernel:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from zendnn_cffi import checks
 from zendnn_cffi.functional._arrays import as_input
+from zendnn_cffi.primitives import allocation, checks
 
 MAX_POST_OPS = 8
 _STORAGE = {
@@ -19,6 +19,7 @@ _STORAGE = {
     torch.int32: 5,
 }  # AOCL_PARAMS_STORAGE_TYPES
 _ELTWISE, _BIAS, _SCALE, _MATRIX_ADD, _MATRIX_MUL = 2, 3, 4, 5, 6  # AOCL_POST_OP_TYPE
+_KINDS = {_ELTWISE: "eltwise", _BIAS: "bias", _SCALE: "sum", _MATRIX_ADD: "matrix_add", _MATRIX_MUL: "matrix_mul"}
 _ALGORITHMS = {"relu": 0, "prelu": 1, "gelu_tanh": 2, "gelu_erf": 3, "clip": 4, "swish": 5, "tanh": 6, "logistic": 7}
 _INT8 = (torch.int8, torch.uint8)
 
@@ -99,7 +100,7 @@ class GemmPostOps:
             raise ValueError(f"{name} needs swish's alpha: ('eltwise', 'swish', 1.0) is silu")
         if kind == "clip" and len(numbers) < 2:
             raise ValueError(f"{name} needs clip's bounds: ('eltwise', 'clip', low, high)")
-        values = [self._keep(name, torch.tensor([v])) for v in (alpha, beta)]
+        values = [self._keep(name, allocation.numbers([v], torch.float32)) for v in (alpha, beta)]
         self._sequence.append(_ELTWISE)
         self._entries["eltwise"].append({"algo": _ALGORITHMS[kind], "alpha": values[0], "beta": values[1]})
 
@@ -118,7 +119,7 @@ class GemmPostOps:
         self._append_matrix(_MATRIX_ADD if kind == "add" else _MATRIX_MUL, "matrix_" + kind, tensor)
 
     def _append_matrix(self, number: int, kind: str, tensor: torch.Tensor) -> None:
-        one = self._keep(kind, torch.ones(1))
+        one = self._keep(kind, allocation.numbers([1.0], torch.float32))
         self._sequence.append(number)
         self._entries[kind].append(
             {
@@ -138,7 +139,7 @@ class GemmPostOps:
         zeros = self._numbers(zero, f"the zero points of {name}", kind)
         shift = None
         if self.src == torch.bfloat16 and bool(zeros.any()):  # its kernels misread f32 zero points: add them as a bias
-            shift, zeros = zeros, self._keep(name, torch.zeros(1))
+            shift, zeros = zeros, self._keep(name, allocation.numbers([0.0], torch.float32))
         self._sequence.append(_SCALE)
         self._entries["sum"].append(
             {
@@ -155,8 +156,8 @@ class GemmPostOps:
 
     def _numbers(self, value: Any, name: str, dtype: torch.dtype) -> torch.Tensor:
         """Return one number, or one per column, in dtype."""
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            value = torch.tensor([value], dtype=torch.float64)
+        if checks.is_number(value):
+            value = allocation.numbers([checks.as_float(value, name)], torch.float64)
         tensor = as_input(value, name, None).reshape(-1)
         if tensor.numel() not in (1, self.n):
             raise ValueError(f"{name} must be one number or {self.n}, one per column, got {tensor.numel()}")
@@ -165,6 +166,36 @@ class GemmPostOps:
             if bool((tensor != tensor.double().round()).any()) or tensor.min() < low or tensor.max() > high:
                 raise ValueError(f"{name} must be whole numbers from {low} to {high}, the range of the result")
         return self._keep(name, tensor.to(dtype).contiguous())
+
+    def bound(self, largest: float) -> float:
+        """Return what no |result| exceeds before it is rounded, where no |sum| before post-ops exceeds ``largest``."""
+        rows = {kind: iter(entries) for kind, entries in self._entries.items()}
+        for number in self._sequence:
+            row = next(rows[_KINDS[number]])
+            if number == _ELTWISE:
+                largest = max(largest, 1.0, *(abs(float(row[k])) for k in ("alpha", "beta")))
+            elif number == _SCALE:
+                largest = largest * _largest(row["scale_factor"]) + _largest(row["zero_point"])
+            elif number == _BIAS:
+                largest += _largest(row["bias"])
+            else:
+                size = _largest(row["matrix"])
+                largest = largest + size if number == _MATRIX_ADD else largest * size
+        return largest
+
+    def for_result(self, dtype: torch.dtype) -> GemmPostOps:
+        """Return the same chain for a float32 result, whose zero points are float32."""
+        chain = GemmPostOps(self.m, self.n, self.src, dtype)
+        chain._sequence, chain._entries, chain.tensors = self._sequence, dict(self._entries), list(self.tensors)
+        chain._entries["sum"] = [
+            {
+                **row,
+                "zero_point": chain._keep("zero points", row["zero_point"].to(torch.float32)),
+                "zp_stor_type": _STORAGE[torch.float32],
+            }
+            for row in self._entries["sum"]
+        ]
+        return chain
 
     def build(self, ffi: Any) -> Any:
         """Return the C struct (NULL for an empty chain), which keeps what it points to alive."""
@@ -192,3 +223,9 @@ class GemmPostOps:
             keep.append(array)
         self._keep_alive = keep
         return post_op
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest absolute value; infinite for NaN, too."""
+    size = float(tensor.float().abs().max())
+    return size if size == size else float("inf")

@@ -9,6 +9,7 @@ its own: threads never share one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -16,14 +17,15 @@ from typing import Any
 
 import torch
 
-from zendnn_cffi import huge_pages
-from zendnn_cffi.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
-from zendnn_cffi.errors import check
-from zendnn_cffi.handles import native
-from zendnn_cffi.huge_pages import ALIGNMENT_BYTES
-from zendnn_cffi.labels import Label, primitive_label, profiler
-from zendnn_cffi.memory import Memory, MemoryDesc, default_stream
-from zendnn_cffi.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.errors import ZenDNNError, check
+from zendnn_cffi.locks import making, new_lock
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
+from zendnn_cffi.primitives.handles import native
+from zendnn_cffi.primitives.labels import Label, primitive_label, profiler
+from zendnn_cffi.primitives.memory import Memory, MemoryDesc, default_stream
+from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.runtime import huge_pages
+from zendnn_cffi.runtime.huge_pages import ALIGNMENT_BYTES
 
 _KEPT_WORKSPACE_BYTES = 64 << 20
 _IDLE_CONTEXTS = 8
@@ -36,7 +38,8 @@ class Kernel:
     """
 
     def __init__(self, pd: PrimitiveDesc, layouts: Mapping[int, MemoryDesc], *, reads_dst: bool = False) -> None:
-        self.pd = pd
+        self.pd, primitive = _created(pd)
+        pd = self.pd
         self.layouts = dict(layouts)
         self.workspace_bytes = 0
         self._idle: list[_Context] = []
@@ -62,7 +65,7 @@ class Kernel:
         scratch = expected.get(ARG_SCRATCHPAD)
         if scratch is not None and scratch.size_bytes:
             main[ARG_SCRATCHPAD] = (("workspace", self._reserve(scratch.size_bytes)), scratch)
-        self._steps.append((Primitive(pd), main))
+        self._steps.append((primitive, main))
         self._steps += after
         for primitive, args in self._steps:
             own = primitive.pd.expected_args.get(ARG_SCRATCHPAD)
@@ -146,6 +149,18 @@ class _Context:
             check(status, f"executing {owner.pd}")
 
 
+def _created(pd: PrimitiveDesc) -> tuple[PrimitiveDesc, Primitive]:
+    """Return the primitive of a descriptor, or of the next implementation: some are chosen that cannot be created."""
+    try:
+        return pd, Primitive(pd)
+    except ZenDNNError:
+        for other in pd.implementations():
+            if other.implementation != pd.implementation:
+                with contextlib.suppress(ZenDNNError):
+                    return other, Primitive(other)
+        raise
+
+
 def _reorder(src: MemoryDesc, dst: MemoryDesc) -> Primitive:
     return Primitive(PrimitiveDesc.reorder(src, dst))
 
@@ -178,7 +193,7 @@ class KernelCache:
 
     def __init__(self, capacity: int = 512) -> None:
         self._entries: OrderedDict[Hashable, Kernel] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.capacity = capacity
         self.hits = self.misses = 0
 
@@ -191,7 +206,8 @@ class KernelCache:
                 self.hits += 1
                 return kernel
             self.misses += 1
-        kernel = build()
+        with making():
+            kernel = build()
         with self._lock:
             self._entries[key] = kernel
             while len(self._entries) > self.capacity:

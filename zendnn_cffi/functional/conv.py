@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 
-from zendnn_cffi import checks, descriptors
-from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.functional._arrays import FLOATS, channels_last_strides, image_strides, is_channels_last
 from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
-from zendnn_cffi.memory import MemoryDesc, plain_desc
-from zendnn_cffi.primitive import PrimitiveDesc
+from zendnn_cffi.functional._operation import operation
+from zendnn_cffi.primitives import checks, descriptors
+from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.primitives.memory import MemoryDesc, plain_desc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 Ints = int | Sequence[int]
 
 
+@operation
 def convolution(
     src: Any,
     weights: Any,
@@ -91,6 +93,7 @@ def convolution(
     return _run(call, signature, shape, post_ops, out, describe, open_layout=algorithm != "direct")
 
 
+@operation
 def deconvolution(
     src: Any,
     weights: Any,
@@ -139,7 +142,7 @@ def deconvolution(
     shape = (x.shape[0], w.shape[1] * groups, *spatial)
     inputs, outputs = w.shape[0] // groups, w.shape[1]
     logical = w.transpose(0, 1) if groups == 1 else w.reshape(groups, inputs, outputs, *w.shape[2:]).transpose(1, 2)
-    call.add(ARG_WEIGHTS, logical, "weights")
+    call.add(ARG_WEIGHTS, logical)
 
     def describe(
         src_md: MemoryDesc, weights_md: MemoryDesc, bias_md: MemoryDesc | None, dst_md: MemoryDesc
@@ -170,18 +173,18 @@ def _operands(
     b = None
     if bias is not None:
         outputs = w.shape[0] if outputs_dim == 0 else w.shape[1] * groups
-        b = call.take(bias, "bias", (torch.float32, x.dtype))
+        b = call.take_dense(bias, "bias", (torch.float32, x.dtype))
         if tuple(b.shape) != (outputs,):
             raise ValueError(f"bias must have shape [{outputs}], one value per output channel, got {list(b.shape)}")
-        call.add(ARG_BIAS, b, "bias")
+        call.add(ARG_BIAS, b)
     if x.numel() == 0 and 0 in x.shape[1:]:
         raise ValueError(f"src has an empty dimension, {list(x.shape)}: only the batch may be empty")
-    call.add(ARG_SRC, x, "src")
+    call.add(ARG_SRC, x)
     return x, w, b, groups
 
 
 def _grouped(call: Call, w: torch.Tensor, groups: int) -> None:
-    call.add(ARG_WEIGHTS, w if groups == 1 else w.reshape(groups, w.shape[0] // groups, *w.shape[1:]), "weights")
+    call.add(ARG_WEIGHTS, w if groups == 1 else w.reshape(groups, w.shape[0] // groups, *w.shape[1:]))
 
 
 def _run(

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
-from zendnn_cffi import checks, descriptors
-from zendnn_cffi.attributes import ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, BINARY, ELTWISE, Attr, PostOps, kind_value
 from zendnn_cffi.functional._arrays import FLOATS, dense_layout
 from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
-from zendnn_cffi.memory import MemoryDesc
-from zendnn_cffi.primitive import PrimitiveDesc
+from zendnn_cffi.functional._operation import operation
+from zendnn_cffi.primitives import allocation, checks, descriptors
+from zendnn_cffi.primitives.attributes import ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, BINARY, ELTWISE, Attr, kind_value
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
+@operation
 def eltwise(src: Any, kind: str, alpha: float = 0.0, beta: float = 0.0, *, out: Any = None) -> Any:
     """Return kind(src; alpha, beta) for every element; the names and their parameters are those of
     ``attributes.ELTWISE``.
@@ -28,22 +30,27 @@ def eltwise(src: Any, kind: str, alpha: float = 0.0, beta: float = 0.0, *, out: 
     call = Call()
     x = call.take(src, "src", FLOATS)
     alpha, beta = checks.as_float(alpha, "alpha"), checks.as_float(beta, "beta")
-    chain = PostOps()
-    if kind == "hardsigmoid":  # the library's only missing one: min(max(x / 6 + 1/2, 0), 1)
-        kind, alpha, beta, chain = "linear", 1 / 6, 0.5, chain.eltwise("clip", 0.0, 1.0)
-    kind_value(ELTWISE, kind, "kind")
-    call.add(ARG_SRC, x, "src")
-    result = call.output(out, x.shape, x.dtype, like=x, in_place=(ARG_SRC,))
+    steps = [(kind, alpha, beta)]
+    if isinstance(kind, str) and kind == "hardsigmoid":  # the library's only missing one
+        steps = [("linear", 1 / 6, 0.5), ("clip", 0.0, 1.0)]
+    kind_value(ELTWISE, steps[0][0], "kind")
+    call.add(ARG_SRC, x)
+    result = call.output(out, x.shape, x.dtype, like=x, in_place="src")
     if x.numel() == 0:
         return call.result()
 
-    def build(layouts: dict[int, MemoryDesc], attr: Attr) -> Kernel:
-        dense = dense_layout(result)
-        return Kernel(PrimitiveDesc(descriptors.eltwise(kind, dense, alpha, beta), Attr(chain)), layouts)
+    for step in steps:
 
-    return call.run(("eltwise", kind, alpha, beta, chain), build)
+        def build(layouts: dict[int, MemoryDesc], attr: Attr, step: tuple[str, float, float] = step) -> Kernel:
+            name, *numbers = step
+            return Kernel(PrimitiveDesc(descriptors.eltwise(name, dense_layout(result), *numbers), attr), layouts)
+
+        call.run(("eltwise", *step), build)
+        call.add(ARG_SRC, result)  # in place from here on
+    return call.result()
 
 
+@operation
 def binary(a: Any, b: Any, kind: str, *, post_ops: Sequence[tuple[Any, ...]] = (), out: Any = None) -> Any:
     """Return post_ops(kind(a, b)) element by element, with torch's broadcasting; kinds are those of
     ``attributes.BINARY``.
@@ -63,12 +70,12 @@ def binary(a: Any, b: Any, kind: str, *, post_ops: Sequence[tuple[Any, ...]] = (
     shape = tuple(q if p == 1 else p for p, q in zip(x.shape, y.shape, strict=False))
     if tuple(x.shape) != shape and x.numel():
         x = x.expand(shape).contiguous()  # the library broadcasts its second source only
-    scalar = all(isinstance(v, (int, float)) or getattr(v, "ndim", 1) == 0 for v in (a, b))
-    call.add(ARG_SRC, x, "a")
-    call.add(ARG_SRC_1, y, "b")
-    call.add_post_ops(post_ops, shape)
+    scalar = all(checks.is_number(v) or v.ndim == 0 for v in (a, b))
+    call.add(ARG_SRC, x)
+    call.add(ARG_SRC_1, y)
+    call.add_post_ops(post_ops, shape, without_prelu="binary")
     call.adopt_post_tensors()
-    result = call.output(out, () if scalar else shape, x.dtype, like=None if scalar else x, in_place=(ARG_SRC,))
+    result = call.output(out, () if scalar else shape, x.dtype, like=None if scalar else x, in_place="a")
     if result.numel() == 0:
         return call.result()
 
@@ -91,19 +98,18 @@ def binary(a: Any, b: Any, kind: str, *, post_ops: Sequence[tuple[Any, ...]] = (
 
 def _pair(call: Call, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Check both operands; a number becomes a tensor of the other's dtype."""
-
-    def is_number(value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-    if is_number(a) and is_number(b):
+    if checks.is_number(a) and checks.is_number(b):
         raise TypeError("a and b are both numbers: at least one must be a tensor or an array")
-    if is_number(a):
+    if checks.is_number(a):
         y = call.take(b, "b", FLOATS)
-        return torch.full((1,) * max(y.dim(), 1), float(a), dtype=y.dtype), y
+        return allocation.filled((1,) * max(y.dim(), 1), checks.as_float(a, "a"), y.dtype), y
     x = call.take(a, "a", FLOATS)
-    return x, torch.full((1,), float(b), dtype=torch.float32) if is_number(b) else call.take(b, "b", FLOATS)
+    if checks.is_number(b):
+        return x, allocation.filled((1,), checks.as_float(b, "b"), torch.float32)
+    return x, call.take(b, "b", FLOATS)
 
 
+@operation
 def softmax(src: Any, dim: int, *, out: Any = None) -> Any:
     """Return the softmax of src along dim.
 
@@ -115,6 +121,7 @@ def softmax(src: Any, dim: int, *, out: Any = None) -> Any:
     return _softmax(src, dim, False, out)
 
 
+@operation
 def log_softmax(src: Any, dim: int, *, out: Any = None) -> Any:
     """Return the logarithm of the softmax of src along dim; otherwise as ``softmax``."""
     return _softmax(src, dim, True, out)
@@ -126,8 +133,8 @@ def _softmax(src: Any, dim: Any, log: bool, out: Any) -> Any:
     if x.dim() == 0:
         raise ValueError("src must have at least one dimension")
     axis = checks.as_int(dim, "dim", minimum=-x.dim(), maximum=x.dim() - 1) % x.dim()
-    call.add(ARG_SRC, x, "src")
-    result = call.output(out, x.shape, x.dtype, like=x, in_place=(ARG_SRC,))
+    call.add(ARG_SRC, x)
+    result = call.output(out, x.shape, x.dtype, like=x, in_place="src")
     if result.numel() == 0:
         return call.result()
 
@@ -144,6 +151,7 @@ def _softmax(src: Any, dim: Any, log: bool, out: Any) -> Any:
     return call.run(("softmax", axis, log), build)
 
 
+@operation
 def prelu(src: Any, weight: Any, *, out: Any = None) -> Any:
     """Return x > 0 ? x : weight * x, as torch.nn.functional.prelu.
 
@@ -155,15 +163,15 @@ def prelu(src: Any, weight: Any, *, out: Any = None) -> Any:
     """
     call = Call()
     x = call.take(src, "src", FLOATS)
-    w = call.take(weight, "weight", (x.dtype,))
+    w = call.take_dense(weight, "weight", (x.dtype,))
     channels = x.shape[1] if x.dim() > 1 else 1
     if w.dim() > 1 or w.numel() not in (1, channels):
         raise ValueError(f"weight must have 1 or {channels} elements (dim 1 of src), got shape {list(w.shape)}")
     rank = max(x.dim(), 1)
     w = w.reshape([w.numel() if i == 1 else 1 for i in range(rank)] if rank > 1 else (1,))
-    call.add(ARG_SRC, x, "src")
-    call.add(ARG_WEIGHTS, w, "weight")
-    result = call.output(out, x.shape, x.dtype, like=x, in_place=(ARG_SRC,))
+    call.add(ARG_SRC, x)
+    call.add(ARG_WEIGHTS, w)
+    result = call.output(out, x.shape, x.dtype, like=x, in_place="src")
     if result.numel() == 0:
         return call.result()
 

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
-from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.functional._arrays import FLOATS, dense_layout
 from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
-from zendnn_cffi.memory import MemoryDesc
-from zendnn_cffi.primitive import PrimitiveDesc
+from zendnn_cffi.functional._operation import operation
+from zendnn_cffi.primitives import descriptors
+from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
+@operation
 def inner_product(
     src: Any, weights: Any, bias: Any = None, *, post_ops: Sequence[tuple[Any, ...]] = (), out: Any = None
 ) -> Any:
@@ -24,6 +26,7 @@ def inner_product(
     src      [..., K] float32 or bfloat16, any strides
     weights  [O, K], dtype of src
     bias     [O] float32 or dtype of src, or None
+    post_ops all but ("prelu", weight), which no implementation executes
     Returns  [..., O], dtype of src; tensors in post_ops broadcast to [rows, O], the result with leading dimensions
              joined
     Raises   TypeError, ValueError for arguments that do not fit; UnsupportedError where no implementation takes them
@@ -38,14 +41,14 @@ def inner_product(
     leading = tuple(x.shape[:-1])
     rows = x.numel() // x.shape[-1] if x.shape[-1] else _product(leading)
     flat = x.reshape(rows, x.shape[-1])
-    call.add(ARG_SRC, flat, "src")
-    call.add(ARG_WEIGHTS, w, "weights")
+    call.add(ARG_SRC, flat)
+    call.add(ARG_WEIGHTS, w)
     if bias is not None:
-        b = call.take(bias, "bias", (torch.float32, x.dtype))
+        b = call.take_dense(bias, "bias", (torch.float32, x.dtype))
         if tuple(b.shape) != (w.shape[0],):
             raise ValueError(f"bias must have shape [{w.shape[0]}], one value per output, got {list(b.shape)}")
-        call.add(ARG_BIAS, b, "bias")
-    call.add_post_ops(post_ops, (rows, w.shape[0]))
+        call.add(ARG_BIAS, b)
+    call.add_post_ops(post_ops, (rows, w.shape[0]), without_prelu="inner_product")
     call.adopt_post_tensors()
     result = call.output(out, (*leading, w.shape[0]), x.dtype)
     if result.numel() == 0:
@@ -74,17 +77,19 @@ def inner_product(
     return call.run(("inner_product",), build)
 
 
+@operation
 def matmul(a: Any, b: Any, bias: Any = None, *, post_ops: Sequence[tuple[Any, ...]] = (), out: Any = None) -> Any:
     """Return post_ops(a @ b + bias), as torch.matmul: batches broadcast, a vector is a row (a) or a column (b).
 
     a        [*B, M, K] or [K], float32 or bfloat16, any strides (a transposed matrix is taken as it lies)
     b        [*B, K, N] or [K], dtype of a
     bias     broadcastable to the result, float32 or dtype of a, or None
+    post_ops all but ("prelu", weight), which no implementation executes
     Returns  [*B, M, N], dtype of a
     Raises   TypeError, ValueError for arguments that do not fit; UnsupportedError where no implementation takes them
     """
     call = Call()
-    x, y = call.take(a, "a", FLOATS), None
+    x = call.take(a, "a", FLOATS)
     y = call.take(b, "b", (x.dtype,))
     if x.dim() == 0 or y.dim() == 0:
         raise ValueError(f"a and b must have at least one dimension, got shapes {list(x.shape)} and {list(y.shape)}")
@@ -97,11 +102,11 @@ def matmul(a: Any, b: Any, bias: Any = None, *, post_ops: Sequence[tuple[Any, ..
     batch = tuple(_broadcast_dim(i, p, q) for i, (p, q) in enumerate(zip(x.shape[:-2], y.shape[:-2], strict=False)))
     full = (*batch, x.shape[-2], y.shape[-1])
     shown = tuple(d for i, d in enumerate(full) if not (row and i == rank - 2 or column and i == rank - 1))
-    call.add(ARG_SRC, x, "a")
-    call.add(ARG_WEIGHTS, y, "b")
+    call.add(ARG_SRC, x)
+    call.add(ARG_WEIGHTS, y)
     if bias is not None:
-        call.add(ARG_BIAS, _matmul_bias(call, bias, x.dtype, shown, full, row, column), "bias")
-    call.add_post_ops(post_ops, full)
+        call.add(ARG_BIAS, _matmul_bias(call, bias, x.dtype, shown, full, row, column))
+    call.add_post_ops(post_ops, full, without_prelu="matmul")
     call.adopt_post_tensors()
     result = call.output(out, shown, x.dtype)
     if result.numel() == 0:
@@ -137,7 +142,7 @@ def matmul(a: Any, b: Any, bias: Any = None, *, post_ops: Sequence[tuple[Any, ..
 def _matmul_bias(
     call: Call, bias: Any, dtype: torch.dtype, shown: tuple[int, ...], full: tuple[int, ...], row: bool, column: bool
 ) -> torch.Tensor:
-    tensor = call.take(bias, "bias", (torch.float32, dtype))
+    tensor = call.take_dense(bias, "bias", (torch.float32, dtype))
     if tensor.dim() > len(shown) or any(
         d not in (1, s) for d, s in zip(reversed(tensor.shape), reversed(shown), strict=False)
     ):

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
-from zendnn_cffi import checks, descriptors
-from zendnn_cffi.attributes import ARG_DST, ARG_MEAN, ARG_SCALE, ARG_SHIFT, ARG_SRC, ARG_VARIANCE, Attr
 from zendnn_cffi.functional._arrays import FLOATS, INT8, dense_layout
 from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
-from zendnn_cffi.memory import MemoryDesc
-from zendnn_cffi.primitive import PrimitiveDesc
+from zendnn_cffi.functional._operation import operation
+from zendnn_cffi.primitives import checks, descriptors
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_MEAN, ARG_SCALE, ARG_SHIFT, ARG_SRC, ARG_VARIANCE, Attr
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
+@operation
 def batch_norm(
     src: Any,
     mean: Any,
@@ -41,7 +43,7 @@ def batch_norm(
     x = call.take(src, "src", FLOATS)
     if not 2 <= x.dim() <= 5:
         raise ValueError(f"src must have 2 to 5 dimensions, got shape {list(x.shape)}")
-    eps = _epsilon(eps)
+    eps, relu = _epsilon(eps), checks.as_bool(relu, "relu")
     for arg, value, name in (
         (ARG_MEAN, mean, "mean"),
         (ARG_VARIANCE, variance, "variance"),
@@ -52,8 +54,8 @@ def batch_norm(
             continue
         _per_channel(call, arg, value, name, x.shape[1])
     wide = x if x.dim() > 2 else x.unsqueeze(-1)  # there is no two-dimensional fast implementation
-    call.add(ARG_SRC, wide, "src")
-    result = call.output(out, x.shape, x.dtype, like=x) if out is None else _in_place_output(call, out, x, wide)
+    call.add(ARG_SRC, wide)
+    result = call.output(out, x.shape, x.dtype, like=x, in_place="src")
     if result.numel() == 0:
         return call.result()
     if x.dim() == 2:
@@ -66,16 +68,10 @@ def batch_norm(
 
         return first_fast([lambda: attempt(dense_layout(wide)), lambda: attempt(MemoryDesc(wide.shape, x.dtype))])
 
-    return call.run(("batch_norm", eps, weight is not None, bias is not None, bool(relu)), build)
+    return call.run(("batch_norm", eps, weight is not None, bias is not None, relu), build)
 
 
-def _in_place_output(call: Call, out: Any, x: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
-    call.operands[ARG_SRC] = x
-    result = call.output(out, x.shape, x.dtype, in_place=(ARG_SRC,))
-    call.operands[ARG_SRC] = wide
-    return result
-
-
+@operation
 def layer_norm(
     src: Any,
     normalized_shape: int | Sequence[int],
@@ -96,9 +92,7 @@ def layer_norm(
     """
     call = Call()
     x = call.take(src, "src", FLOATS)
-    last = checks.as_dims(
-        (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape, "normalized_shape"
-    )
+    last = checks.as_dims(normalized_shape, "normalized_shape", single=True)
     if not last or tuple(x.shape[x.dim() - len(last) :]) != last or len(last) > x.dim():
         raise ValueError(
             f"normalized_shape {list(last)} must be the last dimensions of src, which has shape {list(x.shape)}"
@@ -109,12 +103,12 @@ def layer_norm(
         length *= size
     for arg, value, name in ((ARG_SCALE, weight, "weight"), (ARG_SHIFT, bias, "bias")):
         if value is not None:
-            tensor = call.take(value, name, (torch.float32,))
+            tensor = call.take_dense(value, name, (torch.float32,))
             if tuple(tensor.shape) != last:
                 raise ValueError(f"{name} must have shape {list(last)}, got {list(tensor.shape)}")
-            call.add(arg, tensor.reshape(length), name)
-    call.add(ARG_SRC, x, "src")
-    result = call.output(out, x.shape, x.dtype, in_place=(ARG_SRC,))
+            call.add(arg, tensor.reshape(length))
+    call.add(ARG_SRC, x)
+    result = call.output(out, x.shape, x.dtype, in_place="src")
     if result.numel() == 0:
         return call.result()
     if not result.is_contiguous():
@@ -131,6 +125,7 @@ def layer_norm(
     return call.run(("layer_norm", eps, weight is not None, bias is not None), build)
 
 
+@operation
 def lrn(
     src: Any,
     size: int,
@@ -155,7 +150,7 @@ def lrn(
     if size % 2 == 0:
         raise ValueError(f"size must be odd, got {size}: the library centres the window")
     alpha, beta, k = checks.as_float(alpha, "alpha"), checks.as_float(beta, "beta"), checks.as_float(k, "k")
-    call.add(ARG_SRC, x, "src")
+    call.add(ARG_SRC, x)
     result = call.output(out, x.shape, x.dtype, like=x)
     if result.numel() == 0:
         return call.result()
@@ -167,6 +162,7 @@ def lrn(
     return call.run(("lrn", kind, size, alpha, beta, k), build)
 
 
+@operation
 def shuffle(src: Any, groups: int, dim: int = 1, *, out: Any = None) -> Any:
     """Return src with the channels of ``groups`` groups interleaved, as torch.nn.functional.channel_shuffle.
 
@@ -181,7 +177,7 @@ def shuffle(src: Any, groups: int, dim: int = 1, *, out: Any = None) -> Any:
     groups = checks.as_int(groups, "groups", minimum=1)
     if x.shape[axis] % groups:
         raise ValueError(f"groups {groups} must divide dimension {axis} of src, which is {x.shape[axis]}")
-    call.add(ARG_SRC, x, "src")
+    call.add(ARG_SRC, x)
     result = call.output(out, x.shape, x.dtype, like=x)
     if result.numel() == 0:
         return call.result()
@@ -200,7 +196,7 @@ def _epsilon(eps: Any) -> float:
 
 
 def _per_channel(call: Call, arg: int, value: Any, name: str, channels: int) -> None:
-    tensor = call.take(value, name, (torch.float32,))
+    tensor = call.take_dense(value, name, (torch.float32,))
     if tuple(tensor.shape) != (channels,):
         raise ValueError(f"{name} must have shape [{channels}], one value per channel, got {list(tensor.shape)}")
-    call.add(arg, tensor, name)
+    call.add(arg, tensor)

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from zendnn_cffi import checks, descriptors
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC, Attr, kind_value
 from zendnn_cffi.functional._arrays import (
     FLOATS,
     INT8,
@@ -19,12 +17,16 @@ from zendnn_cffi.functional._arrays import (
 )
 from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
-from zendnn_cffi.memory import MemoryDesc, plain_desc
-from zendnn_cffi.primitive import PrimitiveDesc
+from zendnn_cffi.functional._operation import operation
+from zendnn_cffi.primitives import checks, descriptors
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, Attr, kind_value
+from zendnn_cffi.primitives.memory import MemoryDesc, plain_desc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 Ints = int | Sequence[int]
 
 
+@operation
 def pooling(
     src: Any,
     kind: str,
@@ -52,6 +54,7 @@ def pooling(
     x = _images(call, src, (*FLOATS, *INT8))
     n = x.dim() - 2
     size = checks.as_dims(kernel, "kernel", rank=n, minimum=1)
+    ceil_mode = checks.as_bool(ceil_mode, "ceil_mode")
     step = size if stride is None else checks.as_dims(stride, "stride", rank=n, minimum=1)
     spread = checks.as_dims(dilation, "dilation", rank=n, minimum=1)
     left = checks.as_dims(padding, "padding", rank=n)
@@ -95,6 +98,7 @@ def pooling(
     return call.run(("pooling", kind, size, step, spread, left, tuple(right)), build)
 
 
+@operation
 def resampling(
     src: Any,
     kind: str,
@@ -124,8 +128,7 @@ def resampling(
     if size is not None:
         spatial = checks.as_dims(size, "size", rank=n, minimum=1)
     else:
-        given = scale_factor if isinstance(scale_factor, Sequence) else (scale_factor,) * n
-        factors = tuple(checks.as_float(f, "scale_factor") for f in given)
+        factors = checks.as_floats(scale_factor, "scale_factor", n)
         if len(factors) != n or not all(math.isfinite(f) and f > 0 for f in factors):
             raise ValueError(f"scale_factor must be {n} positive numbers, got {factors}")
         spatial = tuple(math.floor(s * f) for s, f in zip(x.shape[2:], factors, strict=False))
@@ -136,7 +139,7 @@ def resampling(
             raise ValueError(
                 f"scale_factor {factors} does not give whole sizes from {list(x.shape[2:])}: pass size instead"
             )
-    if math.prod(spatial) >= 2**40 or min(spatial) < 1:
+    if min(spatial) < 1:
         raise ValueError(f"the output would have spatial size {list(spatial)}")
     shape = (x.shape[0], x.shape[1], *spatial)
     result = _image_result(call, x, out, shape)
@@ -151,6 +154,7 @@ def resampling(
     return call.run(("resampling", kind), build)
 
 
+@operation
 def reduction(
     src: Any,
     kind: str,
@@ -164,7 +168,10 @@ def reduction(
     """Return src reduced over dims.
 
     src      at least 1 dimension, float32 or bfloat16, any strides
-    kind     "sum", "mean", "max", "min", "mul" or one of the p-norms of ``descriptors.REDUCTION`` (with p and eps)
+    kind     "sum", "mean", "max", "min", "mul" or one of the p-norms of ``descriptors.REDUCTION``: with s the sum of
+             abs(x) ** p, "norm_lp_max" is max(s, eps) ** (1 / p), "norm_lp_sum" (s + eps) ** (1 / p), and their
+             "power_p" kinds leave the root out
+    p, eps   of the p-norms; p at least 1
     dims     one dimension or several, negative ones count from the end; None: all
     Returns  src's shape without dims (with 1 in their place if keepdim), dtype of src
     Raises   TypeError, ValueError for arguments that do not fit
@@ -175,13 +182,14 @@ def reduction(
     rank = x.dim()
     if rank == 0:
         raise ValueError("src must have at least one dimension")
-    given = range(rank) if dims is None else (dims,) if isinstance(dims, int) else dims
+    keepdim = checks.as_bool(keepdim, "keepdim")
+    given = range(rank) if dims is None else checks.as_dims(dims, "dims", minimum=None, single=True)
     axes = tuple(checks.as_int(d, "dims", minimum=-rank, maximum=rank - 1) % rank for d in given)
     if len(set(axes)) != len(axes) or not axes:
         raise ValueError(f"dims must name at least one dimension, each once, got {dims}")
     kept = tuple(1 if i in axes else s for i, s in enumerate(x.shape))
     shown = kept if keepdim else tuple(s for i, s in enumerate(x.shape) if i not in axes)
-    call.add(ARG_SRC, x, "src")
+    call.add(ARG_SRC, x)
     result = call.output(out, shown, x.dtype)
     if result.numel() == 0:
         return call.result()
@@ -191,9 +199,10 @@ def reduction(
     for axis in sorted(axes) if not keepdim else ():
         wide = wide.unsqueeze(axis)
     call.operands[ARG_DST] = wide
+    p, eps = descriptors.reduction_numbers(kind, p, eps)
     if kept == tuple(x.shape):  # only dimensions of size 1: nothing is summed, and the library refuses it
-        return _nothing_reduced(call, x, wide, kind)
-    p, eps = checks.as_float(p, "p"), checks.as_float(eps, "eps")
+        wide.copy_(_norm_of_one(x, kind, p, eps) if kind.startswith("norm") else x)
+        return call.result()
 
     def build(layouts: dict[int, MemoryDesc], attr: Attr) -> Kernel:
         def attempt(src_md: MemoryDesc) -> Kernel:
@@ -209,9 +218,13 @@ def reduction(
     return call.run(("reduction", kind, p, eps), build)
 
 
-def _nothing_reduced(call: Call, x: torch.Tensor, wide: torch.Tensor, kind: str) -> Any:
-    wide.copy_(x.abs() if kind.startswith("norm") else x)
-    return call.result()
+def _norm_of_one(x: torch.Tensor, kind: str, p: float, eps: float) -> torch.Tensor:
+    """Return the p-norm of each element by itself, eps and power as the library has them."""
+    if eps == 0 and "power" not in kind:
+        return x.abs()
+    power = x.float().abs() ** p
+    power = power.clamp_min(eps) if kind.endswith("max") else power + eps
+    return power if "power" in kind else power ** (1 / p)
 
 
 def _images(call: Call, src: Any, dtypes: Sequence[torch.dtype]) -> torch.Tensor:
@@ -220,7 +233,7 @@ def _images(call: Call, src: Any, dtypes: Sequence[torch.dtype]) -> torch.Tensor
         raise ValueError(f"src must be [N, C, *spatial] with 1 to 3 spatial dimensions, got shape {list(x.shape)}")
     if 0 in x.shape[2:]:
         raise ValueError(f"src has an empty spatial dimension, {list(x.shape)}")
-    call.add(ARG_SRC, x, "src")
+    call.add(ARG_SRC, x)
     return x
 
 

@@ -7,19 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from zendnn_cffi import checks, descriptors
-from zendnn_cffi.attributes import ARG_SRC, ARG_SRC_1, ARG_SRC_2, ARG_SRC_3, Attr, kind_value
 from zendnn_cffi.functional._arrays import FLOATS
 from zendnn_cffi.functional._call import Call
 from zendnn_cffi.functional._kernel import Kernel
-from zendnn_cffi.known_problems import MAX_WIDTHS
-from zendnn_cffi.memory import MemoryDesc
-from zendnn_cffi.primitive import PrimitiveDesc
+from zendnn_cffi.functional._operation import operation
+from zendnn_cffi.primitives import allocation, checks, descriptors
+from zendnn_cffi.primitives.attributes import ARG_SRC, ARG_SRC_1, ARG_SRC_2, ARG_SRC_3, Attr, kind_value
+from zendnn_cffi.primitives.known_problems import MAX_WIDTHS
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 _CHUNK = 128
 _INDEX_TYPES = (torch.int32, torch.int64)
 
 
+@operation
 def embedding_bag(
     table: Any,
     indices: Any,
@@ -49,7 +51,7 @@ def embedding_bag(
     if rows.dim() != 2:
         raise ValueError(f"table must be [E, D], got shape {list(rows.shape)}")
     index = call.take(indices, "indices", _INDEX_TYPES)
-    starts = _bags(call, index, offsets, include_last_offset)
+    starts = _bags(call, index, offsets, checks.as_bool(include_last_offset, "include_last_offset"))
     padding = (
         -1
         if padding_idx is None
@@ -68,11 +70,8 @@ def embedding_bag(
     _check_range(flat, rows.shape[0])
     bags = starts.numel()
     source = rows.contiguous()
-    call.add(ARG_SRC, source, "table")
-    if rows is not source:
-        call.add(-1, rows, "table")  # only to see that out does not overlap it
+    call.add(ARG_SRC, source)
     result = call.output(out, (bags, rows.shape[1]), rows.dtype)
-    call.operands.pop(-1, None)
     if result.numel() == 0:
         return call.result()
     if not result.is_contiguous():
@@ -84,10 +83,10 @@ def embedding_bag(
     if kind == "max" and (padding >= 0 or rows.shape[1] not in MAX_WIDTHS):
         _max_by_chunks(source, flat, starts, padding, result)
         return call.result()
-    call.add(ARG_SRC_1, flat.to(torch.int32).contiguous(), "indices")
-    call.add(ARG_SRC_2, starts.to(torch.int32).contiguous(), "offsets")
+    call.add(ARG_SRC_1, flat.to(torch.int32).contiguous())
+    call.add(ARG_SRC_2, starts.to(torch.int32).contiguous())
     if sample is not None:
-        call.add(ARG_SRC_3, sample, "weights")
+        call.add(ARG_SRC_3, sample)
     threads = torch.get_num_threads()
 
     def build(layouts: dict[int, MemoryDesc], attr: Attr) -> Kernel:
@@ -114,13 +113,13 @@ def _max_by_chunks(
 ) -> None:
     """Fill result with maxima of rows of any width, from pieces of a width that the library takes rightly."""
     kept = flat != padding
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
+    before = torch.cat([allocation.numbers([0], torch.int64), kept.cumsum(0)])
     used, starts = source[flat[kept].long()], before[starts]
     width = next((w for w in MAX_WIDTHS if w >= source.shape[1] and w <= _CHUNK), _CHUNK)
-    places = torch.arange(used.shape[0])
+    places = torch.arange(used.shape[0], device="cpu")
     for first in range(0, source.shape[1], width):
         piece = used[:, first : first + width]
-        table = torch.zeros((piece.shape[0], width), dtype=source.dtype)
+        table = allocation.filled((piece.shape[0], width), 0, source.dtype)
         table[:, : piece.shape[1]] = piece
         result[:, first : first + width] = embedding_bag(table, places, starts, "max")[:, : piece.shape[1]]
 
@@ -130,7 +129,7 @@ def _bags(call: Call, index: torch.Tensor, offsets: Any, include_last: bool) -> 
     if index.dim() == 2:
         if offsets is not None:
             raise ValueError("offsets go with indices of one dimension; two-dimensional indices are one bag per row")
-        return torch.arange(index.shape[0]) * index.shape[1]
+        return torch.arange(index.shape[0], device="cpu") * index.shape[1]
     if index.dim() != 1:
         raise ValueError(f"indices must have 1 or 2 dimensions, got shape {list(index.shape)}")
     if offsets is None:
@@ -164,7 +163,7 @@ def _check_range(flat: torch.Tensor, count: int) -> None:
 
 def _empty_bags(flat: torch.Tensor, starts: torch.Tensor, padding: int) -> torch.Tensor:
     """Return per bag whether nothing in it counts."""
-    ends = torch.cat([starts[1:], torch.tensor([flat.numel()])])
+    ends = torch.cat([starts[1:], allocation.numbers([flat.numel()], torch.int64)])
     if padding < 0:
         return starts == ends
     counted = np.concatenate([[0], np.cumsum((flat != padding).numpy())])

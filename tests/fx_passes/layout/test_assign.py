@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
+from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.candidates.layouts import layout
+from fx_passes.candidates.specs import TensorSpec
 from fx_passes.layout import assign
 from fx_passes.layout.assign import Table, assign_layouts, minimise
-from fx_passes.lower.candidates import Candidate, Operation, TorchTemplate
-from fx_passes.lower.layouts import layout
-from fx_passes.lower.specs import TensorSpec
-from zendnn_cffi.memory import MemoryDesc
+from zendnn_cffi.primitives.memory import MemoryDesc
 
 SHAPE = (1, 32, 4, 4)  # two blocks of 16: all three layouts are other bytes
 LAYOUTS = [layout(SHAPE, torch.float32, tag) for tag in ("nhwc", "nChw16c", "nchw")]

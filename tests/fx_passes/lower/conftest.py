@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fx_passes.lower import compile, variants
-from fx_passes.lower.candidates import Candidate
+from fx_passes.candidates.candidates import Candidate
+from fx_passes.region import compile, variants
 from fx_passes.search import measure, tuner
 from fx_passes.search.database import Database, Result
 from fx_passes.search.measure import Bench, is_rival

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import zendnn_cffi
-from fx_passes.lower.views import index_box
+from fx_passes.lower.movement.views import index_box
 from tests.support.lowering import kinds, net, noise, offload
 
 DTYPES = (None, torch.bfloat16)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch import Tensor, fx, nn
+from torch.nn.utils import parametrizations, prune
 
 import zendnn_cffi
 from fx_passes.pipeline import compile_graph
@@ -144,3 +144,59 @@ def test_a_parametrized_module() -> None:
     eager = nn.Sequential(parametrizations.weight_norm(nn.Conv1d(4, 6, 3), dim=2), nn.ReLU()).eval()
     found = offload(eager, torch.randn(2, 4, 11))
     assert [node.became for node in found.nodes] == ["convolution"]
+
+
+def pruned(layer: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        prune.random_unstructured(layer, name, 0.5)
+    return layer
+
+
+BY_HOOKS: dict[str, Callable[[], nn.Module]] = {
+    "weight_norm": lambda: nn.utils.weight_norm(nn.Conv1d(4, 6, 3)),
+    "weight_norm of the whole": lambda: nn.utils.weight_norm(nn.Conv1d(4, 6, 3), dim=None),
+    "spectral_norm": lambda: nn.utils.spectral_norm(nn.Conv1d(4, 6, 3)),
+    "pruned": lambda: pruned(nn.Conv1d(4, 6, 3), "weight"),
+    "pruned twice": lambda: pruned(nn.Conv1d(4, 6, 3), "weight", "bias", "weight"),
+    "pruned and normed": lambda: pruned(nn.utils.weight_norm(nn.Conv1d(4, 6, 3)), "bias"),
+}
+
+
+@pytest.mark.parametrize("kind", BY_HOOKS)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_hooks_compute(kind: str) -> None:
+    """The styles before parametrizations: a hook sets the weight before each forward."""
+    torch.manual_seed(0)
+    layer = BY_HOOKS[kind]().eval()
+    eager = nn.Sequential(layer, nn.ReLU(), nn.Conv1d(6, 4, 1)).eval()
+    x = torch.randn(2, 4, 11)
+    found = offload(eager, x)
+    assert [node.became for node in found.nodes] == ["convolution", "convolution"]
+    fast = zendnn_cffi.optimize(eager, tune="off")
+    with torch.no_grad():
+        for scale in (1.0, 2.0):  # a changed parameter is another weight
+            for parameter in eager.parameters():
+                parameter.mul_(scale)
+            for _ in range(3):
+                assert_close(fast(x), eager(x))
+        assert_close(copy.deepcopy(fast)(x), eager(x))
+    assert list(fast.state_dict()) == list(eager.state_dict())
+    assert all(not isinstance(value, fx.Proxy) for value in fast.get_submodule("0").__dict__.values())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_other_hooks_beside_them_are_called() -> None:
+    layer, calls = nn.utils.weight_norm(nn.Conv1d(4, 6, 3)), []
+    layer.register_forward_pre_hook(lambda module, args: calls.append(args[0].shape))
+    eager = nn.Sequential(layer, nn.ReLU()).eval()
+    gm = compile_graph(eager)
+    x = torch.randn(2, 4, 11)
+    calls.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(gm(x), eager(x))
+    assert calls == [x.shape, x.shape]
+
+
+def test_dtype_of_a_parameter_is_a_number() -> None:
+    gm = check(model_of(lambda m, x: m.c(x.to(m.c.weight.dtype)), c=nn.Conv2d(3, 4, 3)), image())
+    assert not any(node.target is getattr for node in gm.graph.nodes)

@@ -125,3 +125,21 @@ def test_a_module_that_stays_whole_gets_a_new_one() -> None:
         for _ in range(3):
             torch.testing.assert_close(gm(x), model(x))
     assert [*gm.leaves] == ["unknown"] and len(gm.regions()) == 2
+
+
+@pytest.mark.parametrize(
+    "made",
+    (
+        lambda: torch.ones(3).expand(2, 3),
+        lambda: torch.arange(12.0)[1:9:2],
+        lambda: torch.ones(2, 3).t(),
+        lambda: torch.arange(9.0).as_strided((2, 2, 2), (2, 0, 1), 1),
+    ),
+)
+def test_strides_of_what_is_made_are_kept(made: Callable[[], Tensor]) -> None:
+    model = Making(lambda x, m: (x, made())).eval()
+    gm = zendnn_cffi.optimize(model, tune="off")
+    x, expected = torch.randn(3, 4), made()
+    (_, first), (_, second) = gm(x), gm(x)
+    assert torch.equal(first, expected) and first.stride() == expected.stride()
+    assert first.data_ptr() != second.data_ptr()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph import is_shape, is_vocabulary
+from fx_passes.graph.graph import is_shape, is_vocabulary
+from fx_passes.graph.verify import verify
 from fx_passes.partition.partition import find_regions, ordering, partition
 from fx_passes.pipeline import PlainRegion
-from fx_passes.verify import verify
 from tests.support.graphs import check, count, image, model_of, outside
 
 

@@ -12,10 +12,10 @@ from torch import nn
 import zendnn_cffi
 from tests.support.lowering import kinds, net, noise, offload, tensors
 from tests.support.programs import POISON, check_plan, element_offsets, run_poisoned
-from zendnn_cffi.attributes import ARG_DST, ARG_SRC
-from zendnn_cffi.calls import PrimitiveCall
-from zendnn_cffi.memory import MemoryDesc
-from zendnn_cffi.program import Program
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.runtime.calls import PrimitiveCall
+from zendnn_cffi.runtime.program import Program
 
 
 def programs(gm: Any) -> list[Program]:

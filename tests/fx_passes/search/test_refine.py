@@ -13,17 +13,17 @@ from torch import fx, nn
 
 import zendnn_cffi
 from fx_passes import ops
+from fx_passes.candidates.candidates import Candidate, Operation
+from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.layout.assign import assign_layouts
-from fx_passes.lower.candidates import Candidate, Operation
 from fx_passes.lower.context import eager_layout
 from fx_passes.lower.rules import lower_graph
-from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
 from fx_passes.search import refine
 from fx_passes.search.database import Database
 from tests.support.lowering import net, noise
-from zendnn_cffi.program import Program
+from zendnn_cffi.runtime.program import Program
 
 SHAPE = (1, 32, 14, 14)
 Times = list[list[list[int]]]
@@ -192,7 +192,7 @@ def test_the_real_clock_times_every_call(region: Region) -> None:
 def test_optimize_refines_where_it_measures(tune: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     real = refine.refine
-    monkeypatch.setattr("fx_passes.lower.compile.refine", lambda *a: called.append(a[-1]) or real(*a))
+    monkeypatch.setattr("fx_passes.region.compile.refine", lambda *a: called.append(a[-1]) or real(*a))
     model, x = net(lambda m, x: F.relu(m[0](x)), nn.Conv2d(32, 32, 3, padding=1)), noise(2, 32, 9, 9)
     gm = zendnn_cffi.optimize(model, tune=tune)
     torch.testing.assert_close(gm(x), model(x), rtol=1e-4, atol=1e-4)

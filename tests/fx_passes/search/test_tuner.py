@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +15,17 @@ from torch import fx, nn
 
 import zendnn_cffi
 from fx_passes import ops
-from fx_passes.lower.candidates import Operation, PrimitiveTemplate
+from fx_passes.candidates.candidates import Operation, PrimitiveTemplate
+from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.rules import lower_graph
-from fx_passes.lower.specs import RegionValues, TensorSpec
 from fx_passes.search import measure, tuner
 from fx_passes.search.database import Result
 from fx_passes.search.measure import Bench, fingerprint
 from fx_passes.search.tuner import Tuner, database_for
 from tests.support.lowering import net, noise
 from zendnn_cffi import descriptors
-from zendnn_cffi.attributes import Attr, PostOps
-from zendnn_cffi.primitive import PrimitiveDesc
+from zendnn_cffi.primitives.attributes import ARG_SRC, Attr, PostOps
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 @pytest.fixture
@@ -37,14 +38,18 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def lowered(shape: tuple[int, ...] = (1, 16, 8, 8), kind: str = "relu") -> tuple[list[Operation], RegionValues]:
+def lowered(
+    shape: tuple[int, ...] = (1, 16, 8, 8), kind: str = "relu", weight: torch.Tensor | None = None
+) -> tuple[list[Operation], RegionValues]:
     """One convolution with an eltwise post-op."""
     graph = fx.Graph()
     x, w = graph.placeholder("x"), graph.get_attr("w")
     graph.output(graph.call_function(ops.convolution, (x, w), {
         "stride": (1, 1), "padding_l": (1, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1,
         "post_ops": (("eltwise", kind, 0.0, 0.0),)}))  # fmt: skip
-    return lower_graph(graph, [TensorSpec.of(torch.empty(shape))], {"w": noise(16, shape[1], 3, 3)})
+    return lower_graph(
+        graph, [TensorSpec.of(torch.empty(shape))], {"w": noise(16, shape[1], 3, 3) if weight is None else weight}
+    )
 
 
 def test_every_candidate_of_a_plain_convolution_is_right() -> None:
@@ -74,6 +79,48 @@ def test_wrong_numbers_are_rejected(fresh: Path) -> None:
     tuner_of_all.price([operation], values)
     assert not tuner_of_all._scratch._free, "memory for measuring goes with it"
     assert [c.implementation for c in operation.candidates] == [good.implementation]
+
+
+@pytest.mark.parametrize("sign", (1, -1))
+def test_a_result_of_one_number_is_checked_on_both_sides_of_a_relu(sign: int, fresh: Path) -> None:
+    """The library's x64:gemm:jit leaves out the relu of such a convolution: right for positive numbers."""
+    (operation,), values = lowered((1, 1, 1, 1), weight=sign * noise(1, 1, 3, 3))
+    good = next(c for c in operation.candidates if Tuner("off").approve(operation, c, values))
+    (template,) = good.calls
+    assert isinstance(template, PrimitiveTemplate)
+    without = replace(good, calls=(replace(template, pd=PrimitiveDesc(template.pd.op, Attr(PostOps()))),))
+    assert not Tuner("off").approve(operation, without, values)
+
+
+@pytest.mark.parametrize("value", (-3.0, 2.0))
+def test_one_pixel(value: float, fresh: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.LeakyReLU(0.5)).eval()
+    nn.init.ones_(model[0].weight)
+    x = torch.full((1, 1, 1, 1), value)
+    torch.testing.assert_close(zendnn_cffi.optimize(model, (x,), tune="off")(x), model(x).detach())
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"output_scales": 0.5}, {"output_scales": [0.5] * 16, "output_scales_mask": 2}, {"zero_points": {ARG_SRC: 0}},
+     {"scales": {ARG_SRC: (0, torch.float32)}}, {"woq_scales": (2, (1, 1), torch.float32)}],
+    ids=lambda given: next(iter(given)),
+)  # fmt: skip
+def test_candidates_that_scale_otherwise_have_verdicts_of_their_own(attributes: dict[str, Any]) -> None:
+    (operation,), _ = lowered()
+    good = operation.candidates[0]
+    (template,) = good.calls
+    assert isinstance(template, PrimitiveTemplate)
+
+    def with_attributes(**given: Any) -> str:
+        attr = Attr(template.pd.attr.post_ops, **given)
+        pd = SimpleNamespace(op=template.pd.op, implementation=template.pd.implementation, attr=attr)
+        return fingerprint(replace(good, calls=(replace(template, pd=pd),)))  # type: ignore[arg-type]
+
+    assert with_attributes() == fingerprint(good) == with_attributes(output_scales=None, zero_points={})
+    assert with_attributes(**attributes) != fingerprint(good)
+    if "output_scales" in attributes:
+        assert with_attributes(output_scales=0.5) != with_attributes(output_scales=0.25)
 
 
 def test_a_wrong_library_ends_in_plain_pytorch(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tolerance import assert_close
-from tests.zendnn_cffi.functional.support import dtypes, few, hold, randn, ways
+from tests.zendnn_cffi.functional.support import DTYPES, dtypes, few, hold, randn, ways
 from zendnn_cffi import UnsupportedError
 from zendnn_cffi import functional as zf
 
@@ -179,3 +179,49 @@ def test_refusals(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"src": randn(1, 3, 8, 8), "weights": randn(4, 3, 3, 3), **change}
     with pytest.raises(ValueError, match=message):
         zf.convolution(**arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kernel", "padding", "padding_r", "dilation"),
+    [((1, 3), (0, 0), (1, 2), (2, 1)), ((1, 1), (1, 0), (1, 0), (1, 1)), ((3, 3), (4, 1), (0, 1), (1, 1))],
+)
+@pytest.mark.parametrize("chain", ["relu, sum", "sub", "mul, sum"])
+def test_post_ops_where_windows_lie_wholly_in_padding(
+    dtype: torch.dtype, kernel: Any, padding: Any, padding_r: Any, dilation: Any, chain: str
+) -> None:
+    """There the library computed post-ops wrongly, or ended the process."""
+    x, w = randn(2, 3, 4, 5, dtype=dtype), randn(16, 3, *kernel, dtype=dtype)
+    padded = F.pad(x.double(), (padding[1], padding_r[1], padding[0], padding_r[0]))
+    expected = F.conv2d(padded, w.double(), dilation=dilation)
+    other, out = randn(2, 16, expected.shape[2], 1), randn(*expected.shape, dtype=dtype)
+    before = out.double().clone()
+    post_ops, expected = {
+        "relu, sum": ([("eltwise", "relu"), ("sum",)], expected.relu() + before),
+        "sub": ([("binary", "sub", other)], expected - other.double()),
+        "mul, sum": ([("binary", "mul", other), ("sum", 0.5)], expected * other.double() + 0.5 * before),
+    }[chain]
+    result = zf.convolution(x, w, padding=padding, padding_r=padding_r, dilation=dilation, post_ops=post_ops, out=out)
+    assert_close(result, expected, k=27)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["add", "mul", "div"])
+def test_a_whole_operand_that_lies_otherwise(dtype: torch.dtype, kind: str) -> None:
+    """The implementation that takes most layouts read it as if it lay as the result does."""
+    x, w = randn(2, 3, 5, 4, dtype=dtype), randn(6, 1, 2, 3, dtype=dtype)
+    plain = F.conv2d(x.double(), w.double(), groups=3, dilation=(2, 1), stride=(1, 2), padding=(0, 2))
+    other = randn(*plain.shape).abs() + 0.5
+    expected = {"add": torch.add, "mul": torch.mul, "div": torch.div}[kind](plain, other.double())
+    for algorithm in ("direct", "auto"):
+        result = zf.convolution(
+            x,
+            w,
+            groups=3,
+            dilation=(2, 1),
+            stride=(1, 2),
+            padding=(0, 2),
+            algorithm=algorithm,
+            post_ops=[("binary", kind, other)],
+        )
+        assert_close(result, expected, k=6)

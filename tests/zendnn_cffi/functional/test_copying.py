@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -64,3 +65,10 @@ def test_integers_become_floats() -> None:
 def test_refusals(call: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         call()
+
+
+def test_bfloat16_of_an_array_is_a_tensor() -> None:
+    array = randn(3, 4).numpy()
+    result = zf.reorder(array, dtype=torch.bfloat16)
+    assert isinstance(result, torch.Tensor) and torch.equal(result, torch.from_numpy(array).bfloat16())
+    assert zf.reorder(array, out=np.zeros((3, 4), np.int8)).dtype == np.int8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tolerance import assert_close
-from tests.zendnn_cffi.functional.support import dtypes, few, hold, randn, ways
+from tests.zendnn_cffi.functional.support import DTYPES, dtypes, few, hold, randn, ways
 from zendnn_cffi import functional as zf
-from zendnn_cffi.attributes import BINARY, COMPARISONS, ELTWISE
+from zendnn_cffi.primitives.attributes import BINARY, COMPARISONS, ELTWISE
 
 # kind -> (alpha, beta, oracle); the sources of some must be positive
 KINDS: dict[str, tuple[float, float, Any]] = {
@@ -108,6 +109,18 @@ def test_numbers_as_operands(kind: str) -> None:
     assert_close(zf.binary(0.5, x, kind), ORACLES[kind](number, x.double()).double(), dtype=torch.float32)
 
 
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 1), (3, 4, 1, 1), (2, 17, 1, 1, 1), (1, 4, 1, 1), (3, 4, 2, 1), (3, 4)], ids=str
+)
+@pytest.mark.parametrize("varies", [(0,), (1,), (0, 1), ()], ids=str)
+def test_binary_post_ops_of_images_of_one_pixel(shape: tuple[int, ...], varies: tuple[int, ...]) -> None:
+    """The generated kernel takes one number per channel for one per sample there."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator)
+    other = torch.randn([n if dim in varies else 1 for dim, n in enumerate(shape)], generator=generator)
+    assert_close(zf.binary(x, x, "add", post_ops=[("binary", "mul", other)]), (x + x) * other)
+
+
 def test_binary_in_place_mixed_types_and_post_ops() -> None:
     a, b, c = randn(2, 5, 7), randn(2, 5, 7, dtype=torch.bfloat16), randn(5, 1)
     expected = (a.double() + b.double()).relu() * c.double()
@@ -158,3 +171,27 @@ def test_prelu(shape: tuple[int, ...], dtype: torch.dtype, way: str, per_channel
 def test_refusals(call: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         call()
+
+
+@pytest.mark.parametrize("shape", [(5,), (1,), (100,), (2, 3), (2, 1, 3, 2, 2, 4), ()])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hardsigmoid_in_every_rank(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """As a post-op of linear it wrote nothing in one dimension, and ended the process in six."""
+    x = randn(*shape, dtype=dtype)
+    expected = F.hardsigmoid(x.double())
+    assert_close(zf.eltwise(x, "hardsigmoid"), expected, scale=1.0)
+    assert_close(zf.eltwise(x, "hardsigmoid", out=x), expected, scale=1.0)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_prelu_in_every_order_of_dimensions(order: tuple[int, ...]) -> None:
+    """Where neither rows nor channels are innermost, weights of other channels were read."""
+    shape, weight = (3, 5, 2, 7), randn(5)
+    x = randn(*(shape[i] for i in order)).permute([order.index(i) for i in range(4)])
+    assert x.shape == shape
+    assert_close(zf.prelu(x, weight), F.prelu(x.double(), weight.double()))
+
+
+def test_binary_with_a_prelu_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"post_ops\[0\] is a prelu, which binary cannot execute"):
+        zf.binary(randn(2, 3), 2.0, "mul", post_ops=[("prelu", randn(3))])

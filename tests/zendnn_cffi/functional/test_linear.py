@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.tolerance import assert_close
 from tests.zendnn_cffi.functional.support import dtypes, few, hold, randn, ways
 from zendnn_cffi import functional as zf
-from zendnn_cffi.attributes import BINARY
+from zendnn_cffi.primitives.attributes import BINARY
 
 SIZES = st.sampled_from([1, 2, 3, 7, 16, 33, 64])
 ELTWISE = {
@@ -107,6 +107,35 @@ def test_every_binary_post_op(function: Any, kind: str) -> None:
     assert_close(function(a, b, post_ops=[("binary", kind, other)]), expected, k=16)
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("shape", ["full", "row", "column", "one"])
+@pytest.mark.parametrize("function", [zf.matmul, zf.inner_product])
+def test_every_broadcast_of_a_binary_post_op(function: Any, shape: str, rows: int) -> None:
+    sizes = {"full": (rows, 32), "row": (1, 32), "column": (rows, 1), "one": (1, 1)}[shape]
+    a, b, other = randn(rows, 16), randn(16, 32), randn(*sizes)
+    expected = a.double() @ b.double() + other.double()
+    weights = b if function is zf.matmul else b.t().contiguous()
+    assert_close(function(a, weights, post_ops=[("binary", "add", other)]), expected, k=16)
+
+
+@pytest.mark.parametrize("function", [zf.matmul, zf.inner_product])
+@pytest.mark.parametrize("scales", [(2.0, 0.5), (1.0, 1.0), (3.0, 3.0)])
+@pytest.mark.parametrize("between", [[], [("eltwise", "relu")]])
+def test_every_sum_post_op_counts(function: Any, scales: tuple[float, float], between: list[Any]) -> None:
+    x, w, held = randn(5, 16), randn(16, 16), randn(5, 16)
+    expected = x.double() @ (w if function is zf.matmul else w.t()).double() + scales[0] * held.double()
+    expected = (expected.relu() if between else expected) + scales[1] * held.double()
+    out = held.clone()
+    function(x, w, post_ops=[("sum", scales[0]), *between, ("sum", scales[1])], out=out)
+    assert_close(out, expected, k=16)
+
+
+@pytest.mark.parametrize(("function", "name"), [(zf.matmul, "matmul"), (zf.inner_product, "inner_product")])
+def test_prelu_is_refused_by_name(function: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"post_ops\[1\] is a prelu, which {name} cannot execute"):
+        function(randn(3, 4), randn(4, 4), post_ops=[("eltwise", "tanh"), ("prelu", torch.ones(4))])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("a", "b"),
@@ -193,3 +222,10 @@ def test_empty_results() -> None:
 def test_refusals(call: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         call()
+
+
+def test_an_implementation_that_cannot_be_created_is_passed_over() -> None:
+    """The library chose a kernel for a comparison with one number per row that it then failed to make."""
+    a, b, column = randn(1, 5, 1), randn(1, 1, 3), randn(5, 1)
+    result = zf.matmul(a, b, post_ops=[("binary", "ne", column)])
+    assert torch.equal(result, (a @ b != column).float())

@@ -14,7 +14,7 @@ from torch import nn
 import zendnn_cffi
 from tests.support.lowering import net, noise
 from zendnn_cffi import functional as zf
-from zendnn_cffi.attributes import BINARY, COMPARISONS, ELTWISE
+from zendnn_cffi.primitives.attributes import BINARY, COMPARISONS, ELTWISE
 
 NAN = float("nan")
 DTYPES = (torch.float32, torch.bfloat16)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.tolerance import assert_close
 from tests.zendnn_cffi.functional.support import dtypes, few, hold, randn, ways
 from zendnn_cffi import functional as zf
-from zendnn_cffi.descriptors import POOLING
+from zendnn_cffi.primitives.descriptors import POOLING
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -119,6 +119,26 @@ def test_reduction(shape: list[int], dims: set[int], kind: str, keepdim: bool, d
     # products multiply as many relative errors as they have factors
     scale = expected.abs().max().item() * (count if kind == "mul" else 1)
     assert_close(zf.reduction(x, kind, axes, keepdim), expected, dtype=dtype, k=count, scale=scale)
+
+
+NORMS = {
+    "norm_lp_max": lambda s, p, eps: s.clamp_min(eps) ** (1 / p),
+    "norm_lp_sum": lambda s, p, eps: (s + eps) ** (1 / p),
+    "norm_lp_power_p_max": lambda s, p, eps: s.clamp_min(eps),
+    "norm_lp_power_p_sum": lambda s, p, eps: s + eps,
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
+@pytest.mark.parametrize("eps", [0.0, 0.75])
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_have_power_and_eps_whatever_the_size(kind: str, p: float, eps: float, size: int) -> None:
+    x = randn(5, size, 7)
+    expected = NORMS[kind]((x.double().abs() ** p).sum(1), p, eps)
+    assert_close(zf.reduction(x, kind, 1, p=p, eps=eps), expected, k=size)
+    with pytest.raises(ValueError, match="p must be at least 1"):
+        zf.reduction(x, kind, 1, p=0.5)
 
 
 def test_reduction_of_everything_and_into_out() -> None:

@@ -1,0 +1,144 @@
+"""Who shares memory with whom, and who writes: what decides whether an in-place operation may become out-of-place.
+
+    y = x.add_(1)  ->  y = x + 1, later readers of x read y
+
+is right when x is neither an input of the graph nor a parameter, and no other name for the same memory is read later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.aliasing.effects import aliases, is_inplace_call, is_inplace_module, writes
+from fx_passes.graph.graph import get_attribute
+from fx_passes.graph.inference import dtype
+from fx_passes.spellings.modules import MODULES, refusal
+from fx_passes.spellings.tables import FUNCTIONS, INPLACE, METHODS
+
+# Of two tensors, in-place arithmetic keeps the first one's dtype, out-of-place promotes.
+_PROMOTING = {"add", "sub", "mul", "div", "iadd", "isub", "imul", "itruediv", "maximum", "minimum"}
+
+
+class Aliasing:
+    """Classes of nodes that may share memory, and the nodes that write. A snapshot: make a new one after edits."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self.order = {node: i for i, node in enumerate(gm.graph.nodes)}
+        self.writers: dict[fx.Node, list[fx.Node]] = {}
+        self._parent: dict[fx.Node, fx.Node] = {}
+        storages: dict[int, fx.Node] = {}
+        for node in gm.graph.nodes:
+            for source in aliases(node, gm):
+                self._join(node, source)
+            if node.op == "get_attr" and isinstance(value := get_attribute(gm, node.target), torch.Tensor):
+                self._join(node, storages.setdefault(value.untyped_storage()._cdata, node))
+            if written := writes(node, gm):
+                self.writers[node] = written
+        self._members: dict[fx.Node, list[fx.Node]] = {}
+        for node in gm.graph.nodes:
+            self._members.setdefault(self._find(node), []).append(node)
+        self._written = {self._find(n) for written in self.writers.values() for n in written}
+
+    def members(self, node: fx.Node) -> list[fx.Node]:
+        """Nodes that may share memory with node, itself among them."""
+        return self._members[self._find(node)]
+
+    def is_written(self, node: fx.Node) -> bool:
+        """Whether some node writes to memory that node may share."""
+        return node in self.order and self._find(node) in self._written
+
+    def readers(self, node: fx.Node) -> list[fx.Node]:
+        """Nodes that read memory that node may share."""
+        return list(dict.fromkeys(user for member in self.members(node) for user in member.users))
+
+    def may_move_down(self, node: fx.Node, target: fx.Node) -> bool:
+        """Whether node computes the same right before target, further down: nobody writes to its operands between."""
+        if not self.writers:
+            return True
+        operands = {self._find(source) for source in node.all_input_nodes}
+        between = node.next
+        while between is not target:
+            if any(self._find(written) in operands for written in self.writers.get(between, ())):
+                return False
+            between = between.next
+        return True
+
+    def out_of_place(self, node: fx.Node) -> bool:
+        """Respell an in-place node out of place if nobody can tell the difference. Return whether it was done."""
+        written = self.writers[node]
+        if len(written) != 1 or not self._has_out_of_place(node) or not self._keeps_dtype(node):
+            return False
+        source, now = written[0], self.order[node]
+        for other in self.members(source):
+            if other.op in ("placeholder", "get_attr"):
+                return False
+            read_later = any(self.order[user] > now for user in other.users)
+            if other not in (source, node) and read_later and not self._comes_from(other, node):
+                return False
+        for user in list(source.users):
+            if self.order[user] > now:
+                user.replace_input_with(source, node)
+        _respell(node)
+        return True
+
+    def _has_out_of_place(self, node: fx.Node) -> bool:
+        """Whether there is an out-of-place spelling of the operation; of modules nobody knows, what they do is not."""
+        if node.op == "call_module":
+            module = self.gm.get_submodule(node.target)
+            return is_inplace_module(module) and type(module) in MODULES and refusal(module) is None
+        if node.op == "call_method":
+            return node.target[:-1] in METHODS
+        if isinstance(node.target, torch._ops.OpOverload):
+            return _functional(node.target) is not None
+        return node.target in INPLACE or (node.target in FUNCTIONS and is_inplace_call(node))
+
+    def _comes_from(self, other: fx.Node, node: fx.Node) -> bool:
+        """Whether other shares memory by being made from node: then the out-of-place result serves it as well."""
+        while other is not node:
+            sources = aliases(other, self.gm)
+            if len(sources) != 1:
+                return False
+            other = sources[0]
+        return True
+
+    def _keeps_dtype(self, node: fx.Node) -> bool:
+        name = node.target if isinstance(node.target, str) else node.target.__name__
+        tensors = node.all_input_nodes
+        if name.rstrip("_") not in _PROMOTING or len(tensors) < 2:
+            return True
+        first, second = (dtype(t, self.gm) for t in tensors[:2])
+        return first is not None and first == second
+
+    def _find(self, node: fx.Node) -> fx.Node:
+        while node in self._parent:
+            node = self._parent[node]
+        return node
+
+    def _join(self, a: fx.Node, b: fx.Node) -> None:
+        a, b = self._find(a), self._find(b)
+        if a is not b:
+            self._parent[a] = b
+
+
+def _functional(overload: Any) -> Any:
+    """aten.relu_.default -> aten.relu.default; None if there is no such operator."""
+    packet = getattr(getattr(torch.ops, overload.namespace), overload._opname.rstrip("_"), None)
+    return None if packet is None else getattr(packet, overload._overloadname, None)
+
+
+def _respell(node: fx.Node) -> None:
+    if node.op == "call_module":
+        node.meta["out_of_place"] = True  # the table of modules has the out-of-place function for it
+    elif node.op == "call_method":
+        node.target = node.target[:-1]
+    elif isinstance(node.target, torch._ops.OpOverload):
+        node.target = _functional(node.target)
+    elif node.target in INPLACE:
+        node.target = INPLACE[node.target]
+    else:
+        node.kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
+        node.args = tuple(False if a is True else a for a in node.args)

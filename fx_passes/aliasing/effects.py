@@ -1,0 +1,148 @@
+"""What a node may do to memory that it was given: write to it, or hand it on as (part of) its result.
+
+Unknown functions and modules may do both. Known ones are in the tables of spellings, or carry their schema.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes import ops
+from fx_passes.graph.graph import is_shape
+from fx_passes.spellings.tables import FUNCTIONS, INPLACE, METHODS, QUALIFIED
+
+_VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
+          "unsqueeze", "squeeze", "expand", "contiguous", "getitem", "reshape_as", "view_as"}  # fmt: skip
+_DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
+_INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "leaky_relu": 2, "elu": 2,
+               "hardtanh": 3, "dropout": 3, "dropout1d": 3, "dropout2d": 3, "dropout3d": 3}  # fmt: skip
+_FRESH_MODULES: tuple[Any, ...] = (
+    nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding,
+    nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd, nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid,
+    nn.Tanh, nn.Hardswish, nn.Hardsigmoid, nn.Mish, nn.Softplus, nn.PReLU, nn.Softmax, nn.LogSoftmax,
+    nn.MultiheadAttention,
+)  # fmt: skip
+
+
+def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node]:
+    """Return the arguments whose memory node may write to.
+
+    unknown  whether functions and modules that nobody knows count as writing to all they are given
+    """
+    inputs = node.all_input_nodes
+    if not inputs or node.op not in ("call_function", "call_method", "call_module") or node.meta.get("constant"):
+        return []
+    if node.op == "call_module":
+        return _module_writes(node, root.get_submodule(node.target), unknown)
+    if node.op == "call_method":
+        return inputs[:1] if _has_inplace_name(node.target) or node.target == "__setitem__" else []
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _schema_writes(node)
+    if is_shape(node):
+        return []  # n += 1 of a number
+    if node.target in INPLACE or node.target is operator.setitem or is_inplace_call(node):
+        return inputs[:1]
+    if isinstance(node.kwargs.get("out"), fx.Node):
+        return [node.kwargs["out"]]
+    if _is_ours_or_torch(node.target) or qualified_name(node.target) in QUALIFIED:
+        return inputs[:1] if _has_inplace_name(node.target.__name__) else []
+    return inputs if unknown else []
+
+
+def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
+    """Return the arguments whose memory the result of node may be."""
+    inputs = [source for source in node.all_input_nodes if not is_shape(source)]
+    if not inputs or node.op == "output":
+        return []
+    if node.op == "call_method":
+        fresh = node.target in NUMBERS or (node.target in METHODS and node.target not in _VIEWS)
+        return [] if fresh else inputs
+    if node.op == "call_module":
+        module = root.get_submodule(node.target)
+        if getattr(module, "reads_numbers", False):
+            return []
+        if isinstance(module, _FRESH_MODULES) and type(module).__module__.startswith("torch.nn"):
+            return inputs[:1] if is_inplace_module(module) and not node.meta.get("out_of_place") else []
+        return inputs
+    if node.target in ops.COMPUTE or node.target in ops.SHAPE:
+        return []
+    if node.target in INPLACE or node.target is operator.setitem:
+        return inputs[:1]
+    if isinstance(node.target, torch._ops.OpOverload) and node.target._opname not in _DROPOUTS | {"contiguous"}:
+        return _schema_aliases(node)
+    name = getattr(node.target, "__name__", "")
+    if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
+        return inputs[:1] if is_inplace_call(node) else []
+    return inputs
+
+
+def is_inplace_call(node: fx.Node) -> bool:
+    """F.relu(x, inplace=True) and the like, also by position."""
+    if node.op != "call_function":
+        return False
+    at = _INPLACE_AT.get(getattr(node.target, "__name__", ""))
+    by_position = at is not None and node.args[at : at + 1] == (True,)
+    return (node.kwargs.get("inplace") is True or by_position) and not _idle_dropout(node)
+
+
+def is_inplace_module(module: nn.Module) -> bool:
+    """nn.ReLU(inplace=True) and the like; an in-place dropout writes nothing in evaluation mode."""
+    if isinstance(module, nn.modules.dropout._DropoutNd) and not module.training:
+        return False
+    return getattr(module, "inplace", False) is True
+
+
+def qualified_name(target: Any) -> str:
+    """module.name of a function."""
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
+
+
+def _idle_dropout(node: fx.Node) -> bool:
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
+    return getattr(node.target, "__name__", "") in _DROPOUTS and training is False
+
+
+def _has_inplace_name(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _module_writes(node: fx.Node, module: nn.Module, unknown: bool) -> list[fx.Node]:
+    if node.meta.get("out_of_place") or getattr(module, "reads_numbers", False):
+        return []
+    if is_inplace_module(module):
+        return node.all_input_nodes[:1]
+    return [] if not unknown or type(module).__module__.startswith("torch.nn") else node.all_input_nodes
+
+
+def _schema_writes(node: fx.Node) -> list[fx.Node]:
+    """Arguments that an operator's schema marks as written."""
+    return [value for value, alias in _annotated(node) if alias.is_write]
+
+
+def _schema_aliases(node: fx.Node) -> list[fx.Node]:
+    """Arguments that an operator's schema marks as what the result is, or is part of."""
+    results = [r.alias_info for r in node.target._schema.returns if r.alias_info is not None]
+    shared = set().union(*(alias.before_set | alias.after_set for alias in results))
+    found = [value for value, alias in _annotated(node) if (alias.before_set | alias.after_set) & shared]
+    return found if found or not results else node.all_input_nodes
+
+
+def _annotated(node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
+    """Each argument about whose memory an operator's schema says something, and what it says."""
+    for i, argument in enumerate(node.target._schema.arguments):
+        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+        if argument.alias_info is not None and isinstance(value, fx.Node):
+            yield value, argument.alias_info
+
+
+def _is_ours_or_torch(target: Any) -> bool:
+    """Whether a function comes from torch or Python, and so writes only where its name says."""
+    module = getattr(target, "__module__", None) or ""
+    return module.partition(".")[0] in ("torch", "_operator", "operator", "builtins", "math", "fx_passes")

@@ -1,0 +1,232 @@
+"""What lowering a node yields: an operation with candidates, each one way to compute it.
+
+A candidate states the layout it wants for every operand and the layout it leaves; its calls name where each argument
+comes from, not yet where that lies. Layout assignment picks one candidate per operation, the plan gives it memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.specs import RegionValues, TensorSpec
+from zendnn_cffi.primitives.attributes import ARG_SCRATCHPAD
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+# 15 to 60 us were seen on a Zen 4 core: a sum of 12,288 numbers took 6 us alone, 69 in an encoder.
+_COLD_TORCH_NS = 15e3
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The operation's operand number `index`, seen through desc (None: as the candidate's layout has it).
+
+    offset_bytes  where in its memory desc begins
+    """
+
+    index: int
+    desc: MemoryDesc | None = None
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The operation's result, seen through desc, which begins offset_bytes into its memory."""
+
+    desc: MemoryDesc | None = None
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A constant tensor in the layout desc, prepacked once. `key` names the constant for sharing between signatures.
+
+    below  further constants, which lie under `plain` along its dimension 0; desc is row-major, in any shape
+    transposed  desc describes the constant, a matrix, with its dimensions swapped
+    is_streamed  all of it is read, and huge pages are worth asking for where it lies
+    """
+
+    key: str
+    plain: torch.Tensor
+    desc: MemoryDesc
+    below: tuple[torch.Tensor, ...] = ()
+    transposed: bool = False
+    is_streamed: bool = True
+
+
+def packed_weights(key: str, plain: torch.Tensor, pd: PrimitiveDesc, *, transposed: bool = False) -> Weights:
+    """The weights argument of a primitive, in the layout that its implementation chose."""
+    desc = pd.weights_desc
+    assert desc is not None
+    return Weights(key, plain, desc, transposed=transposed)
+
+
+@dataclass(frozen=True)
+class Scratchpad:
+    """Temporary memory of one call."""
+
+    desc: MemoryDesc
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """Memory that a candidate's calls share, number `index` of those it has; gone after its last call.
+
+    offset_bytes  where in it desc begins
+    """
+
+    index: int
+    desc: MemoryDesc
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is to hold of the f32 numbers in temporary number `index` when all of a program has run.
+
+    function  is given those of all candidates that have it, as one tensor
+    """
+
+    index: int
+    function: Callable[[torch.Tensor], None]
+
+
+Argument = Operand | Result | Weights | Scratchpad | Temporary
+
+
+@dataclass(frozen=True)
+class PrimitiveTemplate:
+    """One primitive execution: its descriptor and where every argument comes from.
+
+    flops  None: those of the operation
+    """
+
+    pd: PrimitiveDesc
+    args: dict[int, Argument]
+    kind: str
+    flops: int | None = None
+
+
+def primitive_template(
+    pd: PrimitiveDesc, args: dict[int, Argument], kind: str, flops: int | None = None
+) -> PrimitiveTemplate:
+    """One execution of pd on args, with the scratchpad that its implementation asks for."""
+    if pd.scratchpad_desc is not None:
+        args = {**args, ARG_SCRATCHPAD: Scratchpad(pd.scratchpad_desc)}
+    return PrimitiveTemplate(pd, args, kind, flops)
+
+
+@dataclass(frozen=True)
+class TorchTemplate:
+    """One plain PyTorch computation over the operands, in the candidate's layouts.
+
+    reason  why no primitive computes it, "" where primitives do as well
+    into    function(*operands, result) writes its result itself; otherwise it returns it
+    key     equal for equal work: it is measured beside primitives; "" where there are none
+    args    what function is called with, in plain layouts, the last one where it writes (into); empty: all operands,
+            then the result
+    assists a step between primitives that compute the most of it: no rival of theirs
+    flops   those of the call, where it has args of its own
+    allocate  with into, for a result that grows: makes it, from the first operand
+    """
+
+    function: Callable[..., Any]
+    reason: str
+    into: bool = False
+    key: str = ""
+    args: tuple[Argument, ...] = ()
+    assists: bool = False
+    flops: int = 0
+    allocate: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute an operation.
+
+    implementation  what explain shows
+    srcs            the layout wanted of each operand
+    dst             the layout of the result
+    calls           what runs; empty for a view, where the result is operand 0's memory seen through dst
+    overwrites      operand whose memory becomes the result's (residual sums); None: the result has its own
+    may_overwrite   operand whose memory the result may take over where nothing reads it later
+    offset_bytes    of a view: where in operand 0's memory its first element lies
+    slices_bytes    of a concatenation whose pieces may be written in place: the offset of each in the result; its calls
+                    copy one piece each
+    cost_ns         measured or estimated time
+    check           of numbers that its calls leave in a temporary
+    """
+
+    implementation: str
+    srcs: tuple[MemoryDesc, ...]
+    dst: MemoryDesc
+    calls: tuple[PrimitiveTemplate | TorchTemplate, ...]
+    overwrites: int | None = None
+    may_overwrite: int | None = None
+    slices_bytes: tuple[int, ...] = ()
+    cost_ns: float = 0.0
+    offset_bytes: int = 0
+    check: Check | None = None
+
+    @property
+    def is_view(self) -> bool:
+        return not self.calls
+
+    @property
+    def expected_ns(self) -> float:
+        """cost_ns, and what each call into PyTorch costs beyond it in a network: there its code is in no cache."""
+        return self.cost_ns + _COLD_TORCH_NS * sum(isinstance(call, TorchTemplate) for call in self.calls)
+
+
+@dataclass(eq=False)
+class Operation:
+    """A node of the region that computes a tensor at run time, with every way found to compute it.
+
+    with_values  lowers the node again with other constants
+    """
+
+    node: fx.Node
+    name: str
+    kind: str
+    operands: tuple[fx.Node, ...]
+    spec: TensorSpec
+    candidates: list[Candidate] = field(default_factory=list)
+    flops: int = 0
+    fallback_reason: str = ""
+    with_values: Callable[[RegionValues], Operation] | None = None
+
+
+def arguments_of(template: PrimitiveTemplate | TorchTemplate) -> tuple[Argument, ...]:
+    """What a call's template says of its arguments; none of a PyTorch call on the operands as they are."""
+    return tuple(template.args.values()) if isinstance(template, PrimitiveTemplate) else template.args
+
+
+def weights_bytes(candidate: Candidate) -> int:
+    """Bytes of the constants that the candidate's calls read."""
+    arguments = (argument for template in candidate.calls for argument in arguments_of(template))
+    return sum(argument.desc.size_bytes for argument in arguments if isinstance(argument, Weights))
+
+
+def temporaries_bytes(candidate: Candidate) -> dict[int, int]:
+    """The size of each of the candidate's temporaries: all that its calls see of it."""
+    sizes: dict[int, int] = {}
+    for template in candidate.calls:
+        for argument in arguments_of(template):
+            if isinstance(argument, Temporary):
+                end = argument.offset_bytes + argument.desc.size_bytes
+                sizes[argument.index] = max(sizes.get(argument.index, 0), end)
+    return sizes
+
+
+def measurable(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those to measure: views and concatenations in place cost nothing, torch calls without a key have no rival."""
+    return [
+        c
+        for c in candidates
+        if c.calls and not c.slices_bytes and all(isinstance(t, PrimitiveTemplate) or t.key for t in c.calls)
+    ]

@@ -1,0 +1,139 @@
+"""The memory layouts that values of a region may take, and when two of them are the same bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from zendnn_cffi.errors import ZenDNNError
+from zendnn_cffi.primitives.memory import DATA_TYPES, MemoryDesc
+
+BLOCK = 16  # channels of a block of nChw16c
+# Per rank: channels last first (the layout most kernels are fastest in), then 16 channels a block, then plain.
+_TAGS = {3: ("nwc", "nCw16c", "ncw"), 4: ("nhwc", "nChw16c", "nchw"), 5: ("ndhwc", "nCdhw16c", "ncdhw")}
+
+
+@lru_cache(maxsize=16384)
+def layout(shape: tuple[int, ...], dtype: torch.dtype, tag: str) -> MemoryDesc:
+    """The memory descriptor of shape and dtype in the layout that tag names."""
+    return MemoryDesc(shape, dtype, tag)
+
+
+@dataclass(frozen=True)
+class OpaqueDesc:
+    """Stands for a MemoryDesc where the library has no such dtype (int64, float64): only torch calls touch the value.
+
+    strides in elements, as MemoryDesc's. Two that differ never lie at the same bytes, and nothing reorders them.
+    """
+
+    dims: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    outer_strides: None = None
+    offset0: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        if 0 in self.dims:
+            return 0
+        return (sum((n - 1) * s for n, s in zip(self.dims, self.strides, strict=True)) + 1) * self.dtype.itemsize
+
+    @property
+    def format(self) -> str:
+        return "strided"
+
+
+@dataclass(frozen=True)
+class GrowingDesc(OpaqueDesc):
+    """Stands for the layout of a value whose shape is another one in each run: torch calls get whatever tensor it is.
+
+    dims, strides  those of the run that the program was made for
+    """
+
+
+def is_known_dtype(dtype: torch.dtype) -> bool:
+    """Whether the library has this dtype at all."""
+    return dtype in DATA_TYPES
+
+
+@lru_cache(maxsize=16384)
+def strided(shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...]) -> MemoryDesc:
+    """The memory descriptor of a plain tensor with these strides (elements)."""
+    return MemoryDesc(shape, dtype, strides=strides)
+
+
+@lru_cache(maxsize=16384)
+def is_describable(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the library takes these strides (elements): not where rows reach into each other, as every second row of
+    an odd number does."""
+    try:
+        strided(shape or (1,), torch.float32, strides or (1,))
+    except (ZenDNNError, ValueError):
+        return False
+    return True
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides (elements) of a dense row-major tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@lru_cache(maxsize=16384)
+def row_major(shape: tuple[int, ...], dtype: torch.dtype) -> MemoryDesc:
+    """The dense row-major layout."""
+    return MemoryDesc(shape, dtype, strides=contiguous_strides(shape))
+
+
+def spatial_tags(ndim: int) -> tuple[str, ...]:
+    """Layout tags for activations [N, C, *spatial] of rank ndim, the preferred one first."""
+    return _TAGS.get(ndim, ())
+
+
+def activation_layouts(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[MemoryDesc, ...]:
+    """Every layout that kernels of activations are asked for; the dense row-major one alone for rank 1 and 2."""
+    tags = spatial_tags(len(shape))
+    if not tags:
+        return (row_major(shape, dtype),)
+    return tuple(layout(shape, dtype, tag) for tag in tags)
+
+
+@lru_cache(maxsize=65536)
+def same_bytes(a: MemoryDesc, b: MemoryDesc) -> bool:
+    """Whether the same elements lie at the same addresses under both descriptors: no reorder is needed between them."""
+    return a == b or (a.dims == b.dims and a.dtype == b.dtype and _canonical(a) == _canonical(b) is not None)
+
+
+def _canonical(desc: MemoryDesc) -> tuple[tuple[tuple[int, int], ...], ...] | None:
+    """Per dimension its (size, stride) factors, outer first, merged where contiguous; None where padded or opaque."""
+    if desc.outer_strides is None or desc.offset0:
+        return None
+    factors: list[list[tuple[int, int]]] = [[] for _ in desc.dims]
+    step = 1
+    for axis, block in reversed(desc.inner_blocks):
+        factors[axis].insert(0, (block, step))
+        step *= block
+    for axis, (size, stride) in enumerate(zip(desc.dims, desc.outer_strides, strict=True)):
+        inner = 1
+        for block, _ in factors[axis]:
+            inner *= block
+        if size % inner:
+            return None
+        factors[axis].insert(0, (size // inner, stride))
+    return tuple(_merged([f for f in axis_factors if f[0] != 1]) for axis_factors in factors)
+
+
+def _merged(factors: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Neighbouring factors of one dimension joined where the outer one steps over exactly the inner one."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in factors:
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return tuple(merged)

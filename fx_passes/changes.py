@@ -1,0 +1,239 @@
+"""Noticing what was changed on an optimized module since its graph was made and its weights were packed.
+
+    optimizer.step(), copy_(), load_state_dict() of the model it shares storage with    a version counter
+    p.data = q, vector_to_parameters(), swap_tensors()                                  an address
+    layer.weight = nn.Parameter(...), layer.bias = None, functional_call()              another object under a name
+    module.layer = nn.Linear(...), prune, parametrize                                   another object, or none
+    register_forward_hook()                                                             the count of all hooks ever made
+
+All of it is asked at each call, by loops in C over lists made beforehand; version counters and hooks alone where nobody
+has had a part of the optimized module in hands (OptimizedModule.is_open). Writes that PyTorch itself does not count,
+p.data.add_(1) and those through numpy, cannot be seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_of_torch
+from torch.nn.utils import stateless
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.trace.state import HOOK_ATTRIBUTES, Kept, attributes_of, is_torch_s
+
+if TYPE_CHECKING:
+    from fx_passes.module import OptimizedModule
+
+_version = operator.attrgetter("_version")
+_is_training = operator.itemgetter("training")
+_address = torch.Tensor.data_ptr
+# Modules that compute the same in training: of others, the flag is watched.
+_SAME_IN_TRAINING = (nn.Linear, nn.modules.conv._ConvNd, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity,
+                     nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.LayerNorm, nn.Embedding,
+                     nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
+                     nn.modules.pooling._AdaptiveAvgPoolNd)  # fmt: skip
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class Contents:
+    """What tells whether tensors were written to, or were given other memory: version counters and addresses."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.tensors = list(tensors)
+        # Inference tensors have no version counter, what stands for tensors elsewhere has no address.
+        self._counted = [t for t in self.tensors if not t.is_inference()]
+        self._versions = list(map(_version, self._counted))
+        self._located = [t for t in self.tensors if _has_address(t)]
+        self._addresses = list(map(_address, self._located))
+        self._storages = [t.untyped_storage() for t in self._located]  # held: new memory lies elsewhere
+
+    def unwritten(self) -> bool:
+        """Whether nobody wrote to them in place."""
+        return list(map(_version, self._counted)) == self._versions
+
+    def unchanged(self) -> bool:
+        """Whether nobody wrote to them, or gave them other memory."""
+        return (
+            list(map(_version, self._counted)) == self._versions
+            and list(map(_address, self._located)) == self._addresses
+        )
+
+    def changed(self) -> list[int]:
+        """The positions of those that somebody wrote to."""
+        written = {id(t) for t, version in zip(self._counted, self._versions, strict=True) if t._version != version}
+        moved = {id(t) for t, address in zip(self._located, self._addresses, strict=True) if t.data_ptr() != address}
+        return [i for i, tensor in enumerate(self.tensors) if id(tensor) in written | moved]
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+class Watch:
+    """What an optimized module was when this was made.
+
+    structure  all that its graph may depend on: modules, their attributes, hooks, shapes and ties of parameters
+    """
+
+    def __init__(self, gm: OptimizedModule) -> None:
+        root = gm._tree
+        modules = list(_outside_leaves(root, frozenset(gm.leaves)))
+        children = [m._modules for _, m in modules if m._modules or not is_torch_s(m) or isinstance(m, _CONTAINERS)]
+        self._children = [gm._held if d is root._modules else d for d in children]
+        self._known_children = [dict(d) for d in self._children]
+        self._owners: list[Mapping[str, Any]] = []
+        self._names: list[str] = []
+        for _, module in modules:
+            for held in (module._parameters, module._buffers):
+                self._owners += [held] * len(held)
+                self._names += held
+        inside = {id(module) for _, module in modules}
+        constants = {} if gm.is_released else _constants(gm, root, inside, self._owners, self._names)
+        self._tensors = list(map(operator.getitem, self._owners, self._names))
+        self.constants = list(constants)
+        self.contents = Contents(constants.values())
+        trained = [m for _, m in modules if m is not root and not (is_torch_s(m) and isinstance(m, _SAME_IN_TRAINING))]
+        self._attributes = [m.__dict__ for m in trained]
+        self._training = list(map(_is_training, self._attributes))
+        # Hooks of all modules are run by modules alone.
+        self._hooks = -1 if has_global_hooks() else RemovableHandle.next_id
+        self._keep = Kept(in_place=False)
+        self.structure = self._describe(modules)
+
+    def unchanged(self) -> bool:
+        """Whether all is as it was, as far as can be noticed."""
+        try:
+            return (
+                RemovableHandle.next_id == self._hooks
+                and self._children == self._known_children
+                and all(map(operator.is_, map(operator.getitem, self._owners, self._names), self._tensors))
+                and self.contents.unchanged()
+                and list(map(_is_training, self._attributes)) == self._training
+            )
+        except (KeyError, RuntimeError):  # a name that is gone, a tensor without an address
+            return False
+
+    def unwritten(self) -> bool:
+        """As unchanged(), where nobody holds what could be replaced: what others share memory with was not written."""
+        return RemovableHandle.next_id == self._hooks and self.contents.unwritten()
+
+    def expire(self) -> None:
+        """Let unchanged() be False."""
+        self._hooks = -1
+
+    def same_tensors(self, other: Watch) -> bool:
+        """Whether the same objects are under the same names."""
+        if self._names != other._names or len(self._tensors) != len(other._tensors):
+            return False
+        return all(map(operator.is_, self._tensors, other._tensors))
+
+    def written(self, before: Watch) -> set[str]:
+        """Names of constants that are other tensors, or were written to, since `before`."""
+        old = {name: i for i, name in enumerate(before.constants)}
+        stale = set(before.contents.changed())
+        return {
+            name
+            for name, tensor in zip(self.constants, self.contents.tensors, strict=True)
+            if name not in old or old[name] in stale or before.contents.tensors[old[name]] is not tensor
+        }
+
+    def _describe(self, modules: list[tuple[str, nn.Module]]) -> Any:
+        first: dict[int, int] = {}  # ties: the same object under two names
+        tensors = []
+        for number, tensor in enumerate(self._tensors):
+            kind = None if tensor is None else (type(tensor), tensor.shape, tensor.dtype, tensor.device)
+            tensors.append((self._names[number], first.setdefault(id(tensor), number), kind))
+        parts = []
+        for path, module in modules:
+            held = {*module._parameters, *module._buffers, *module._modules, *computed_weights(module)}
+            own = {
+                name: value
+                for name, value in attributes_of(module, self._keep).items()
+                if name not in held and name != "training" and not name.endswith(HOOK_ATTRIBUTES)
+            }
+            parts.append((path, id(module), type(module), own, list(module._modules)))
+        return tensors, parts, self._training
+
+
+def _outside_leaves(root: nn.Module, leaves: frozenset[str]) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that the graph was made through, by path; a module under two names counts once.
+
+    Those with hooks are called as they are: whatever is done to them, each call sees it.
+    """
+    seen: set[int] = set()
+    pending = [("", root)]
+    while pending:
+        path, module = pending.pop()
+        if path in leaves or id(module) in seen or isinstance(module, torch.jit.ScriptModule):
+            continue
+        if module is not root and has_hooks(module):
+            continue
+        seen.add(id(module))
+        yield path, module
+        pending += [(f"{path}.{name}" if path else name, m) for name, m in reversed(module._modules.items()) if m]
+
+
+def _constants(
+    gm: OptimizedModule, root: nn.Module, inside: set[int], owners: list[Mapping[str, Any]], names: list[str]
+) -> dict[str, torch.Tensor]:
+    """What regions and remembered results were made from, by name; attributes that are no parameters join owners."""
+    found: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for part in gm.keeping() for name in part.constants):
+        path, _, attribute = name.rpartition(".")
+        try:
+            owner = root.get_submodule(path)
+            value = getattr(owner, attribute)
+        except AttributeError:
+            continue  # the structure changed, as where a parameter became None
+        if id(owner) not in inside or attribute in computed_weights(owner):
+            continue  # a module that is called as it is now; a weight that each call makes anew, of others
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        if attribute in owner.__dict__:
+            owners.append(owner.__dict__)
+            names.append(attribute)
+    return found
+
+
+@functools.cache
+def count_fused_steps() -> None:
+    """From now on, let optimizers made with fused=True count as writers: their kernels leave version counters alone."""
+
+    def count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                written = [p for p in group["params"] if p.grad is not None and not p.is_inference()]
+                torch.autograd.graph.increment_version(written)
+
+    register_optimizer_step_post_hook(count)
+
+
+def has_global_hooks() -> bool:
+    """Whether something is to be called with every module's forward."""
+    hooks = ("_global_forward_hooks", "_global_forward_pre_hooks")
+    return any(getattr(module_of_torch, name, None) for name in hooks)
+
+
+def in_functional_call() -> bool:
+    """Whether torch.func.functional_call is on the stack: the parameters are those of one call."""
+    code = getattr(stateless._functional_call, "__code__", None)
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False

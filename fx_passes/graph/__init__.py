@@ -1,0 +1,1 @@
+"""Questions about nodes and graphs, and edits that every pass shares."""

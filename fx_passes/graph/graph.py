@@ -1,0 +1,226 @@
+"""Questions about nodes and small edits that every pass shares."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+import torch
+from torch import fx, nn
+
+from fx_passes import ops
+
+
+def get_attribute(root: nn.Module, qualified_name: str) -> Any:
+    """Return root.a.b.c for "a.b.c"."""
+    return operator.attrgetter(qualified_name)(root)
+
+
+CREATED = "created"  # in the meta of get_attr nodes: a tensor that forward makes anew, traced as a constant
+
+
+def is_call(node: Any, *targets: Callable[..., Any]) -> TypeGuard[fx.Node]:
+    """Whether node is a call of one of these functions."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def is_vocabulary(node: Any) -> bool:
+    """Whether node is in the one spelling of an operation that the passes know."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in ops.VOCABULARY
+
+
+def is_constant(node: Any) -> bool:
+    """Whether the value of node can be computed once: parameters, and functions of nothing else.
+
+    Numbers, None and such are constant too. A get_attr is constant if normalize found nobody who writes to it;
+    functions are the vocabulary's, and those that normalize marked.
+    """
+    if not isinstance(node, fx.Node):
+        return not isinstance(node, list | tuple | dict | slice) or not nodes_in(node)
+    seen, pending = set(), [node]  # not recursive: a deep network is deeper than Python's stack
+    while pending:
+        if (node := pending.pop()) in seen:
+            continue
+        seen.add(node)
+        if node.op == "get_attr":
+            if not node.meta.get("constant"):
+                return False
+        elif (is_vocabulary(node) or node.meta.get("constant")) and node.all_input_nodes:
+            pending += node.all_input_nodes
+        else:
+            return False
+    return True
+
+
+# Python's arithmetic on sizes.
+ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.getitem,
+     operator.iadd, operator.isub, operator.imul, operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
+     operator.ge, math.ceil, math.floor, int, max, min}
+)  # fmt: skip
+
+
+def is_shape(node: Any) -> bool:
+    """Whether node is a number (or tuple of them) that follows from the shapes of tensors alone."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return False
+    if node.target in ops.SHAPE:
+        return True
+    return node.target in ARITHMETIC and bool(node.all_input_nodes) and all(map(is_shape, node.all_input_nodes))
+
+
+def nodes_in(argument: Any) -> list[fx.Node]:
+    """The nodes inside a nested argument."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(argument, found.append)
+    return found
+
+
+def reads(node: fx.Node, source: fx.Node) -> int:
+    """How often node reads source: 2 in add(x, x), where source.users counts 1."""
+    return nodes_in((node.args, node.kwargs)).count(source)
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """Return the node that reads this one, once, if nobody else does; else None."""
+    if len(node.users) != 1:
+        return None
+    user = next(iter(node.users))
+    return user if reads(user, node) == 1 else None
+
+
+def only_values_count(node: fx.Node) -> bool:
+    """Whether no reader could see the strides of node: computations cannot, what moves data may hand them on."""
+    return all(
+        user.op == "call_function"
+        and (
+            user.target in ops.COMPUTE | ops.SHAPE
+            or (user.target in ops.MOVEMENT | {operator.getitem} and only_values_count(user))
+        )
+        for user in node.users
+    )
+
+
+def replace(node: fx.Node, value: Any) -> None:
+    """Let every reader of node read value instead, and erase node."""
+    node.replace_all_uses_with(value)
+    node.graph.erase_node(node)
+
+
+def set_example(node: fx.Node, value: Any) -> None:
+    """Let `value` be the example of what node computes (meta["val"]); None: there is none."""
+    if value is None:
+        node.meta.pop("val", None)
+    else:
+        node.meta["val"] = value
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """Return an argument of a call, given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def remove_dead(graph: fx.Graph) -> bool:
+    """Erase nodes nobody reads, if they are known to do nothing else. Return whether any was.
+
+    torch.fx's own dead code elimination would also erase x.add_(1) when only x is read afterwards.
+    """
+    changed = False
+    for node in reversed(graph.nodes):
+        known = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *ARITHMETIC)
+        known = known or bool(node.meta.get("constant"))
+        if (known or is_pure(node) or is_unbind(node)) and not node.users:
+            graph.erase_node(node)
+            changed = True
+    return changed
+
+
+def is_unbind(node: Any) -> bool:
+    """Whether node takes a tensor apart along a dimension."""
+    if isinstance(node, fx.Node) and node.op == "call_method":
+        return node.target == "unbind"
+    return is_call(node, torch.unbind, torch.ops.aten.unbind.int)
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether node is an aten operator that returns something, writes to nothing and draws no random numbers."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return False
+    schema = node.target._schema
+    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return bool(schema.returns) and not schema.is_mutable and not random
+
+
+def sort(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]] = MappingProxyType({})) -> None:
+    """Restore an order in which every node follows its inputs, moving only nodes that others need earlier.
+
+    before  node -> further nodes that it has to follow
+    """
+    placed: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        pending = [node]
+        while pending:
+            top = pending[-1]
+            missing = [source for source in (*top.all_input_nodes, *before.get(top, ())) if source not in placed]
+            if missing and top not in placed:
+                pending.extend(reversed(missing))
+                continue
+            pending.pop()
+            if top not in placed:
+                placed.add(top)
+                if top is not node:
+                    node.prepend(top)
+
+
+def finish(gm: fx.GraphModule) -> fx.GraphModule:
+    """End of a pass: in order, dead code out, checked, compiled."""
+    sort(gm.graph)
+    remove_dead(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """Return a copy of graph with nodes of its own, which read and return what graph does in the same structures."""
+    copied = fx.Graph(tracer_cls=graph._tracer_cls)
+    result = copied.graph_copy(graph, {})
+    copied.output(result)
+    copied.set_codegen(graph._codegen)
+    return copied
+
+
+def tensor_of(gm: nn.Module, node: Any) -> torch.Tensor | None:
+    """Return the tensor a get_attr node stands for, else None."""
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    value = get_attribute(gm, node.target)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def run(graph: fx.Graph, constants: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
+    """Interpret a graph without submodules on inputs; constants are what its get_attr nodes stand for, by target."""
+    values: dict[fx.Node, Any] = {}
+    remaining = iter(inputs)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(remaining)
+        elif node.op == "get_attr":
+            values[node] = constants[node.target]
+        elif node.op == "output":
+            return fx.node.map_arg(node.args[0], values.__getitem__)
+        else:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    raise AssertionError("a graph without an output")
+
+
+def unique_name(gm: nn.Module, prefix: str) -> str:
+    """The first of prefix_0, prefix_1, ... that gm does not have."""
+    i = 0
+    while hasattr(gm, f"{prefix}_{i}"):
+        i += 1
+    return f"{prefix}_{i}"

@@ -1,0 +1,199 @@
+"""What a graph itself tells about its values, whatever the inputs: number of dimensions, dtype, being a tensor at all.
+
+Where nodes carry meta["val"] (a traced example), that is believed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+
+from fx_passes import ops
+from fx_passes.graph.graph import get_attribute, is_call, is_vocabulary
+
+_SAME_RANK = ops.having(shape="same") | ops.having(shape="rank")
+_FROM_WEIGHT = ops.having(weighted=True)
+
+# Modules outside of the vocabulary that return one tensor.
+_TENSOR_MODULES = {nn.Embedding, nn.EmbeddingBag, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+                   nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.Unfold,
+                   nn.Fold, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d}  # fmt: skip
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether node is a tensor for certain."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.op == "get_attr" or isinstance(node.meta.get("val"), torch.Tensor):
+        return True
+    if node.op == "call_module":
+        owner = node.graph.owning_module
+        return owner is not None and type(owner.get_submodule(node.target)) in _TENSOR_MODULES
+    if node.op == "placeholder":
+        return node.type is torch.Tensor or any(_takes_tensor(user, node) for user in node.users)
+    if is_call(node, operator.getitem):
+        return is_call(node.args[0], ops.chunk, ops.split)
+    if is_call(node, ops.binary):
+        return any(map(is_tensor, node.args))
+    return is_vocabulary(node) and node.target not in (ops.size, ops.rank, ops.chunk, ops.split)
+
+
+def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
+    """Whether what node is for user can only be a tensor."""
+    if user.op == "call_module":
+        return user.args[:1] == (node,)
+    return is_vocabulary(user) and user.target not in (ops.binary, ops.reshape, ops.expand) and user.args[0] is node
+
+
+def rank(node: Any) -> int | None:
+    """Return how many dimensions node has, or None where that depends on the inputs."""
+    return _find_out(node, _rank)
+
+
+def rank_source(node: fx.Node) -> fx.Node:
+    """Return the earliest node that has as many dimensions as node, whatever the inputs."""
+    return cast(fx.Node, _find_out(node, _rank_source))
+
+
+def dtype(node: Any, root: nn.Module) -> torch.dtype | None:
+    """Return the dtype of node's result, or None where that depends on the inputs.
+
+    A convolution or linear takes input and weight of one dtype only, so its weight tells both.
+    """
+    return _find_out(node, lambda source: _dtype(source, root))
+
+
+_Rule = Generator[Any, Any, Any]  # yields what else has to be known, is sent that, returns the fact
+
+
+def _find_out(node: Any, rule: Callable[[Any], _Rule]) -> Any:
+    """Return the fact that rule finds of node, each node on the way asked once.
+
+    Not recursive: a residual network is deeper than Python's stack, and has exponentially many paths.
+    """
+    known: dict[fx.Node, Any] = {}
+    waiting = [(node, rule(node))]
+    answer = None
+    while waiting:
+        asked, steps = waiting[-1]
+        try:
+            source = steps.send(answer)
+        except StopIteration as stop:
+            waiting.pop()
+            answer = stop.value
+            if isinstance(asked, fx.Node):
+                known[asked] = answer
+            continue
+        answer = None
+        if isinstance(source, fx.Node) and source in known:
+            answer = known[source]
+        else:
+            waiting.append((source, rule(source)))
+    return answer
+
+
+def _rank(node: Any) -> _Rule:
+    if not isinstance(node, fx.Node):
+        return 0 if isinstance(node, int | float) else None
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return value.ndim
+    if node.op == "get_attr":
+        return node.meta.get("rank")
+    if node.op != "call_function":
+        return None
+    if node.target in (ops.reshape, ops.permute, ops.expand):
+        return len(node.args[1])
+    if node.target is ops.flatten and node.args[1] >= 0 and node.args[2] == -1:
+        return node.args[1] + 1
+    if node.target is ops.flatten and 0 <= node.args[1] <= node.args[2]:
+        whole = yield node.args[0]
+        return None if whole is None else whole - (node.args[2] - node.args[1])
+    if node.target is ops.reshape_as:
+        return (yield node.args[1])
+    if node.target is ops.unflatten:
+        whole = yield node.args[0]
+        return None if whole is None else whole + len(node.args[2]) - 1
+    if node.target is ops.unsqueeze:
+        below = yield node.args[0]
+        return None if below is None else below + 1
+    if node.target is ops.binary:
+        a, b = (yield node.args[0]), (yield node.args[1])
+        return None if a is None or b is None else max(a, b)
+    if node.target is ops.embedding_bag or (node.target is ops.embedding_bags and node.args[2] != "row"):
+        return 2
+    if node.target is ops.concat:
+        for part in node.args[0]:
+            if (found := (yield part)) is not None:
+                return found
+        return None
+    if is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split):
+        return (yield node.args[0].args[0])
+    return (yield node.args[0]) if _keeps_rank(node) else None
+
+
+def _agreed(sources: Iterable[Any]) -> _Rule:
+    """The one fact that is found of all sources, or None."""
+    found = set()
+    for source in sources:
+        found.add((yield source))
+    return found.pop() if len(found) == 1 else None
+
+
+def _keeps_rank(node: fx.Node) -> bool:
+    """Whether the result has as many dimensions as the first operand."""
+    return node.target in _SAME_RANK or (node.target is ops.reduce and node.args[3] is True)
+
+
+def _rank_source(node: Any) -> _Rule:
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return node
+    if _keeps_rank(node):
+        return (yield node.args[0])
+    if node.target is ops.binary:
+        first, second = (yield node.args[0]), (yield node.args[1])
+        return first if first is second or not isinstance(second, fx.Node) else node
+    if node.target is ops.concat:
+        # an empty piece may have another number of dimensions
+        return (yield from _agreed(node.args[0])) or node
+    return node
+
+
+def _dtype(node: Any, root: nn.Module) -> _Rule:
+    if not isinstance(node, fx.Node):
+        return None
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    if node.op == "get_attr":
+        value = get_attribute(root, node.target)
+        return value.dtype if isinstance(value, torch.Tensor) else None
+    if node.op == "placeholder":
+        readers = [u for u in node.users if u.op == "call_function" and u.target in _FROM_WEIGHT and u.args[0] is node]
+        return (yield readers[0].args[1]) if readers else None
+    if node.op == "call_module":
+        module = root.get_submodule(node.target)
+        if isinstance(module, nn.Embedding):
+            return module.weight.dtype
+        inplace = getattr(module, "inplace", False) is True
+        return (yield node.args[0]) if inplace and node.args else None
+    if node.op == "call_method":
+        return (yield node.args[0]) if node.target.endswith("_") else None
+    if node.target in _FROM_WEIGHT:
+        return (yield node.args[1])
+    if node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.getitem):
+        return (yield node.args[0])
+    if node.target is ops.embedding_bag:
+        return (yield node.args[1])
+    if node.target is ops.binary:
+        both = yield from _agreed([side for side in node.args[:2] if isinstance(side, fx.Node)])
+        return both if both is not None and both.is_floating_point else None
+    if node.target is ops.concat:
+        return (yield from _agreed(node.args[0]))
+    if is_vocabulary(node) and node.target not in ops.SHAPE:
+        return (yield node.args[0])
+    return None

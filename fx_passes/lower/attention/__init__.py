@@ -1,0 +1,1 @@
+"""Rules of attention, its positions and its caches."""

@@ -1,0 +1,166 @@
+"""Attention and rotary embedding: what PyTorch's own kernels are good at, planned here.
+
+No primitive computes these. Their operands are read where and as they lie (slices of a wide projection, transposed
+heads), the results are written into the arena in the layout that the next operation wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes import ops
+from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.candidates.layouts import is_known_dtype, row_major, strided
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.attention.exponentials import in_exponentials
+from fx_passes.lower.attention.steps import Heads, in_steps
+from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout, torch_operation
+from fx_passes.memoize.masks import additive
+from zendnn_cffi.primitives.memory import MemoryDesc
+
+
+def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.attention of [B, H, L, D]: PyTorch's flash kernel or products in steps; the result is [B, L, H, D]."""
+    arguments = context.values.arguments(node)
+    query, spec = context.tensor(arguments["query"], "query"), context.values.specs[node]
+    nodes = [arguments[name] for name in ("query", "key", "value")]
+    mask = arguments["mask"]
+    if query.ndim != 4 or any(context.tensor(n, "an operand").ndim != 4 for n in nodes):
+        raise NotLowered("attention of another rank than 4")
+    dtype = context.dtype(query)
+    options = {name: arguments[name] for name in ("is_causal", "scale", "enable_gqa")}
+    constant = mask if isinstance(mask, Tensor) else None
+    masks = [mask] if isinstance(mask, fx.Node) else []
+    mask_dtype = context.values.specs[mask].dtype if masks else None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *given: Tensor) -> Tensor:
+        bias = given[0] if given else constant
+        if bias is not None and bias.dtype not in (torch.bool, torch.float32, q.dtype):
+            bias = bias.to(q.dtype)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, 0.0, **options)
+
+    srcs = [as_it_lies(n, context, dtype) for n in nodes]
+    if masks:
+        srcs.append(as_it_lies(mask, context, mask_dtype or dtype))  # f32's least number is no number in bf16
+    b, h, length, d = spec.shape
+    dst = strided(spec.shape, dtype, (length * h * d, d, h * d, 1))
+    flops = 2 * spec.numel * context.values.specs[nodes[1]].shape[2] * 2
+    operation = _operation(node, context, "attention", (*nodes, *masks), srcs, dst, attend, flops=flops)
+    if constant is None and dtype in (torch.float32, torch.bfloat16):
+        scale = d**-0.5 if options["scale"] is None else float(options["scale"])
+        q, k, v = srcs[:3]
+        live = any(m.target is ops.additive_mask for m in masks)
+        given = Heads(q, k, v, srcs[3] if masks else None, dst, scale, bool(options["is_causal"]), live)
+        steps = in_steps(given)
+        if steps and context.exponentials:
+            for heads in _arrangements(given):
+                steps += in_exponentials(heads)
+        if steps:  # now there is something to measure it beside
+            described = f"{torch.__version__} attention {options} {given.mask and (given.mask.dims, given.mask.dtype)}"
+            (flash,) = operation.candidates
+            (template,) = flash.calls
+            assert isinstance(template, TorchTemplate)
+            operation.candidates = [*steps, replace(flash, calls=(replace(template, key=described),))]
+    return operation
+
+
+def _arrangements(heads: Heads) -> Iterator[Heads]:
+    """The operands as they lie; then without gaps, which more kernels read: query and key, then value as well."""
+    query, key, value = (_without_gaps(desc, heads.is_causal) for desc in (heads.query, heads.key, heads.value))
+    dense = replace(heads, query=query, key=key)
+    found = [heads, dense]
+    if heads.mask is None:  # else values are written anew anyway
+        found.append(replace(dense, value=value))
+    yield from {(each.query, each.key, each.value): each for each in reversed(found)}.values()
+
+
+def _without_gaps(desc: MemoryDesc, by_rows: bool) -> MemoryDesc:
+    """[B, H, L, D] as it lies where that is dense, else in the order B, L, H, D; by_rows: always in that order."""
+    b, h, length, d = desc.dims
+    assert desc.dtype is not None
+    if not by_rows and desc.strides == (h * length * d, length * d, d, 1):
+        return desc
+    return strided(desc.dims, desc.dtype, (length * h * d, d, h * d, 1))
+
+
+def lower_additive_mask(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.additive_mask: PyTorch's, once for all attentions that read it, or once for a mask that stays."""
+    operation, of_keys = torch_operation(node, context.values, ""), bool(context.values.arguments(node)["of_keys"])
+    (candidate,) = operation.candidates
+    template = TorchTemplate(lambda mask: additive(mask, of_keys), "")
+    operation.candidates = [replace(candidate, calls=(template,))]
+    return operation
+
+
+def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.rotary: src * cos, then both halves of the turned source added in place."""
+    arguments = context.values.arguments(node)
+    nodes = [arguments[name] for name in ("src", "cos", "sin")]
+    specs = [context.tensor(n, "an operand") for n in nodes]
+    spec, half = context.values.specs[node], specs[0].shape[-1] // 2
+    if spec.shape != specs[0].shape or len({s.dtype for s in specs}) > 1 or any(s.shape[-1] != 2 * half for s in specs):
+        raise NotLowered("rotary embedding that broadcasts or promotes its source")
+    dtype = context.dtype(spec)
+
+    neighbours = slice(0, None, 2), slice(1, None, 2)
+    first, second = neighbours if arguments["interleaved"] else (slice(0, half), slice(half, None))
+
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+        torch.mul(x, cos, out=out)
+        out[..., first].addcmul_(x[..., second], sin[..., first], value=-1)
+        out[..., second].addcmul_(x[..., first], sin[..., second])
+
+    srcs = [as_it_lies(n, context, dtype) for n in nodes]
+    operation = _operation(node, context, "rotary", nodes, srcs, row_major(spec.shape, dtype), rotate, into=True)
+    if len(spec.shape) == 4 and spec.shape[2] > 1:  # as projections leave heads, and attention in blocks wants them
+        b, h, length, d = spec.shape
+        by_rows = strided(spec.shape, dtype, (length * h * d, d, h * d, 1))
+        operation.candidates += [replace(candidate, dst=by_rows) for candidate in operation.candidates]
+    return operation
+
+
+def lower_rotation(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.rotation, once a call where its angles are no constants of the sizes: by PyTorch, into the arena."""
+    arguments, spec = context.values.arguments(node), context.values.specs[node]
+    nodes = [arguments[name] for name in ("cos", "sin")]
+    dtype, turn = context.dtype(spec), partial(ops.rotation, interleaved=arguments["interleaved"])
+    srcs = [as_it_lies(n, context, dtype) for n in nodes]
+    return _operation(node, context, "rotation", nodes, srcs, row_major(spec.shape, dtype), turn)
+
+
+def _operation(
+    node: fx.Node,
+    context: LoweringContext,
+    kind: str,
+    operands: Sequence[fx.Node],
+    srcs: Sequence[Any],
+    dst: MemoryDesc,
+    function: Callable[..., Any],
+    *,
+    into: bool = False,
+    flops: int = 0,
+) -> Operation:
+    template = TorchTemplate(function, "", into)
+    candidate = Candidate("torch", tuple(srcs), dst, (template,))
+    return Operation(node, node.name, kind, tuple(operands), context.values.specs[node], [candidate], flops=flops)
+
+
+def as_it_lies(node: fx.Node, context: LoweringContext, dtype: torch.dtype) -> Any:
+    """The layout in which node's value is there without a copy, its last dimension dense."""
+    spec = context.values.specs[node]
+    if not is_known_dtype(dtype):
+        return eager_layout(spec)
+    steps = [s for s in context.plain_strides(node) if s[-1:] == (1,) or spec.shape[-1:] == (1,)]
+    return _layout(spec, dtype, steps[-1]) if steps else row_major(spec.shape or (1,), dtype)
+
+
+def _layout(spec: TensorSpec, dtype: torch.dtype, steps: tuple[int, ...]) -> Any:
+    if 0 in steps:
+        return row_major(spec.shape or (1,), dtype)
+    return strided(spec.shape or (1,), dtype, steps or (1,))

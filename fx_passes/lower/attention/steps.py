@@ -1,0 +1,175 @@
+"""Attention as two matrix products with a softmax between them, on scores that lie in the arena.
+
+    scores = scale * query @ key^T (+ mask)           matmul, f32 whatever the operands' dtype
+    scores = softmax(scores)                          softmax, or PyTorch's where a mask may leave rows without anything
+    result = scores @ value                           matmul, written as [B, L, H, D]
+
+Faster than one flash kernel while the scores fit the caches, which they do for the lengths that encoders see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fx_passes.candidates.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    PrimitiveTemplate,
+    Result,
+    Temporary,
+    TorchTemplate,
+    Weights,
+    primitive_template,
+)
+from fx_passes.candidates.layouts import row_major, strided
+from fx_passes.lower.context import optimized_descs, usable_implementations
+from fx_passes.lower.products.step import product
+from zendnn_cffi.primitives import allocation, descriptors
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+_MAX_SCORES_BYTES = 32 << 20  # beyond a third-level cache a flash kernel, which keeps no scores, is the better one
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The operands of one attention as they lie: query [B, H, L, D], key and value [B, H, S, D]; mask maybe.
+
+    mask    layout of a run-time mask, operand 3, broadcast to [B, H, L, S]; boolean (True: take part) or added
+    live    whether the mask is added, f32, and leaves something of each row
+    result  layout of the result [B, H, L, D]
+    """
+
+    query: MemoryDesc
+    key: MemoryDesc
+    value: MemoryDesc
+    mask: Any
+    result: MemoryDesc
+    scale: float
+    is_causal: bool
+    live: bool = False
+
+    @property
+    def scores(self) -> MemoryDesc:
+        b, h, length, _ = self.query.dims
+        return row_major((b, h, length, self.key.dims[2]), torch.float32)
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether the mask is added and says of each key, for all queries alike, whether it takes part."""
+        return self.live and self.mask.dims == (self.query.dims[0], 1, 1, self.key.dims[2])
+
+    @property
+    def is_in_caches(self) -> bool:
+        """Whether heads are not shared, and scores fit the caches."""
+        b, h, _, d = self.query.dims
+        same = all((*desc.dims[:2], desc.dims[3]) == (b, h, d) for desc in (self.key, self.value))
+        return same and self.scores.size_bytes <= _MAX_SCORES_BYTES
+
+    @property
+    def products_flops(self) -> int:
+        """Of each of the two products."""
+        b, h, length, s = self.scores.dims
+        return 2 * b * h * length * s * self.query.dims[3]
+
+
+def in_steps(heads: Heads) -> list[Candidate]:
+    """Return the candidates, one for each optimized softmax; none where a step has no optimized implementation."""
+    if not heads.is_in_caches:
+        return []
+    dtype = heads.query.dtype
+    scores = Temporary(0, heads.scores)
+    shares = scores if dtype == torch.float32 else Temporary(1, row_major(heads.scores.dims, dtype))
+    first, last = _first_product(heads, scores), _last_product(heads, shares)
+    if first is None or last is None:
+        return []
+    srcs = (heads.query, heads.key, heads.value, *(() if heads.mask is None else (heads.mask,)))
+    by_torch = heads.mask is not None and not heads.live
+    middles = [_masked_softmax(heads, scores, shares)] if by_torch else _softmaxes(scores, shares)
+    return [
+        Candidate(implementations((first, middle, last)), srcs, heads.result, (first, middle, last))
+        for middle in middles
+    ]
+
+
+def _first_product(heads: Heads, scores: Temporary) -> PrimitiveTemplate | None:
+    key = transposed(heads.key)
+    post_ops = PostOps().eltwise("linear", heads.scale)
+    extra: dict[int, Argument] = {}
+    if heads.is_causal:
+        later = later_keys(heads.scores.dims[0], *heads.scores.dims[2:])
+        post_ops = post_ops.binary("add", later.desc)
+        extra = {arg_post_op(1, ARG_SRC_1): later}
+    elif heads.live:
+        post_ops = post_ops.binary("add", heads.mask)
+        extra = {arg_post_op(1, ARG_SRC_1): Operand(3)}
+    args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1, key), ARG_DST: scores, **extra}
+    return product(heads.query, key, scores.desc, post_ops, args, heads.products_flops)
+
+
+def _last_product(heads: Heads, shares: Temporary) -> PrimitiveTemplate | None:
+    args: dict[int, Argument] = {ARG_SRC: shares, ARG_WEIGHTS: Operand(2), ARG_DST: Result()}
+    return product(shares.desc, heads.value, heads.result, PostOps(), args, heads.products_flops)
+
+
+def transposed(desc: MemoryDesc) -> MemoryDesc:
+    """[B, H, S, D] seen as [B, H, D, S]."""
+    (b, h, s, d), steps = desc.dims, desc.strides
+    assert steps is not None and desc.dtype is not None
+    return strided((b, h, d, s), desc.dtype, (steps[0], steps[1], steps[3], steps[2]))
+
+
+def later_keys(samples: int, rows: int, keys: int, first_row: int = 0) -> Weights:
+    """What takes later keys from scores of `rows` queries from first_row on, added: [samples, 1, rows, keys], f32.
+
+    One for all samples would be broadcast, which the optimized kernels refuse.
+    """
+    later = allocation.filled((rows, keys), -torch.inf, torch.float32).triu_(first_row + 1).expand(samples, 1, -1, -1)
+    return Weights(f"later than {first_row}", later, row_major((samples, 1, rows, keys), torch.float32))
+
+
+def _softmaxes(scores: Temporary, shares: Temporary) -> list[PrimitiveTemplate]:
+    def create() -> PrimitiveDesc:
+        dst = None if shares is scores else shares.desc
+        return PrimitiveDesc(descriptors.softmax(scores.desc, 3, dst=dst), Attr())
+
+    found = optimized_descs(usable_implementations(create))
+    return [primitive_template(pd, {ARG_SRC: scores, ARG_DST: shares}, "softmax", 0) for pd in found]
+
+
+def _masked_softmax(heads: Heads, scores: Temporary, shares: Temporary) -> TorchTemplate:
+    key = f"{torch.__version__} masked softmax {heads.mask.dims} {heads.mask.strides} {heads.mask.dtype}"
+    if shares is scores:
+        return TorchTemplate(_softmax_in_place, "", True, key, args=(Operand(3), scores))
+    return TorchTemplate(_softmax_into, "", True, key, args=(scores, Operand(3), shares))
+
+
+def _softmax_into(scores: Tensor, mask: Tensor, out: Tensor) -> None:
+    _softmax_in_place(mask, scores)
+    out.copy_(scores)
+
+
+def _softmax_in_place(mask: Tensor, scores: Tensor) -> None:
+    """Softmax of scores with the mask applied; rows that it leaves nothing of are zero, as in PyTorch's attention."""
+    if mask.dtype == torch.bool:
+        scores.masked_fill_(mask.logical_not(), -torch.inf)
+        live = mask.any(-1, keepdim=True)
+    else:
+        scores.add_(mask)
+        live = mask.amax(-1, keepdim=True) > -torch.inf
+    torch.softmax(scores, -1, out=scores)
+    if not bool(live.all()):
+        scores.masked_fill_(live.logical_not(), 0.0)
+
+
+def implementations(templates: Sequence[PrimitiveTemplate | TorchTemplate]) -> str:
+    """The distinct names of what computes each step."""
+    names = [t.pd.implementation if isinstance(t, PrimitiveTemplate) else "torch" for t in templates]
+    return " + ".join(dict.fromkeys(names))

@@ -1,0 +1,1 @@
+"""Rules of views, copies, concatenations and rows by index."""

@@ -1,0 +1,125 @@
+"""Bags of all tables that feed one concatenation: one call over joined tables, written where the concatenation lies.
+
+PyTorch's kernel for bags reads ahead, and is faster than ZenDNN's; what costs time is calling it once per table. The
+tables become one (zendnn_cffi.runtime.joined_tables), and the bags of all are one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes import ops
+from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, TorchTemplate, Weights
+from fx_passes.candidates.layouts import row_major
+from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
+from fx_passes.lower.movement.embedding import INDEX_DTYPES
+from zendnn_cffi.runtime.joined_tables import BagGroup, join_tables
+
+_COPIED_BYTES = 256 << 20
+
+
+def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.embedding_bags; the tables stay where they are unless their dtype changes."""
+    arguments = context.values.arguments(node)
+    spec, mode = context.values.specs[node], arguments["mode"]
+    dtype = context.dtype(spec)
+    if spec.ndim != 2:
+        raise NotLowered("rows of more than two dimensions")
+    tables = [context.constant(table, "a table") for table in arguments["weights"]]
+    stacked = isinstance(arguments["indices"], fx.Node)
+    indices = [arguments["indices"]] if stacked else list(arguments["indices"])
+    index_specs = [context.tensor(index, "an index tensor") for index in indices]
+    beside = [[(piece, context.tensor(piece, "a piece")) for piece in arguments[side]] for side in ("before", "after")]
+    pieces = [entry for side in beside for entry in side]
+    if len({spec.dtype, *(s.dtype for _, s in pieces), *(t.dtype for t in tables)}) > 1:
+        raise NotLowered("pieces of different dtypes are promoted by PyTorch")
+    if any(s.dtype not in INDEX_DTYPES for s in index_specs):
+        raise NotLowered("indices are neither int32 nor int64")
+    if mode == "row":
+        lengths = [1] * len(tables)
+    else:
+        lengths = [index_specs[0].shape[2]] * len(tables) if stacked else [s.shape[1] for s in index_specs]
+    before, after = ([s.shape[1] for _, s in side] for side in beside)
+    call = _BagsCall(mode, lengths, [t.shape[0] for t in tables], stacked, (before, after), spec.shape)
+    weights = _weights(node.args[0], tables, dtype)
+    srcs = (*map(eager_layout, index_specs), *(row_major(s.shape, dtype) for _, s in pieces))
+    operands = (*indices, *(piece for piece, _ in pieces))
+    args: tuple[Argument, ...] = (*map(Operand, range(len(operands))), *weights, Result())
+    template = TorchTemplate(call, "", into=True, args=args)
+    candidate = Candidate("torch", srcs, row_major(spec.shape, dtype), (template,))
+    return Operation(node, node.name, "embedding_bags", operands, spec, [candidate])
+
+
+def _weights(names: Any, tables: Sequence[Tensor], dtype: torch.dtype) -> tuple[Weights, ...]:
+    """The tables where they are; as one copy where they are copied anyway, or are few bytes that cannot be joined."""
+    in_place = all(table.dtype == dtype and table.is_contiguous() for table in tables)
+    size_bytes = sum(table.numel() for table in tables) * dtype.itemsize
+    if in_place and (size_bytes > _COPIED_BYTES or len(join_tables(tables)) == 1):
+        return tuple(Weights(str(n), t, row_major(tuple(t.shape), dtype)) for n, t in zip(names, tables, strict=True))
+    desc = row_major((sum(table.shape[0] for table in tables), tables[0].shape[1]), dtype)
+    return (Weights(" ".join(map(str, names)), tables[0], desc, tuple(tables[1:])),)
+
+
+class _BagsCall:
+    """function(*indices, *before, *after, *tables, result); one table is all of them, one under the other.
+
+    lengths  indices per bag, for each table
+    rows     of each table
+    stacked  whether indices are one tensor [N, T or more, L], else one [N, L_t] per table; without L in mode "row"
+    beside   widths of the pieces before and after
+    shape    of the result
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        lengths: Sequence[int],
+        rows: Sequence[int],
+        stacked: bool,
+        beside: tuple[Sequence[int], Sequence[int]],
+        shape: tuple[int, ...],
+    ) -> None:
+        self.mode, self.lengths, self.rows, self.stacked = mode, lengths, list(rows), stacked
+        self.batch, width = shape
+        before, after = beside
+        self.bags = slice(sum(before), width - sum(after))
+        self.places = [*_side_by_side(0, before), *_side_by_side(self.bags.stop, after)]
+        self._groups: dict[tuple[int, ...], BagGroup] = {}
+
+    def __call__(self, *tensors: Tensor) -> None:
+        count, out = len(self.lengths), tensors[-1]
+        number = 1 if self.stacked else count
+        indices, rest = tensors[:number], tensors[number:-1]
+        pieces = rest[: len(self.places)]
+        group = self._group(rest[len(self.places) :])
+        if self.stacked:
+            flat = indices[0][:, :count].reshape(self.batch, -1)
+        else:
+            flat = torch.stack(indices, 1) if self.mode == "row" else torch.cat(indices, 1)
+        if not group.in_range(flat):
+            ops.embedding_bags(group.tables, indices[0] if self.stacked else indices, self.mode)  # PyTorch's error
+            raise IndexError("embedding_bag: an index is not in its table")
+        group.run_into(flat, out[:, self.bags].unflatten(1, (count, -1)))
+        for piece, place in zip(pieces, self.places, strict=True):
+            out[:, place].copy_(piece)
+
+    def _group(self, tables: tuple[Tensor, ...]) -> BagGroup:
+        """The joined tables, made once for tensors at these addresses."""
+        addresses = tuple(table.data_ptr() for table in tables)
+        group = self._groups.get(addresses)
+        if group is None:
+            with torch.inference_mode(False):
+                each = tables if len(tables) > 1 else tables[0].split(self.rows)
+                group = BagGroup(each, self.lengths, self.batch, "sum" if self.mode == "row" else self.mode)
+            self._groups = {addresses: group}
+        return group
+
+
+def _side_by_side(start: int, widths: Sequence[int]) -> list[slice]:
+    """The columns of pieces that lie side by side from `start` on."""
+    ends = [start + sum(widths[: i + 1]) for i in range(len(widths))]
+    return [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]

@@ -1,0 +1,148 @@
+"""Operations that move or regroup data: views where the layout allows, reorders where not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from fx_passes import ops
+from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result
+from fx_passes.candidates.layouts import activation_layouts, layout, row_major, same_bytes, spatial_tags, strided
+from fx_passes.lower.context import LoweringContext, NotLowered
+from zendnn_cffi.errors import ZenDNNError
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+
+def lower_reshape(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.reshape, reshape_as, flatten and unflatten: the row-major bytes of src, seen with another shape."""
+    src_node = context.values.arguments(node)["src"]
+    src, spec = context.tensor(src_node, "src"), context.values.specs[node]
+    dtype = context.dtype(src)
+    candidate = Candidate("view", (row_major(src.shape, dtype),), row_major(spec.shape or (1,), dtype), ())
+    return Operation(node, node.name, "view", (src_node,), spec, [candidate])
+
+
+def lower_permute(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.permute and ops.transpose: any plain layout of src, seen with its dimensions in another order."""
+    arguments = context.values.arguments(node)
+    src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
+    dtype, ndim = context.dtype(src), src.ndim
+    if node.target is ops.permute:
+        axes = [d % ndim for d in arguments["dims"]]
+    else:
+        axes = list(range(ndim))
+        i, j = arguments["dim0"] % ndim, arguments["dim1"] % ndim
+        axes[i], axes[j] = axes[j], axes[i]
+    operation = Operation(node, node.name, "view", (arguments["src"],), spec)
+    plain = [row_major(src.shape, dtype), *(layout(src.shape, dtype, tag) for tag in spatial_tags(ndim)[:1])]
+    for desc in plain:
+        steps = desc.strides
+        assert steps is not None
+        dst = strided(spec.shape, dtype, tuple(steps[a] for a in axes))
+        operation.candidates.append(Candidate("view", (desc,), dst, ()))
+    return operation
+
+
+def lower_narrow(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.narrow, and one piece of ops.chunk or ops.split: a copy out of the box."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    start, _, step = slice(arguments["start"], arguments["stop"]).indices(src.shape[arguments["dim"] % src.ndim])
+    assert step == 1
+    return _box(node, context, arguments["src"], arguments["dim"] % src.ndim, start)
+
+
+def lower_getitem(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower operator.getitem of ops.chunk or ops.split."""
+    pieces, index = node.args
+    if not isinstance(pieces, fx.Node) or pieces.target not in (ops.chunk, ops.split) or not isinstance(index, int):
+        raise NotLowered("the item of something that is not a chunk or a split")
+    arguments = context.values.arguments(pieces)
+    src = context.tensor(arguments["src"], "src")
+    dim = arguments["dim"] % src.ndim
+    sizes = [piece.shape[dim] for piece in context.values.numbers[pieces]]
+    return _box(node, context, arguments["src"], dim, sum(sizes[: index % len(sizes)]))
+
+
+def _box(node: fx.Node, context: LoweringContext, src_node: fx.Node, dim: int, start: int) -> Operation:
+    """src from `start` along dim, copied into memory of its own by one reorder, in every layout."""
+    src, spec = context.tensor(src_node, "src"), context.values.specs[node]
+    dtype = context.dtype(src)
+    if spec.numel == 0:
+        raise NotLowered("an empty slice")
+    offsets = [start if d == dim else 0 for d in range(src.ndim)]
+    operation = Operation(node, node.name, "reorder", (src_node,), spec)
+    layouts = zip(activation_layouts(src.shape, dtype), activation_layouts(spec.shape, dtype), strict=True)
+    for whole, piece in layouts:
+        pd = _box_reorder(whole, piece, spec.shape, offsets, into=False)
+        if pd is not None:
+            args: dict[int, Argument] = {ARG_SRC: Operand(0, pd.src_desc), ARG_DST: Result()}
+            template = PrimitiveTemplate(pd, args, "reorder")
+            operation.candidates.append(Candidate(pd.implementation, (whole,), piece, (template,)))
+    if not operation.candidates:
+        raise NotLowered("no reorder copies this slice")
+    return operation
+
+
+def _box_reorder(
+    whole: MemoryDesc, piece: MemoryDesc, shape: Sequence[int], offsets: Sequence[int], *, into: bool
+) -> PrimitiveDesc | None:
+    """The reorder between a box of `whole` and `piece`; None where blocks would have to be cut."""
+    try:
+        box = whole.submemory(shape, offsets)
+        return PrimitiveDesc.reorder(piece, box) if into else PrimitiveDesc.reorder(box, piece)
+    except (ZenDNNError, ValueError):
+        return None
+
+
+def lower_concat(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.concat: one reorder per piece into its slice of the result, in every layout that can be cut there."""
+    arguments = context.values.arguments(node)
+    pieces, spec = list(arguments["srcs"]), context.values.specs[node]
+    specs = [context.tensor(piece, f"piece {i}") for i, piece in enumerate(pieces)]
+    if len({s.dtype for s in specs}) > 1:
+        raise NotLowered("pieces of different dtypes are promoted by PyTorch")
+    dtype, dim = context.dtype(spec), arguments["dim"] % spec.ndim
+    operation = Operation(node, node.name, "concat", tuple(pieces), spec)
+    for number, whole in enumerate(activation_layouts(spec.shape, dtype)):
+        descs = [activation_layouts(s.shape, dtype)[number] for s in specs]
+        candidate = _concat_candidate(whole, descs, dim)
+        if candidate is not None:
+            operation.candidates.append(candidate)
+    if not operation.candidates:
+        raise NotLowered("no layout can be cut at these pieces")
+    return operation
+
+
+def _concat_candidate(whole: MemoryDesc, descs: Sequence[MemoryDesc], dim: int) -> Candidate | None:
+    calls, start = [], 0
+    for index, desc in enumerate(descs):
+        offsets = [start if d == dim else 0 for d in range(whole.ndim)]
+        pd = _box_reorder(whole, desc, desc.dims, offsets, into=True)
+        if pd is None:
+            return None
+        args: dict[int, Argument] = {ARG_SRC: Operand(index), ARG_DST: Result(pd.dst_desc)}
+        calls.append(PrimitiveTemplate(pd, args, "reorder"))
+        start += desc.dims[dim]
+    implementation = "in place" if (slices := _dense_slices(whole, descs, calls)) else "reorder"
+    return Candidate(implementation, tuple(descs), whole, tuple(calls), slices_bytes=slices)
+
+
+def _dense_slices(
+    whole: MemoryDesc, descs: Sequence[MemoryDesc], calls: Sequence[PrimitiveTemplate]
+) -> tuple[int, ...]:
+    """The offset of each piece in the result, in bytes, where every piece lies there as it lies alone; () where not.
+
+    So it is with blocks of channels at batch 1, and wherever nothing but ones stands before the dimension joined.
+    """
+    offsets = []
+    for desc, call in zip(descs, calls, strict=True):
+        assert call.pd.dst_desc is not None
+        box, offset_bytes = call.pd.dst_desc.rebased()
+        if not same_bytes(box, desc):
+            return ()
+        offsets.append(offset_bytes)
+    return tuple(offsets) if sum(d.size_bytes for d in descs) == whole.size_bytes else ()

@@ -1,0 +1,1 @@
+"""Rules of linear layers and matrix products."""

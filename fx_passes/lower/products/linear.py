@@ -1,0 +1,208 @@
+"""Linear layers (inner_product) and matrix products (matmul) with their post-ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Weights,
+    packed_weights,
+    primitive_template,
+)
+from fx_passes.candidates.layouts import row_major, strided
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.context import (
+    LoweringContext,
+    NotLowered,
+    SplitPostOps,
+    optimized,
+    residual_to_overwrite,
+    run_time_operands,
+    usable_implementations,
+)
+from fx_passes.lower.post_ops import Chain, build_chain, fits_view
+from fx_passes.lower.products.matrix_vector import matrix_vector_candidates
+from zendnn_cffi.primitives import descriptors
+from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+
+def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.linear with a constant weight: matmul or inner_product on [M, K], leading dimensions made one."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    weight = context.constant(arguments["weight"], "weight")
+    bias = None if arguments["bias"] is None else context.constant(arguments["bias"], "bias")
+    if src.dtype != weight.dtype or src.ndim < 2 or weight.ndim != 2:
+        raise NotLowered(f"src {src} with weight {list(weight.shape)} of {weight.dtype}")
+    dtype, base = context.dtype(src), context.values.base(node)
+    post_ops = context.post_ops(arguments["post_ops"], base)
+    if not all(fits_view(post_op) for post_op in post_ops):
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
+    operands = run_time_operands((arguments["src"],), post_ops)
+    n, k = weight.shape
+    m = src.numel // k
+    operation = Operation(node, node.name, "inner_product", operands, context.values.specs[node], flops=2 * m * n * k)
+    dst = row_major(base.shape, dtype)
+    chain = build_chain(
+        post_ops,
+        operands,
+        dst,
+        dtype,
+        sum_node=residual_to_overwrite(node, arguments["src"], post_ops, context),
+        view=(m, n),
+    )
+    names = constant_name(node, 1, "weight"), constant_name(node, 2, "bias")
+    product = Product((m, k, n), dtype, weight, bias, chain, names, dtype)
+    srcs = (row_major(src.shape, dtype), *chain.srcs)
+    operation.candidates = [
+        Candidate(template.pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites)
+        for template in product.templates()
+    ]
+    if dtype != base.dtype and not post_ops and all(user.op == "output" for user in node.users):
+        wide = row_major(base.shape, base.dtype)  # as it leaves: not rounded, and not written twice
+        operation.candidates += [
+            Candidate(template.pd.implementation, srcs, wide, (template,))
+            for template in replace(product, result=base.dtype).templates()
+        ]
+    fast = optimized(operation.candidates)
+    if not fast and post_ops:
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
+    if not operation.candidates:
+        raise NotLowered("no matmul or inner_product implementation takes these shapes")
+    operation.candidates = fast or operation.candidates[:1]
+    if m == 1 and dtype == base.dtype == torch.float32:
+        own = Weights(names[0], weight, row_major((n, k), dtype))
+        shift = None if bias is None else Weights(names[1], bias, row_major((n,), dtype))
+        operation.candidates += matrix_vector_candidates(own, shift, post_ops, chain, srcs, dst)
+    return operation
+
+
+@dataclass(frozen=True)
+class Product:
+    """A linear layer on [M, K] with constant weights [N, K]: what both primitives that compute it are made of.
+
+    sizes   M, K and N
+    names   of the weight's and the bias' constants: the keys of their packed copies
+    result  dtype of what is written
+    """
+
+    sizes: tuple[int, int, int]
+    dtype: torch.dtype
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    chain: Chain
+    names: tuple[str, str]
+    result: torch.dtype
+
+    @classmethod
+    def of_row(cls, weight: torch.Tensor, name: str, chain: Chain) -> Product:
+        """One float32 row, no bias."""
+        n, k = weight.shape
+        return cls((1, k, n), torch.float32, weight, None, chain, (name, ""), torch.float32)
+
+    def templates(self) -> Iterator[PrimitiveTemplate]:
+        yield from self.as_matmul()
+        yield from self.as_inner_product()
+
+    def as_inner_product(self) -> Iterator[PrimitiveTemplate]:
+        m, k, n = self.sizes
+        bias = None if self.bias is None else row_major((n,), torch.float32)
+        weights = MemoryDesc((n, k), self.dtype, "any")
+
+        def create() -> PrimitiveDesc:
+            desc = descriptors.inner_product(row_major((m, k), self.dtype), weights, bias, self._dst)
+            return PrimitiveDesc(desc, Attr(self.chain.post_ops))
+
+        return self._templates(create, "inner_product", bias)
+
+    def as_matmul(self) -> Iterator[PrimitiveTemplate]:
+        """With weights seen as [K, N]. Its kernel packs them the other way round, and reads memory faster."""
+        m, k, n = self.sizes
+        bias = None if self.bias is None else row_major((1, n), torch.float32)
+        weights = MemoryDesc((k, n), self.dtype, "any")
+
+        def create() -> PrimitiveDesc:
+            desc = descriptors.matmul(row_major((m, k), self.dtype), weights, bias, self._dst)
+            return PrimitiveDesc(desc, Attr(self.chain.post_ops))
+
+        return self._templates(create, "matmul", bias)
+
+    @property
+    def _dst(self) -> MemoryDesc:
+        return row_major((self.sizes[0], self.sizes[2]), self.result)
+
+    def _templates(
+        self, create: Callable[[], PrimitiveDesc], kind: str, bias: MemoryDesc | None
+    ) -> Iterator[PrimitiveTemplate]:
+        m, k, _ = self.sizes
+        found = usable_implementations(create)
+        for pd in sorted(found, key=lambda pd: "gemm:" in pd.implementation):  # seldom the fastest: last among equals
+            args: dict[int, Argument] = {
+                ARG_SRC: Operand(0, row_major((m, k), self.dtype)),
+                ARG_WEIGHTS: packed_weights(self.names[0], self.weight, pd, transposed=kind == "matmul"),
+                ARG_DST: Result(self._dst),
+                **self.chain.args,
+            }
+            if self.bias is not None and bias is not None:
+                args[ARG_BIAS] = Weights(self.names[1], self.bias, bias)
+            yield primitive_template(pd, args, kind)
+
+
+def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.matmul of two run-time tensors of one rank (2 to 4) whose batch dimensions are equal or one."""
+    arguments = context.values.arguments(node)
+    a, b = context.tensor(arguments["a"], "a"), context.tensor(arguments["b"], "b")
+    if a.ndim != b.ndim or not 2 <= a.ndim <= 4 or a.dtype != b.dtype:
+        raise NotLowered(f"operands {a} and {b}: matmul takes two tensors of one dtype and one rank from 2 to 4")
+    dtype, base = context.dtype(a), context.values.base(node)
+    post_ops = context.post_ops(arguments["post_ops"], base)
+    operands = run_time_operands((arguments["a"], arguments["b"]), post_ops)
+    flops = 2 * base.numel * a.shape[-1]
+    operation = Operation(node, node.name, "matmul", operands, context.values.specs[node], flops=flops)
+    dst = row_major(base.shape, dtype)
+    chain = build_chain(post_ops, operands, dst, dtype)
+    left = row_major(a.shape, dtype)
+    for right in dict.fromkeys((row_major(b.shape, dtype), *_transposed(arguments["b"], b, dtype, context))):
+
+        def create(right: MemoryDesc = right) -> PrimitiveDesc:
+            return PrimitiveDesc(descriptors.matmul(left, right, None, dst), Attr(chain.post_ops))
+
+        for pd in usable_implementations(create):
+            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1), ARG_DST: Result(), **chain.args}
+            template = primitive_template(pd, args, "matmul")
+            operation.candidates.append(Candidate(pd.implementation, (left, right, *chain.srcs), dst, (template,)))
+    fast = optimized(operation.candidates)
+    if not fast and post_ops:
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
+    if not fast:
+        raise NotLowered("no optimized matmul implementation takes these shapes")
+    operation.candidates = fast
+    return operation
+
+
+def _transposed(node: fx.Node, spec: TensorSpec, dtype: torch.dtype, context: LoweringContext) -> list[MemoryDesc]:
+    """The layouts in which node's value lies as the transposed view of dense matrices: kernels read those as well."""
+    k, n = spec.shape[-2:]
+    dense = row_major((*spec.shape[:-2], n, k), dtype).strides
+    assert dense is not None
+    wanted = (*dense[:-2], 1, k)
+    return [strided(spec.shape, dtype, steps) for steps in context.plain_strides(node) if steps == wanted]
+
+
+def constant_name(node: fx.Node, position: int, name: str) -> str:
+    """The name of the constant node given as an argument: the key of its prepacked copies."""
+    argument: Any = node.args[position] if len(node.args) > position else node.kwargs.get(name)
+    return str(argument)

@@ -1,0 +1,1 @@
+"""Rules of normalizations, softmax and reductions."""

@@ -1,0 +1,176 @@
+"""Batch normalization that no convolution absorbed, layer normalization, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    Result,
+    Weights,
+    packed_weights,
+    primitive_template,
+)
+from fx_passes.candidates.layouts import activation_layouts, layout, row_major, spatial_tags
+from fx_passes.lower.context import (
+    LoweringContext,
+    NotLowered,
+    SplitPostOps,
+    constant_name,
+    optimized,
+    usable_implementations,
+)
+from fx_passes.lower.post_ops import EltwisePostOp
+from fx_passes.lower.windows.depthwise import channel_products
+from zendnn_cffi.primitives import descriptors
+from zendnn_cffi.primitives.attributes import (
+    ARG_BIAS,
+    ARG_DST,
+    ARG_MEAN,
+    ARG_SCALE,
+    ARG_SHIFT,
+    ARG_SRC,
+    ARG_VARIANCE,
+    ARG_WEIGHTS,
+    Attr,
+    PostOps,
+)
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+_RELU = EltwisePostOp("relu", 0.0, 0.0)
+
+
+def lower_batch_norm(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.batch_norm with constant statistics, with a relu after it."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    if src.ndim < 2:
+        raise NotLowered(f"src {src} has no channel dimension")
+    dtype = context.dtype(src)
+    post_ops = context.post_ops(arguments["post_ops"], context.values.base(node))
+    if post_ops and (post_ops[0] != _RELU or len(post_ops) > 1):
+        raise SplitPostOps(1 if post_ops[0] == _RELU else 0)
+    channels = src.shape[1]
+    constants: dict[int, Argument] = {}
+    stats = row_major((channels,), torch.float32)
+    for arg, name in ((ARG_MEAN, "mean"), (ARG_VARIANCE, "var"), (ARG_SCALE, "weight"), (ARG_SHIFT, "bias")):
+        if arguments[name] is not None:
+            tensor = context.constant(arguments[name], name)
+            constants[arg] = Weights(constant_name(node, name), tensor, stats)
+    operation = Operation(node, node.name, "batch_normalization", (arguments["src"],), context.values.specs[node])
+    if src.ndim == 4:
+        operation.candidates += _as_depthwise(node, arguments, src.shape, dtype, relu=bool(post_ops))
+    for desc in activation_layouts(src.shape, dtype):
+
+        def create(desc: MemoryDesc = desc) -> PrimitiveDesc:
+            op = descriptors.batch_normalization(
+                desc,
+                arguments["eps"],
+                scale=ARG_SCALE in constants,
+                shift=ARG_SHIFT in constants,
+                relu=bool(post_ops),
+            )
+            return PrimitiveDesc(op, Attr())
+
+        for pd in usable_implementations(create):
+            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(), **constants}
+            template = primitive_template(pd, args, "batch_normalization")
+            operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,), may_overwrite=0))
+    fast = optimized(operation.candidates)
+    if not fast:
+        raise NotLowered("only a reference implementation takes this batch normalization")
+    operation.candidates = fast
+    return operation
+
+
+def _as_depthwise(
+    node: fx.Node, arguments: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, *, relu: bool
+) -> Iterator[Candidate]:
+    """A batch normalization as a 1x1 convolution of each channel by itself, whose kernels stream faster.
+
+    2.5 times on channels-last f32, 4 times on channels-last bf16, 1.25 times on blocks of channels in bf16.
+    """
+    mean, var = (arguments[name].double() for name in ("mean", "var"))
+    scale = (var + arguments["eps"]).rsqrt() * (1.0 if arguments["weight"] is None else arguments["weight"].double())
+    scale = scale.to(dtype)  # rounded before the shift is made of it, so that x = mean stays exact
+    shift = (0.0 if arguments["bias"] is None else arguments["bias"].double()) - mean * scale.double()
+    channels = shape[1]
+    weight, bias = scale.float().reshape(channels, 1, 1, 1, 1), shift.float()
+    bias_desc = row_major((channels,), torch.float32)
+    post_ops = PostOps().eltwise("relu", 0.0) if relu else PostOps()
+    for tag in spatial_tags(4)[:2]:
+        desc = layout(shape, dtype, tag)
+        for pd in channel_products(desc, bias_desc, post_ops):
+            args: dict[int, Argument] = {
+                ARG_SRC: Operand(0),
+                ARG_WEIGHTS: packed_weights(f"{node.name} scale", weight, pd),
+                ARG_BIAS: Weights(f"{node.name} shift", bias, bias_desc),
+                ARG_DST: Result(),
+            }
+            template = primitive_template(pd, args, "convolution")
+            yield Candidate(pd.implementation, (desc,), desc, (template,))
+
+
+def lower_layer_norm(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.layer_norm over the last dimension with constant scale and shift."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    if len(arguments["normalized_shape"]) != 1 or src.ndim < 2:
+        raise NotLowered("the primitive normalizes the last dimension alone")
+    dtype = context.dtype(src)
+    rows, size = src.numel // src.shape[-1], src.shape[-1]
+    constants: dict[int, Argument] = {}
+    for arg, name in ((ARG_SCALE, "weight"), (ARG_SHIFT, "bias")):
+        if arguments[name] is not None:
+            tensor = context.constant(arguments[name], name)
+            constants[arg] = Weights(constant_name(node, name), tensor, row_major((size,), torch.float32))
+    view, desc = row_major((rows, size), dtype), row_major(src.shape, dtype)
+    operation = Operation(node, node.name, "layer_normalization", (arguments["src"],), context.values.specs[node])
+
+    def create() -> PrimitiveDesc:
+        op = descriptors.layer_normalization(
+            view, arguments["eps"], scale=ARG_SCALE in constants, shift=ARG_SHIFT in constants
+        )
+        return PrimitiveDesc(op, Attr())
+
+    for pd in usable_implementations(create):
+        args: dict[int, Argument] = {ARG_SRC: Operand(0, view), ARG_DST: Result(view), **constants}
+        template = primitive_template(pd, args, "layer_normalization")
+        operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
+    fast = optimized(operation.candidates)
+    if not fast:
+        raise NotLowered("only a reference implementation takes this layer normalization")
+    operation.candidates = fast
+    return operation
+
+
+def lower_softmax(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.softmax over the last dimension, the one with an optimized implementation."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    axis = arguments["dim"] % max(src.ndim, 1)
+    if src.ndim < 1 or axis != src.ndim - 1:
+        raise NotLowered("softmax over another dimension than the last has only a reference implementation")
+    dtype = context.dtype(src)
+    desc = row_major(src.shape, dtype)
+    operation = Operation(node, node.name, "softmax", (arguments["src"],), context.values.specs[node])
+
+    def create() -> PrimitiveDesc:
+        return PrimitiveDesc(descriptors.softmax(desc, axis, log=arguments["log"]), Attr())
+
+    for pd in usable_implementations(create):
+        args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
+        template = primitive_template(pd, args, "softmax")
+        operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
+    operation.candidates = optimized(operation.candidates)
+    if not operation.candidates:
+        raise NotLowered("only a reference implementation takes this softmax")
+    return operation

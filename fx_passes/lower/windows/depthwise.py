@@ -1,0 +1,78 @@
+"""Depthwise 1x1 convolutions, which multiply each channel by one number: the fastest streaming kernels there are.
+
+Their weights may be a constant (batch normalization, normalization.py) or a value of the network: the gate of a
+squeeze-and-excitation block, one number for each sample and channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.candidates import Argument, Candidate, Operand, Result, primitive_template
+from fx_passes.candidates.layouts import BLOCK, layout
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.context import usable_implementations
+from zendnn_cffi.primitives import descriptors
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, PostOps
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+_MOST_CALLS = 32  # one for each sample where channels are last
+
+
+def channel_products(desc: MemoryDesc, bias: MemoryDesc | None, post_ops: PostOps) -> Iterator[PrimitiveDesc]:
+    """Depthwise implementations of [N, C, H, W] times [C], in the layout desc; their weights are [C, 1, 1, 1, 1]."""
+    assert desc.dtype is not None
+    weights = MemoryDesc((desc.dims[1], 1, 1, 1, 1), desc.dtype, "any")
+
+    def create() -> PrimitiveDesc:
+        unit, none = (1, 1), (0, 0)
+        op = descriptors.convolution(
+            desc, weights, bias, desc, strides=unit, dilation=unit, padding_l=none, padding_r=none
+        )
+        return PrimitiveDesc(op, Attr(post_ops))
+
+    for pd in usable_implementations(create):
+        if "_dw" in pd.implementation:
+            yield pd
+
+
+def gated(spec: TensorSpec, dtype: torch.dtype, operands: tuple[fx.Node, fx.Node]) -> Iterator[Candidate]:
+    """Candidates for value [N, C, H, W] times gate [N, C, 1, 1], both computed at run time.
+
+    The gate in nChw16c is what kernels take as weights. In blocks of channels N x C is one row of blocks, so one call
+    computes all samples; channels-last samples need a call each.
+    """
+    n, c, h, w = spec.shape
+    if operands[0] is operands[1]:
+        return
+    padded = -(-c // BLOCK) * BLOCK
+    gate = layout((n, c, 1, 1), dtype, "nChw16c")
+    blocks = layout(spec.shape, dtype, "nChw16c"), layout((1, n * padded, h, w), dtype, "nChw16c"), 1
+    last = layout(spec.shape, dtype, "nhwc"), layout((1, c, h, w), dtype, "nhwc"), n
+    for desc, seen, count in (blocks, last):
+        if count > _MOST_CALLS:
+            continue
+        for pd in channel_products(seen, None, PostOps()):
+            weights = pd.weights_desc
+            assert weights is not None
+            if not is_row(weights) or weights.size_bytes * count != gate.size_bytes:
+                continue
+            calls = []
+            for sample in range(count):
+                args: dict[int, Argument] = {
+                    ARG_SRC: Operand(0, seen, sample * seen.size_bytes),
+                    ARG_WEIGHTS: Operand(1, weights, sample * weights.size_bytes),
+                    ARG_DST: Result(seen, sample * seen.size_bytes),
+                }
+                calls.append(primitive_template(pd, args, "convolution"))
+            yield Candidate(pd.implementation, (desc, gate), desc, tuple(calls), may_overwrite=0)
+
+
+def is_row(weights: MemoryDesc) -> bool:
+    """Whether the weights of one channel after the other lie side by side."""
+    blocks, outer = weights.inner_blocks, weights.outer_strides
+    return outer is not None and len(blocks) == 1 and blocks[0] == (0, outer[0]) and not weights.offset0

@@ -1,0 +1,128 @@
+"""Pooling: windows, adaptive and global; spatial means."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, primitive_template
+from fx_passes.candidates.layouts import layout, row_major, spatial_tags
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
+from fx_passes.lower.rows.reduction import lower_reduction
+from fx_passes.lower.windows.winograd import may_be_float32, takes_winograd
+from zendnn_cffi.primitives import descriptors
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, Attr
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+Sizes = tuple[int, ...]
+
+
+def lower_pool(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.pool. ceil_mode is more padding on the right, as long as no window starts in it."""
+    arguments = context.values.arguments(node)
+    src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
+    kernel, stride, dilation = (tuple(arguments[name]) for name in ("kernel", "stride", "dilation"))
+    left, right = tuple(arguments["padding_l"]), tuple(arguments["padding_r"])
+    if src.ndim != len(kernel) + 2:
+        raise NotLowered(f"src {src} has no batch dimension")
+    if any(d != 1 for d in dilation):
+        raise NotLowered("dilated pooling has only a reference implementation")
+    if arguments["ceil_mode"]:
+        needed = [
+            (out - 1) * s + k - size - pad
+            for out, s, k, size, pad in zip(spec.shape[2:], stride, kernel, src.shape[2:], left, strict=True)
+        ]
+        if arguments["kind"] == "avg_include_padding" and any(n > r for n, r in zip(needed, right, strict=True)):
+            raise NotLowered("ceil_mode counts part of a window only: no primitive divides that way")
+        right = tuple(max(n, 0) for n in needed)
+    return _pooling(node, context, arguments["src"], arguments["kind"], kernel, stride, left, right)
+
+
+def lower_adaptive_pool(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.adaptive_pool where every window has the same size: the input divides evenly."""
+    arguments = context.values.arguments(node)
+    src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
+    sizes, out = src.shape[2:], spec.shape[2:]
+    if src.ndim != len(arguments["output_size"]) + 2 or any(n % m for n, m in zip(sizes, out, strict=True)):
+        raise NotLowered(f"adaptive pooling of {list(sizes)} to {list(out)} has windows of different sizes")
+    kernel = tuple(n // m for n, m in zip(sizes, out, strict=True))
+    zero = (0,) * len(kernel)
+    kind = {"avg": "avg_exclude_padding", "max": "max"}[arguments["kind"]]
+    return _pooling(node, context, arguments["src"], kind, kernel, kernel, zero, zero)
+
+
+def lower_reduce(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower a mean or maximum over all spatial dimensions as global pooling, others over the last ones as reduction."""
+    arguments = context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    dims = {d % src.ndim for d in arguments["dims"]} if src.ndim else set()
+    kind = {"mean": "avg_exclude_padding", "max": "max"}.get(arguments["kind"])
+    if kind is None or src.ndim not in (3, 4, 5) or dims != set(range(2, src.ndim)):
+        return lower_reduction(node, context, arguments["src"], arguments["kind"], dims)
+    zero = (0,) * (src.ndim - 2)
+    return _pooling(node, context, arguments["src"], kind, src.shape[2:], src.shape[2:], zero, zero)
+
+
+def _pooling(
+    node: fx.Node,
+    context: LoweringContext,
+    src_node: fx.Node,
+    kind: str,
+    kernel: Sizes,
+    stride: Sizes,
+    left: Sizes,
+    right: Sizes,
+) -> Operation:
+    """A pooling primitive in every layout; a node that drops the pooled dimensions sees its result without them."""
+    src, spec = context.values.specs[src_node], context.values.specs[node]
+    dtype = context.dtype(src)
+    shape = _output_shape(src, kernel, stride, left, right)
+    keeps_rank = len(spec.shape) == len(shape)
+    if keeps_rank and shape != spec.shape:
+        raise NotLowered(f"windows give {list(shape)}, eager {list(spec.shape)}")
+    operation = Operation(node, node.name, "pooling", (src_node,), spec)
+    dtypes = (dtype, torch.float32) if _lies_in_float32(node, src_node, dtype, context) else (dtype,)
+    for dtype, tag in itertools.product(dtypes, spatial_tags(src.ndim)):
+        src_desc, dst_desc = layout(src.shape, dtype, tag), layout(shape, dtype, tag)
+
+        def create(src_desc=src_desc, dst_desc=dst_desc) -> PrimitiveDesc:  # type: ignore[no-untyped-def]
+            desc = descriptors.pooling(
+                kind,
+                src_desc,
+                dst_desc,
+                kernel=kernel,
+                strides=stride,
+                dilation=(1,) * len(kernel),
+                padding_l=left,
+                padding_r=right,
+            )
+            return PrimitiveDesc(desc, Attr())
+
+        for pd in usable_implementations(create):
+            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(dst_desc)}
+            dst = dst_desc if keeps_rank else row_major(spec.shape, dtype)
+            if not keeps_rank and dst.size_bytes != dst_desc.size_bytes:
+                continue  # padded blocks cannot be seen without their spatial dimensions
+            template = primitive_template(pd, args, "pooling")
+            operation.candidates.append(Candidate(pd.implementation, (src_desc,), dst, (template,)))
+    fast = optimized(operation.candidates)
+    if not fast:
+        raise NotLowered("only a reference implementation takes this pooling")
+    operation.candidates = fast
+    return operation
+
+
+def _lies_in_float32(node: fx.Node, src_node: fx.Node, dtype: torch.dtype, context: LoweringContext) -> bool:
+    """Whether a Winograd convolution may read the result or write the source, where all else is bf16."""
+    return dtype == torch.bfloat16 and (takes_winograd(src_node, context) or may_be_float32(node, context))
+
+
+def _output_shape(src: TensorSpec, kernel: Sizes, stride: Sizes, left: Sizes, right: Sizes) -> Sizes:
+    spatial: Sequence[int] = [
+        (n + pl + pr - k) // s + 1 for n, k, s, pl, pr in zip(src.shape[2:], kernel, stride, left, right, strict=True)
+    ]
+    return (*src.shape[:2], *spatial)

@@ -1,0 +1,1 @@
+"""What depends on sizes or masks alone is computed once for each."""

@@ -1,0 +1,60 @@
+"""The vocabulary: the one spelling of every operation that the passes know.
+
+Each op is an ordinary Python function with a plain-torch body of exactly eager's meaning, so a graph in this vocabulary
+runs anywhere (also on fake tensors), passes are tested without the native library, and a node that no primitive takes
+still computes what the model says. Ops accept whatever eager accepted: shapes and dtypes are settled at lowering.
+
+`post_ops` is a tuple applied in order to the result, each entry one of
+    ("eltwise", kind, alpha, beta)      see ELTWISE
+    ("binary", kind, other)             kind(result, other); other broadcastable to the result, see BINARY
+    ("prelu", weight)
+
+There is a file per family; each operation declares its traits there (`fx_passes.ops.registry`).
+"""
+
+# ruff: noqa: F401  (every name is what other folders read here)
+from __future__ import annotations
+
+from fx_passes.ops import registry
+from fx_passes.ops.attention import additive_mask, attention, cached_attention, grow, rotary, rotation
+from fx_passes.ops.constants import (
+    add_channels,
+    fold_bn_bias,
+    fold_bn_deconv_weight,
+    fold_bn_weight,
+    fold_pre_bn_bias,
+    fold_pre_bn_weight,
+    no_bias,
+    scale_channels,
+)
+from fx_passes.ops.movement import (
+    chunk,
+    concat,
+    contiguous,
+    expand,
+    flatten,
+    index,
+    narrow,
+    pad,
+    permute,
+    reshape,
+    reshape_as,
+    split,
+    transpose,
+    unflatten,
+    unsqueeze,
+)
+from fx_passes.ops.pointwise import BINARY, ELTWISE, PostOps, apply_post_ops, binary, eltwise, prelu
+from fx_passes.ops.products import gated_linear, linear, matmul
+from fx_passes.ops.registry import TRAITS, Traits, having
+from fx_passes.ops.rows import batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
+from fx_passes.ops.sizes import rank, size
+from fx_passes.ops.tables import embedding, embedding_bag, embedding_bags, pick
+from fx_passes.ops.windows import adaptive_pool, convolution, deconvolution, pool, resample
+
+COMPUTE = having(kind=registry.COMPUTE)
+MOVEMENT = having(kind=registry.MOVEMENT)
+SHAPE = having(kind=registry.SHAPE)
+CONSTANT = having(kind=registry.CONSTANT)
+WITH_POST_OPS = having(post_ops=True)
+VOCABULARY = frozenset(TRAITS)

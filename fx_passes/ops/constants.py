@@ -1,0 +1,102 @@
+"""Constant operations: over get_attr nodes, evaluated once at lowering (and again after load_state_dict).
+
+Computed in float64 and rounded once, to the dtype of the parameter they replace.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fx_passes.ops.registry import CONSTANT, op
+
+
+def _scale(weight: Tensor | None, var: Tensor, eps: float) -> Tensor:
+    """Per-channel factor of a batch normalization, f64."""
+    inverse = torch.rsqrt(var.double() + eps)
+    return inverse if weight is None else weight.double() * inverse
+
+
+def _shift(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Per-channel summand of a batch normalization, f64."""
+    shift = -mean.double() * _scale(weight, var, eps)
+    return shift if bias is None else shift + bias.double()
+
+
+def _along(vector: Tensor, axis: int, ndim: int) -> Tensor:
+    """`vector` shaped to broadcast along one axis of ndim."""
+    return vector.reshape([-1 if i == axis else 1 for i in range(ndim)])
+
+
+@op(kind=CONSTANT)
+def fold_bn_weight(weight: Tensor, var: Tensor, bn_weight: Tensor | None, eps: float) -> Tensor:
+    """Weight [O, ...] of a convolution or linear that computes its batch normalization as well."""
+    return (weight.double() * _along(_scale(bn_weight, var, eps), 0, weight.ndim)).to(weight.dtype)
+
+
+@op(kind=CONSTANT)
+def fold_bn_bias(
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    bn_weight: Tensor | None,
+    bn_bias: Tensor | None,
+    eps: float,
+    like: Tensor,
+) -> Tensor:
+    """Bias [O] that goes with fold_bn_weight, in the dtype of `like` (the weight)."""
+    shift = _shift(mean, var, bn_weight, bn_bias, eps)
+    return (shift if bias is None else bias.double() * _scale(bn_weight, var, eps) + shift).to(like.dtype)
+
+
+@op(kind=CONSTANT)
+def fold_bn_deconv_weight(weight: Tensor, var: Tensor, bn_weight: Tensor | None, eps: float, groups: int) -> Tensor:
+    """Weight [C, O / groups, ...] of a deconvolution that computes the batch normalization after it as well."""
+    scale = _scale(bn_weight, var, eps).reshape(groups, 1, -1)
+    grouped = weight.double().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    return (grouped * scale.unsqueeze(-1)).reshape(weight.shape).to(weight.dtype)
+
+
+@op(kind=CONSTANT)
+def fold_pre_bn_weight(weight: Tensor, var: Tensor, bn_weight: Tensor | None, eps: float, groups: int = 1) -> Tensor:
+    """Weight [O, C / groups, ...] of a convolution or linear that computes the batch normalization before it too."""
+    scale = _scale(bn_weight, var, eps).reshape(groups, 1, -1)
+    grouped = weight.double().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    return (grouped * scale.unsqueeze(-1)).reshape(weight.shape).to(weight.dtype)
+
+
+@op(kind=CONSTANT)
+def fold_pre_bn_bias(
+    bias: Tensor | None,
+    weight: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    bn_weight: Tensor | None,
+    bn_bias: Tensor | None,
+    eps: float,
+    groups: int = 1,
+) -> Tensor:
+    """Bias [O] that goes with fold_pre_bn_weight."""
+    shift = _shift(mean, var, bn_weight, bn_bias, eps).reshape(groups, 1, -1)
+    taps = weight.double().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).sum(-1)
+    total = (taps * shift).sum(-1).reshape(-1)
+    return (total if bias is None else total + bias.double()).to(weight.dtype)
+
+
+@op(kind=CONSTANT)
+def scale_channels(weight: Tensor, scale: Tensor) -> Tensor:
+    """Weight [O, ...] or bias [O], multiplied by one factor per output (or a single one)."""
+    return (weight.double() * _along(scale.double().reshape(-1), 0, weight.ndim)).to(weight.dtype)
+
+
+@op(kind=CONSTANT)
+def no_bias(weight: Tensor) -> Tensor:
+    """The bias [N] of a linear that has none."""
+    return weight.new_zeros(weight.shape[0])
+
+
+@op(kind=CONSTANT)
+def add_channels(bias: Tensor | None, summand: Tensor, like: Tensor) -> Tensor:
+    """Bias [O] with one summand per output (or a single one); O and dtype are those of the weight `like`."""
+    total = summand.double().reshape(-1) + (0.0 if bias is None else bias.double())
+    return total.expand(like.shape[0]).to(like.dtype).contiguous()

@@ -1,0 +1,79 @@
+"""Over rows, channels or other dimensions: normalizations, softmax, reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fx_passes.ops.pointwise import PostOps, apply_post_ops
+from fx_passes.ops.registry import COMPUTE, op
+
+
+@op(kind=COMPUTE, post_ops=True, shape="same", per_sample=True, torch_candidate=True)
+def batch_norm(
+    src: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    post_ops: PostOps = (),
+) -> Tensor:
+    """Return post_ops((src - mean) / sqrt(var + eps) * weight + bias) per channel (dimension 1), running statistics."""
+    return apply_post_ops(F.batch_norm(src, mean, var, weight, bias, False, 0.0, eps), post_ops)
+
+
+@op(kind=COMPUTE, shape="same", torch_candidate=True)
+def layer_norm(
+    src: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, *, eps: float
+) -> Tensor:
+    """Return the layer normalization of src over its last len(normalized_shape) dimensions."""
+    return F.layer_norm(src, list(normalized_shape), weight, bias, eps)
+
+
+@op(kind=COMPUTE, post_ops=True, shape="same", per_sample=True, torch_candidate=True)
+def group_norm(
+    src: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, *, eps: float, post_ops: PostOps = ()
+) -> Tensor:
+    """Return post_ops(src normalized over each group of channels of a sample, times weight, plus bias).
+
+    src [N, C, ...], weight and bias [C] or None
+    """
+    return apply_post_ops(torch.group_norm(src, groups, weight, bias, eps), post_ops)
+
+
+@op(kind=COMPUTE, shape="rank")
+def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float | None) -> Tensor:
+    """Return src / sqrt(mean(src * src, -1) + eps) * weight, in float32 inside at least; weight [K] or None.
+
+    eps  None: the machine epsilon of the dtype computed in
+    """
+    x = src if src.dtype == torch.float64 else src.float()
+    if eps is None:
+        eps = torch.finfo(x.dtype).eps
+    norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True)
+    result = (x * torch.rsqrt(norm * norm / src.shape[-1] + eps)).to(src.dtype)
+    return result if weight is None else weight * result
+
+
+@op(kind=COMPUTE, shape="rank")
+def l2_normalize(src: Tensor, dim: int, *, eps: float) -> Tensor:
+    """Return src / max(norm(src), eps), Euclidean norms along dim."""
+    return F.normalize(src, 2.0, dim, eps)
+
+
+@op(kind=COMPUTE, shape="same", torch_candidate=True)
+def softmax(src: Tensor, dim: int, log: bool = False) -> Tensor:
+    """Return softmax (or its logarithm) along dim."""
+    return F.log_softmax(src, dim) if log else F.softmax(src, dim)
+
+
+@op(kind=COMPUTE, light=True, torch_candidate=True)
+def reduce(src: Tensor, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """Return src reduced over dims; kind "mean", "sum", "max" or "min"."""
+    function = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}[kind]
+    return function(src, dims, keepdim)

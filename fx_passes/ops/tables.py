@@ -1,0 +1,67 @@
+"""Rows and elements by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fx_passes.ops.registry import COMPUTE, op
+
+
+@op(kind=COMPUTE, light=True, opens_region=False)
+def embedding(weight: Tensor, indices: Tensor) -> Tensor:
+    """torch.embedding: rows of the table weight [R, D]; the result has the shape of indices, then D."""
+    return torch.embedding(weight, indices)
+
+
+@op(kind=COMPUTE, no_rule="one by itself stays outside, where PyTorch reads its indices in place")
+def embedding_bag(
+    indices: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None,
+    mode: str,
+    per_sample_weights: Tensor | None,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> Tensor:
+    """Return bags of rows of weight combined by mode "sum", "mean" or "max", as F.embedding_bag."""
+    return F.embedding_bag(
+        indices,
+        weight,
+        offsets,
+        mode=mode,
+        per_sample_weights=per_sample_weights,
+        include_last_offset=include_last_offset,
+        padding_idx=padding_idx,
+    )
+
+
+@op(kind=COMPUTE)
+def embedding_bags(
+    weights: Sequence[Tensor],
+    indices: Tensor | Sequence[Tensor],
+    mode: str,
+    before: Sequence[Tensor] = (),
+    after: Sequence[Tensor] = (),
+) -> Tensor:
+    """Return before, one bag of each table, then after, side by side along dimension 1.
+
+    weights        [E_t, D] each
+    indices        [N, L_t] each, or the first slices along dimension 1 of one tensor [N, T or more, L]
+    mode           "sum", "mean", or "row": F.embedding, a row in place of a bag, by indices without the dimension L
+    before, after  [N, *]
+    """
+    each = [indices[:, t] for t in range(len(weights))] if isinstance(indices, Tensor) else indices
+    one = F.embedding if mode == "row" else partial(F.embedding_bag, mode=mode)
+    bags = [one(i, w) for i, w in zip(each, weights, strict=True)]
+    return torch.cat([*before, *bags, *after], 1)
+
+
+@op(kind=COMPUTE)
+def pick(src: Tensor, dim: int, indices: Sequence[Tensor]) -> Tensor:
+    """Return src[:, ..., i, j, ...]: elements (i[k], j[k], ...) of the dimensions from dim on, index tensors [K]."""
+    return src[(*(slice(None),) * dim, *indices)]

@@ -1,0 +1,248 @@
+"""One region under one input signature, from graph to program."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, measurable
+from fx_passes.candidates.layouts import is_describable, is_known_dtype
+from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.layout.assign import assign_layouts
+from fx_passes.lower.context import NotLowered, eager_layout, torch_operation
+from fx_passes.lower.rules import lower_graph
+from fx_passes.plan.prepack import WeightStore
+from fx_passes.plan.schedule import build_program
+from fx_passes.plan.transforms import limit_transforms
+from fx_passes.region.options import RegionOptions
+from fx_passes.search.disturbance import measuring
+from fx_passes.search.measure import is_rival
+from fx_passes.search.progress import ProgressBar
+from fx_passes.search.refine import refine
+from fx_passes.search.tuner import Tuner
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.verification.unchecked import unchecked
+from zendnn_cffi.runtime.program import Program
+from zendnn_cffi.runtime.sliced_program import SlicedProgram
+
+log = logging.getLogger("zendnn_cffi.lower")
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What one node of the region became.
+
+    name            name of the node
+    source          what it was in the model
+    kind            primitive, "view" or "torch"
+    implementation  the implementation that runs, "view" or "torch"
+    layout          of the result; its dtype, too, where that is float32 in a region that computes in bf16
+    post_ops        what was absorbed
+    reason          why plain PyTorch runs, else empty
+    flops           floating point operations of one run, 0 where not counted
+    time_ns         of the chosen implementation alone, measured or estimated; 0 for views
+    """
+
+    name: str
+    source: str
+    kind: str
+    implementation: str
+    layout: str
+    post_ops: tuple[str, ...]
+    reason: str
+    flops: int
+    time_ns: float = 0.0
+
+
+@dataclass(frozen=True)
+class LoweredRegion:
+    """A program, and what it is made of.
+
+    alone_ns  what one run would take if each operation took no longer than its fastest implementation in any layout,
+              alone, its operands in cache, and nothing were reordered; 0 where that was not measured
+    is_measured  whether implementations were timed; estimates are given as times otherwise
+    times_ns     what each stage of lowering took, of this variant alone, in order
+    """
+
+    program: Program | SlicedProgram
+    nodes: tuple[NodeReport, ...]
+    alone_ns: float = 0.0
+    is_measured: bool = False
+    times_ns: Mapping[str, int] = field(default_factory=dict)
+
+
+class Laps:
+    """Times of stages that follow each other: end(stage) takes what passed since the one before."""
+
+    def __init__(self) -> None:
+        self.times_ns: dict[str, int] = {}
+        self._since = time.perf_counter_ns()
+
+    def end(self, stage: str) -> None:
+        now = time.perf_counter_ns()
+        self.times_ns[stage] = now - self._since
+        self._since = now
+
+
+@unchecked()  # whatever is chosen here was compared with plain PyTorch
+def lower_region(
+    graph: fx.Graph,
+    inputs: Sequence[TensorSpec],
+    parameters: Mapping[str, torch.Tensor],
+    weights: WeightStore,
+    options: RegionOptions,
+    *,
+    refined: bool = True,
+) -> LoweredRegion:
+    """Return the program for one signature. graph is edited: pass a copy.
+
+    refined  whether implementations are chosen once more inside the network, where any are measured
+    Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
+    """
+    laps = Laps()
+    measures = options.tune in ("auto", "full")
+    key = region_key(graph, inputs, parameters, options) if measures else ""
+    _copy_inputs(graph, inputs)
+    operations, values = lower_graph(
+        graph,
+        inputs,
+        parameters,
+        compute_dtype=options.dtype,
+        allow_winograd=options.allow_winograd,
+        exponentials=options.exponentials,
+        join_rows=measures and not options.release_weights,
+    )
+    if options.release_weights:
+        limit_transforms(operations, sum(t.numel() * t.element_size() for t in parameters.values()))
+    if all(operation.fallback_reason or operation.kind == "view" for operation in operations):
+        reasons = dict.fromkeys(o.fallback_reason for o in operations if o.fallback_reason)
+        raise NotLowered("; ".join(reasons) or "nothing in it is computed")
+    laps.end("candidates")
+    with ProgressBar("zendnn_cffi: measuring implementations") as show:
+        tuner = Tuner(options.tune, show)
+        tuner.price(operations, values)
+    laps.end("measuring each alone" if measures else "estimating")
+    placeholders = graph.find_nodes(op="placeholder")
+    arriving = {node: eager_layout(values.specs[node]) for node in placeholders}
+    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
+    leaving = [(node, values.specs[node]) for node in results]
+    wanted = {node: eager_layout(spec) for node, spec in leaving}
+    with measuring(tuner.database):
+        choice = _choose(operations, arriving, wanted, tuner, values)
+    laps.end("choosing layouts, checking numbers")
+    alone_ns = sum(map(_fastest_alone_ns, operations)) if measures else 0.0
+
+    def build(choice: Sequence[Candidate], weights: WeightStore) -> Program:
+        return build_program(operations, choice, arriving, leaving, weights)
+
+    if measures and refined:
+        tried = WeightStore()  # what is packed for a trial goes with it
+        with measuring(tuner.database):
+            choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.database, key)
+        laps.end("measuring inside the network")
+    tuner.database.save()
+    program = build(choice, weights)
+    laps.end("planning memory, packing weights")
+    seconds = sum(laps.times_ns.values()) / 1e9
+    log.debug("lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), seconds)
+    reports = tuple(_report(o, c, options.dtype) for o, c in zip(operations, choice, strict=True))
+    _let_go(operations, values)
+    return LoweredRegion(program, reports, alone_ns, measures, laps.times_ns)
+
+
+def _let_go(operations: Sequence[Operation], values: RegionValues) -> None:
+    """Free folded weights now: nodes, operations and graphs refer to each other, and the collector comes much later."""
+    for operation in operations:
+        operation.candidates, operation.with_values = [], None
+    values.constants.clear()
+
+
+def _fastest_alone_ns(operation: Operation) -> float:
+    """The time of its fastest implementation, as measured; 0 where none was (views, what PyTorch alone computes)."""
+    measured = measurable(operation.candidates)
+    return min((c.cost_ns for c in measured), default=0.0) if len(measured) == len(operation.candidates) else 0.0
+
+
+def region_key(
+    graph: fx.Graph, specs: Sequence[TensorSpec], parameters: Mapping[str, torch.Tensor], options: RegionOptions
+) -> str:
+    """A key that is equal for the same graph on the same shapes, of parameters too, with the same options."""
+    shapes = {name: TensorSpec.of(value) for name, value in parameters.items()}
+    text = f"{graph}|{specs}|{shapes}|{options}"
+    return "region " + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _copy_inputs(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> None:
+    """Copy inputs whose strides the library does not take, before anything reads them."""
+    for node, spec in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if is_known_dtype(spec.dtype) and not is_describable(spec.shape, spec.strides):
+            with graph.inserting_after(node):
+                copied = graph.call_function(row_major_copy, (node,))
+            node.replace_all_uses_with(copied, delete_user_cb=lambda user, copied=copied: user is not copied)
+
+
+def row_major_copy(src: torch.Tensor) -> torch.Tensor:
+    """An input in strides that the library takes. No vocabulary: PyTorch runs it."""
+    return src.contiguous()
+
+
+def _choose(
+    operations: list[Operation],
+    arriving: dict[fx.Node, MemoryDesc],
+    wanted: dict[fx.Node, MemoryDesc],
+    tuner: Tuner,
+    values: RegionValues,
+) -> list[Candidate]:
+    """The cheapest assignment of candidates whose numbers are known to be right."""
+    while True:
+        for number, operation in enumerate(operations):
+            if not operation.candidates:
+                tuner.doubt(operation)
+                operations[number] = torch_operation(operation.node, values, "no implementation gave right numbers")
+        choice = assign_layouts(operations, arriving, wanted, tuner.reorder_ns)
+        wrong = [(o, c) for o, c in zip(operations, choice, strict=True) if not tuner.approve(o, c, values)]
+        if not wrong:
+            return choice
+        for operation, candidate in wrong:
+            operation.candidates.remove(candidate)
+
+
+def _report(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> NodeReport:
+    reason = operation.fallback_reason
+    if not reason and is_rival(candidate) and not any(isinstance(c, PrimitiveTemplate) for c in candidate.calls):
+        reason = _why_torch(candidate, [c.cost_ns for c in operation.candidates if not is_rival(c)])
+    entries: Any = operation.node.kwargs.get("post_ops", ())
+    post_ops = tuple(str(entry[1]) for entry in entries)
+    return NodeReport(
+        operation.name,
+        str(operation.node.meta.get("source", "")),
+        operation.kind,
+        candidate.implementation,
+        _layout(operation, candidate, compute_dtype),
+        post_ops,
+        reason,
+        operation.flops,
+        candidate.expected_ns,
+    )
+
+
+def _why_torch(candidate: Candidate, others_ns: Sequence[float]) -> str:
+    if not others_ns:
+        return f"plain PyTorch measured faster ({candidate.cost_ns / 1e3:.0f} us)"
+    if candidate.cost_ns >= min(others_ns):  # alone, with its weights in cache, it was not
+        return "plain PyTorch measured faster inside the network"
+    return f"plain PyTorch measured faster ({candidate.cost_ns / 1e3:.0f} us against {min(others_ns) / 1e3:.0f} us)"
+
+
+def _layout(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> str:
+    given = operation.spec.dtype
+    inside = compute_dtype if given == torch.float32 and compute_dtype is not None else given
+    wider = not operation.fallback_reason and (inside, candidate.dst.dtype) == (torch.bfloat16, torch.float32)
+    return f"{candidate.dst.format} float32" if wider else candidate.dst.format

@@ -1,0 +1,356 @@
+"""ZenRegion: the module that stands for a region of the graph and runs it as a program of primitives.
+
+The first call with a new input signature (shapes, strides, dtypes, threads) lowers the region's graph for it; the
+program is kept, least recently used first out. What cannot be lowered runs the same graph as plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes.candidates.specs import evaluate_constants
+from fx_passes.graph.free_sizes import growing_inputs
+from fx_passes.lower.attention.exponentials import counted
+from fx_passes.lower.context import NotLowered
+from fx_passes.memoize.masks import OTHER, kind_of, mask_inputs, specialize
+from fx_passes.memoize.watched import is_watched
+from fx_passes.plan.heap import give_back_free_memory
+from fx_passes.plan.prepack import WeightStore
+from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.kept import Kept
+from fx_passes.region.options import RegionOptions
+from fx_passes.region.variants import choose_variant
+from zendnn_cffi.engine.library import is_available, unavailable_reason
+from zendnn_cffi.locks import making, new_lock
+from zendnn_cffi.primitives.checks import check_storage
+
+log = logging.getLogger("zendnn_cffi.region")
+
+MAX_PROGRAMS = 32
+FEWEST_PROGRAMS = 8  # that many stay, however large
+PACKED_TIMES = 6  # packed weights may take so many times the parameters' bytes; programs go where they take more
+# threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
+# their masks) all but the size that does.
+Signature = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class RegionFactory:
+    """Makes regions with these options: a callable that can be pickled, so that a pickled module can be made again."""
+
+    options: RegionOptions
+
+    def __call__(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str) -> ZenRegion:
+        return ZenRegion(graph, constants, name, self.options)
+
+
+class ZenRegion(nn.Module):
+    """A region of an optimized module.
+
+    graph      the region in the vocabulary of fx_passes.ops
+    constants  parameters by the names that graph's get_attr nodes have
+    """
+
+    def __init__(
+        self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str, options: RegionOptions
+    ) -> None:
+        super().__init__()
+        self._read = graph, constants
+        self.name = name
+        self.options = options
+        self.weights = WeightStore()
+        self._lock = new_lock()
+        self._lowering_in = 0  # the thread that does
+        self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
+        self._reasons: dict[Signature, str] = {}
+        self._borrowed: tuple[list[torch.Tensor], list[int]] = [], []  # parameters that programs read, where they lie
+        self._plain: tuple[fx.Graph, dict[fx.Node, Any], dict[fx.Node, list[fx.Node]]] | None = None
+        self._masks = mask_inputs(graph)
+        placeholders = list(graph.find_nodes(op="placeholder"))
+        self._growing = {placeholders.index(node): dim for node, dim in growing_inputs(graph).items()}
+        self._for_masks: dict[tuple[str, ...], fx.Graph] = {}
+        self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
+        self.on_lowered: Callable[..., None] | None = None  # fx_passes.report.debug_folder.RegionNotes, where asked for
+        _regions.add(self)
+        self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the region; tensors in, a tensor or a tuple of tensors out."""
+        if is_watched():
+            return self.run_plain(inputs)
+        for value in inputs:
+            if type(value) not in _TENSORS or not value.is_cpu or value.layout is not _STRIDED or value.is_neg():
+                return self.run_plain(inputs)
+            if value.is_nested or value.is_quantized:
+                return self.run_plain(inputs)
+            if value.requires_grad and torch.is_grad_enabled():
+                return self.run_plain(inputs)
+            if value.untyped_storage().nbytes() < value.storage_offset() * value.itemsize + value.nbytes or (
+                not value.is_contiguous()
+            ):
+                check_storage(value, f"an input of {self.name}")
+        if torch.is_autocast_enabled("cpu"):
+            return self.run_plain(inputs)
+        borrowed, addresses = self._borrowed
+        if list(map(_address, borrowed)) != addresses:
+            self.invalidate()
+        threads: Any = torch.get_num_threads()
+        if self._masks:
+            threads = threads, *(kind_of(inputs[i], keys=self.options.exponentials) for i in self._masks)
+        if self._growing:
+            signature = (threads, *map(self._key, range(len(inputs)), inputs))
+        else:
+            signature = (threads, *((t.shape, t.dtype, t.stride()) for t in inputs))
+        lowered = self._lowered.get(signature, _MISSING)
+        if lowered is _MISSING:
+            lowered = self._lower(signature, inputs)
+        elif len(self._lowered) == MAX_PROGRAMS:  # only then does it matter which was used last
+            self._touch(signature)
+        if lowered is None:
+            return self.run_plain(inputs)
+        program, before = lowered.program, counted.out_of_range
+        outputs = program(inputs) if self.on_run is None else self.on_run(self, program, inputs)
+        if counted.out_of_range != before:
+            self._give_up_exponentials()
+            return self.forward(*inputs)
+        return outputs[0] if self._single else tuple(outputs)
+
+    def _give_up_exponentials(self) -> None:
+        """Scores were too large for attention without a softmax: lower without from now on."""
+        with self._lock:
+            if self.options.exponentials:
+                log.info("%s: large scores: attention is lowered again, with a softmax", self.name)
+                self.options = replace(self.options, exponentials=False)
+                self.clear()
+
+    def _key(self, number: int, value: torch.Tensor) -> tuple[Any, ...]:
+        """What of an input decides which program runs: of one that grows not its size, but whether there is any."""
+        dim = self._growing.get(number)
+        if dim is None:
+            return value.shape, value.dtype, value.stride()
+        shape: list[Any] = list(value.shape)
+        shape[dim] = "n" if shape[dim] else 0
+        return tuple(shape), value.dtype, ()
+
+    def _lower(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> LoweredRegion | None:
+        with self._lock:
+            if signature in self._lowered:
+                return self._lowered[signature]
+            begun = time.perf_counter()
+            if self._lowering_in == threading.get_ident():  # a finalizer or signal handler, in the midst of lowering
+                return None
+            self._lowering_in = threading.get_ident()
+            try:
+                with making():
+                    lowered, reason = self._try_lower(inputs, signature[0][1:] if self._masks else ())
+            finally:
+                self._lowering_in = 0
+            if lowered is None:
+                self._reasons[signature] = reason
+            while len(self._lowered) >= MAX_PROGRAMS:
+                self._drop_oldest()
+            self._lowered[signature] = lowered
+            if lowered is not None:
+                self._note_borrowed(lowered.program.constants)
+            while self._is_large():
+                self._drop_oldest()
+            give_back_free_memory()  # lowering takes several times what it leaves
+            if self.on_lowered is not None:
+                self.on_lowered(self, inputs, lowered, reason, time.perf_counter() - begun)
+            return lowered
+
+    def _note_borrowed(self, constants: Sequence[torch.Tensor]) -> None:
+        """Remember where parameters lie that a program reads as they are: share_memory() of the model moves them."""
+        own = {t.untyped_storage()._cdata for t in self.originals}
+        known = set(map(id, self._borrowed[0]))
+        new = [t for t in constants if t.untyped_storage()._cdata in own and id(t) not in known]
+        tensors, addresses = self._borrowed
+        self._borrowed = [*tensors, *new], [*addresses, *map(_address, new)]
+
+    def _is_large(self) -> bool:
+        """Whether programs have to go because of the weights they packed, in layouts that differ by input sizes."""
+        if len(self._lowered) <= FEWEST_PROGRAMS:
+            return False
+        originals_bytes, packed_bytes = weights_bytes([self])
+        return packed_bytes > PACKED_TIMES * originals_bytes
+
+    def _touch(self, signature: Signature) -> None:
+        with self._lock:
+            if signature in self._lowered:
+                self._lowered.move_to_end(signature)
+
+    def _drop_oldest(self) -> None:
+        """Forget the least recently used program, or a signature without one where there is none."""
+        used = {signature: lowered.program.last_used for signature, lowered in self._lowered.items() if lowered}
+        old = min(used, key=used.__getitem__) if used else next(iter(self._lowered))
+        lowered = self._lowered.pop(old)
+        self._reasons.pop(old, None)
+        if lowered is not None:
+            lowered.program.close()
+
+    def _graph_for(self, kinds: tuple[str, ...]) -> fx.Graph:
+        """The graph for masks that say `kinds`: always the same object for the same kinds."""
+        if all(kind == OTHER for kind in kinds):
+            return self.graph
+        if kinds not in self._for_masks:
+            self._for_masks[kinds] = specialize(self.graph, self._masks, kinds)
+        return self._for_masks[kinds]
+
+    def _try_lower(self, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...]) -> tuple[LoweredRegion | None, str]:
+        """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours.
+
+        kinds  what each mask says
+        """
+        if not is_available():
+            return None, unavailable_reason() or "the library is not available"
+        if any(t.numel() == 0 for t in inputs):
+            return None, "an input is empty"
+        try:
+            with torch.inference_mode(False), torch.no_grad(), _on_cpu():
+                lowered = choose_variant(
+                    self._graph_for(kinds), inputs, self.constants, self.weights, self.options, self.run_plain
+                )
+            self._plain = None  # made to measure plain PyTorch against
+            return lowered, ""
+        except NotLowered as reason:
+            return None, str(reason)
+        except Exception as error:
+            with torch.no_grad():
+                self.run_plain(inputs)  # what PyTorch refuses too is no defect of ours: its own error goes out
+            log.exception("%s: lowering failed, plain PyTorch runs instead", self.name)
+            warnings.warn(
+                f"zendnn_cffi: {self.name} could not be lowered and runs as plain PyTorch"
+                f" ({type(error).__name__}: {error})",
+                stacklevel=2,
+            )
+            return None, f"{type(error).__name__}: {error}"
+
+    def run_plain(self, inputs: Sequence[Any]) -> Any:
+        """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""
+        track = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in inputs)
+        plain = self._plain  # another thread may set it to None meanwhile
+        watched = is_watched()
+        if plain is None or watched:
+            graph, parameters = self._read
+            with torch.inference_mode(False):
+                plain = graph, evaluate_constants(graph, parameters), _last_reads(graph)
+            if not watched:  # else they may be fakes, or part of a trace
+                self._plain = plain
+        graph, constants, last_reads = plain
+        values: dict[fx.Node, Any] = dict(constants)
+        remaining = iter(inputs)
+        with torch.set_grad_enabled(track):
+            for node in graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = next(remaining)
+                elif node.op == "output":
+                    return fx.node.map_arg(node.args[0], values.__getitem__)
+                elif node not in values:
+                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = node.target(*args, **kwargs)
+                    del args, kwargs
+                for dead in last_reads.get(node, ()):
+                    values.pop(dead, None)  # of what was folded, not all is there
+        raise AssertionError("a graph without an output")
+
+    def invalidate(self) -> None:
+        """The parameters may have changed: forget programs, prepacked and folded weights."""
+        with self._lock:
+            self.clear()
+            self._reasons.clear()
+            self.weights.clear()
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The region in the vocabulary of fx_passes.ops."""
+        return self._read[0]
+
+    @property
+    def constants(self) -> Mapping[str, torch.Tensor]:
+        """What graph's get_attr nodes stand for, by target."""
+        return self._read[1]
+
+    def begin_at(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor]) -> None:
+        """Compute the same from other constants; programs stay."""
+        with self._lock:
+            self._read = graph, constants
+            self._for_masks.clear()
+            self._plain = None
+
+    def clear(self) -> None:
+        """Forget programs and what they keep; the next call lowers again."""
+        with self._lock:
+            for lowered in self._lowered.values():
+                if lowered is not None:
+                    lowered.program.close()
+            self._lowered.clear()
+            self._borrowed = [], []
+            self._plain = None
+
+    @property
+    def lowered(self) -> dict[Signature, LoweredRegion | None]:
+        """What was lowered, by signature; None where plain PyTorch runs."""
+        with self._lock:
+            return dict(self._lowered)
+
+    @property
+    def originals(self) -> list[torch.Tensor]:
+        """The parameters that the region reads, as far as they are kept plain."""
+        constants = self.constants
+        return constants.plain if isinstance(constants, Kept) else [constants[name] for name in constants]
+
+    def reason(self, signature: Signature) -> str:
+        """Why plain PyTorch runs for a signature."""
+        return self._reasons.get(signature, "")
+
+    def extra_repr(self) -> str:
+        ops = sum(node.op == "call_function" for node in self.graph.nodes)
+        return f"{ops} operations, lowered for {len(self._lowered)} signatures"
+
+
+def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """The values that each node is the last to read: nothing needs their memory any longer."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    seen: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        found[node] = [operand for operand in node.all_input_nodes if operand not in seen]
+        seen.update(node.all_input_nodes)
+    return found
+
+
+def _on_cpu() -> AbstractContextManager[Any]:
+    """New tensors on the CPU, whatever the default device."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+_STRIDED = torch.strided
+_address = torch.Tensor.data_ptr
+
+
+def living_regions() -> list[ZenRegion]:
+    """Every region of every optimized module that is alive."""
+    return list(_regions)
+
+
+def weights_bytes(regions: Sequence[ZenRegion]) -> tuple[int, int]:
+    """Bytes of the parameters that regions read, those they share counted once, and of the copies they packed."""
+    originals = {t.data_ptr(): t for region in regions for t in region.originals}
+    packed = sum(region.weights.size_bytes(region.originals) for region in regions)
+    return sum(t.numel() * t.element_size() for t in originals.values()), packed
+
+
+_regions: weakref.WeakSet[ZenRegion] = weakref.WeakSet()
+_TENSORS = (torch.Tensor, nn.Parameter)
+_MISSING: Any = object()

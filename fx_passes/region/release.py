@@ -1,0 +1,83 @@
+"""Give up the parameters of which only packed copies are needed (optimize(..., release_weights=True)).
+
+Once every region has a program, a region's constants are what its programs hold: packed weights, from which the plain
+ones are made again when another program is lowered. What cannot be made again (Winograd's transformed weights) is kept
+plain as well, folded.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.specs import evaluate_constants
+from fx_passes.plan.prepack import Packed
+from fx_passes.region.kept import Kept
+from fx_passes.region.region import ZenRegion
+from zendnn_cffi.primitives.memory import MemoryDesc
+
+
+def release(gm: fx.GraphModule, regions: Sequence[ZenRegion]) -> int:
+    """Free the parameters that these regions alone read; return the bytes no longer held. Each must have a program."""
+    read = {region: set(region.constants) for region in regions}
+    released = [region for region in regions if release_region(region)]
+    names = set().union(*(read[region] for region in released))
+    tensors = {**dict(gm.named_parameters(remove_duplicate=False)), **dict(gm.named_buffers(remove_duplicate=False))}
+    kept = {str(node.target) for node in gm.graph.find_nodes(op="get_attr")}
+    for node in gm.graph.find_nodes(op="call_module"):
+        inside: Any = gm.get_submodule(str(node.target))
+        below = [name for name in tensors if name.startswith(f"{node.target}.")]
+        kept |= set(getattr(inside, "constants", below)) if inside not in released else set()
+    shared = {id(tensors[name]) for name in kept if name in tensors}
+    freed = 0
+    for tensor in {id(tensors[name]): tensors[name] for name in names if name in tensors}.values():
+        if id(tensor) not in shared:
+            freed += tensor.numel() * tensor.element_size()
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return freed
+
+
+def release_region(region: ZenRegion) -> bool:
+    """Let the region's graph begin at the constants that run-time operations read; whether it could be done."""
+    graph = copy.deepcopy(region.graph)
+    values = evaluate_constants(graph, region.constants)
+    frontier = [node for node in values if any(user not in values for user in node.users)]
+    if not all(isinstance(values[node], torch.Tensor) for node in frontier):
+        return False
+    packed, half = region.weights.by_name(), region.options.dtype
+    plain: dict[str, torch.Tensor] = {}
+    remade: dict[str, tuple[Packed, torch.Size, torch.dtype]] = {}
+    for node in frontier:
+        value, name = values[node], node.name
+        forms = [p for p in packed.get(name, ()) if p.desc.dtype in (value.dtype, half) and _is_whole(p.desc, value)]
+        if forms:
+            remade[name] = forms[0], value.shape, value.dtype
+        else:
+            plain[name] = value
+        _read_from(graph, node, name)
+    for node in reversed(graph.nodes):
+        if node in values and not node.users:
+            graph.erase_node(node)
+    region.begin_at(graph, Kept(plain, remade))
+    return True
+
+
+def _is_whole(desc: MemoryDesc, value: torch.Tensor) -> bool:
+    """Whether the packed form holds every element as it is: a blocked layout, without a transform."""
+    numel = 1
+    for size in desc.dims:
+        numel *= size
+    return desc.outer_strides is not None and numel == value.numel() and not desc.ptr.extra.flags
+
+
+def _read_from(graph: fx.Graph, node: fx.Node, name: str) -> None:
+    """Put a get_attr of the same name in node's place."""
+    with graph.inserting_before(node):
+        fresh: Any = graph.get_attr(name)
+    fresh.meta.update(node.meta)
+    node.replace_all_uses_with(fresh)
+    node.name, fresh.name = fresh.name, name

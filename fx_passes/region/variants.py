@@ -1,0 +1,249 @@
+"""The ways to run a region: as one program, in slices of the batch, or as plain PyTorch; the fastest is kept."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.lower.context import NotLowered
+from fx_passes.plan.prepack import WeightStore
+from fx_passes.region.batch import is_batchwise
+from fx_passes.region.compile import LoweredRegion, lower_region, region_key
+from fx_passes.region.options import RegionOptions
+from fx_passes.search.database import Result
+from fx_passes.search.disturbance import measuring
+from fx_passes.search.tuner import Tuner
+from zendnn_cffi.runtime.program import OutputSpec, Program
+from zendnn_cffi.runtime.sliced_program import SlicedProgram
+
+log = logging.getLogger("zendnn_cffi.lower")
+
+MEASURED_SIGNATURES = 3  # per region; further shapes go by the nearest of those
+WHOLE, PLAIN = "whole", "plain"
+Run = Callable[[Sequence[torch.Tensor]], Any]
+# A slice's largest activation should fit these: the second-level caches of two cores, a share of the third level.
+_CACHES_BYTES = (2 << 20, 12 << 20)
+_LARGE_BYTES = 4 << 20  # no slices below: everything is in cache anyway
+# A slice is large enough if its largest activation exceeds this for every thread, and weights are the lesser part of
+# what it reads. Batches beyond are not tried whole: no faster, and it takes more memory and longer to measure.
+_ENOUGH_BYTES = 32 << 20
+_ROUNDS, _FEWEST_ROUNDS, _ENOUGH_SECONDS = 7, 2, 1.5
+_HOPELESS = 1.5  # what took this many times longer than the fastest is not run again
+_LONG_NS, _VERY_LONG_NS = 1e8, 5e8  # if it took that long; the very first run of plain PyTorch also folds weights
+_CLEARLY_FASTER = 0.9  # plain PyTorch must be this much faster before it gets the region back
+
+
+def choose_variant(
+    graph: fx.Graph,
+    inputs: Sequence[torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    weights: WeightStore,
+    options: RegionOptions,
+    run_plain: Callable[[Sequence[torch.Tensor]], Any],
+) -> LoweredRegion:
+    """Return the fastest way to run the region on inputs like these; graph is not edited.
+
+    run_plain  runs the region as plain PyTorch
+    Raises     NotLowered where no primitive fits, or plain PyTorch is faster.
+    """
+    specs = [TensorSpec.of(tensor) for tensor in inputs]
+
+    def lower(batch_specs: Sequence[TensorSpec], refined: bool = True) -> LoweredRegion:
+        return lower_region(copy.deepcopy(graph), batch_specs, parameters, weights, options, refined=refined)
+
+    if options.tune == "off":
+        return lower(specs)
+    if options.tune == "auto" and (near := _nearest(graph, specs)) is not None:
+        options = replace(options, tune="near")
+        if near.reason:
+            raise NotLowered(f"{near.reason} (found for {', '.join(map(str, near.specs))})")
+        return lower(specs)
+    try:
+        lowered = _fastest(graph, specs, inputs, parameters, options, run_plain, lower)
+    except NotLowered as reason:
+        _history.setdefault(graph, []).append(Measured(tuple(specs), str(reason)))
+        raise
+    _history.setdefault(graph, []).append(Measured(tuple(specs), ""))
+    return lowered
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An input signature that a region was measured for; reason: why plain PyTorch won there, else empty."""
+
+    specs: tuple[TensorSpec, ...]
+    reason: str
+
+
+_history: WeakKeyDictionary[fx.Graph, list[Measured]] = WeakKeyDictionary()
+
+
+def _nearest(graph: fx.Graph, specs: Sequence[TensorSpec]) -> Measured | None:
+    """The measured signature nearest in size, once a region has met several; None where this one is to be measured.
+
+    A region that is called with many shapes (sequence lengths) stops measuring: what won at the nearest shape is used.
+    """
+    measured = [m for m in _history.get(graph, ()) if _alike(m.specs, specs)]
+    if len(measured) < MEASURED_SIGNATURES:
+        return None
+
+    def distance(m: Measured) -> float:
+        return sum(abs(math.log(a.numel / b.numel)) for a, b in zip(m.specs, specs, strict=True))
+
+    return min(measured, key=distance)
+
+
+def _alike(a: Sequence[TensorSpec], b: Sequence[TensorSpec]) -> bool:
+    """Whether two signatures differ in sizes alone."""
+    return [(s.ndim, s.dtype) for s in a] == [(s.ndim, s.dtype) for s in b]
+
+
+def _fastest(
+    graph: fx.Graph,
+    specs: Sequence[TensorSpec],
+    inputs: Sequence[torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    options: RegionOptions,
+    run_plain: Callable[[Sequence[torch.Tensor]], Any],
+    lower: Callable[..., LoweredRegion],
+) -> LoweredRegion:
+    """Measure the variants, or remember what was measured; NotLowered where plain PyTorch wins.
+
+    Where there are several, they compete as lowered at first, and the winner alone is refined.
+    """
+    values = RegionValues(graph, specs, parameters)
+    database, key = Tuner(options.tune).database, region_key(graph, specs, parameters, options)
+    ours = variant_names(graph, values, sum(t.numel() * t.element_size() for t in parameters.values()))
+
+    def build(name: str, refined: bool = True) -> LoweredRegion:
+        if name == WHOLE:
+            return lower(specs, refined)
+        return _sliced(int(name), values, specs, graph, lambda part: lower(part, refined))
+
+    def measure() -> LoweredRegion | None:
+        """Put the times into the database; return what was lowered where nothing competes with it but plain PyTorch."""
+        built = _built(ours, lambda name: build(name, refined=len(ours) == 1))
+        runs = {**{name: lowered.program for name, lowered in built.items()}, PLAIN: run_plain}
+        with measuring(database):
+            times = dict.fromkeys(ours, math.inf) | measure_in_turns(runs, inputs)
+            for name, time_ns in times.items():
+                database.put(f"{key} {name}", Result(time_ns, 0.0, True))
+        database.save()
+        if [*built] == ours == [WHOLE]:
+            return built[WHOLE]
+        for lowered in built.values():
+            lowered.program.close()
+        return None
+
+    lowered = None
+    if any(database.get(f"{key} {name}") is None for name in (*ours, PLAIN)):
+        lowered = measure()
+    known = {name: database.get(f"{key} {name}") for name in dict.fromkeys((WHOLE, *ours, PLAIN))}
+    times = {name: result.time_ns for name, result in known.items() if result is not None}
+    log.debug("variants: %s", ", ".join(f"{name} {ns / 1e6:.2f} ms" for name, ns in times.items()))
+    best = min(times, key=lambda name: times[name] / (_CLEARLY_FASTER if name == PLAIN else 1.0))
+    if best == PLAIN:
+        if lowered is not None:
+            lowered.program.close()
+        fastest = min(ns for name, ns in times.items() if name != PLAIN)
+        raise NotLowered(f"plain PyTorch is faster here: {times[PLAIN] / 1e6:.3f} ms against {fastest / 1e6:.3f} ms")
+    return lowered or build(best)
+
+
+def _built(names: Sequence[str], build: Callable[[str], LoweredRegion]) -> dict[str, LoweredRegion]:
+    """What there is to measure; slices that cannot be made are no variant, and the whole batch is one if nothing is."""
+    found: dict[str, LoweredRegion] = {}
+    for name in names:
+        try:
+            found[name] = build(name)
+        except (NotLowered, RuntimeError) as reason:
+            if name == WHOLE:
+                raise
+            log.debug("no slices of %s: %s", name, reason)
+    return found or {WHOLE: build(WHOLE)}
+
+
+def variant_names(graph: fx.Graph, values: RegionValues, weights_bytes: int) -> list[str]:
+    """What is worth trying: the whole batch, or enough of it, and sizes of slices whose activations fit a cache."""
+    activations_bytes = [spec.numel * spec.dtype.itemsize for spec in values.specs.values()]
+    largest = max(activations_bytes, default=0)
+    if largest < _LARGE_BYTES or not is_batchwise(graph, values):
+        return [WHOLE]
+    if (batch := next(iter(values.specs.values())).shape[0]) == 1:
+        return [WHOLE]
+    divisors = [n for n in range(1, batch) if batch % n == 0]
+
+    def is_enough(n: int) -> bool:
+        enough_bytes = _ENOUGH_BYTES * torch.get_num_threads()
+        return n * largest // batch > enough_bytes and n * sum(activations_bytes) // batch > 2 * weights_bytes
+
+    slices = {max([n for n in divisors if n * largest // batch <= limit], default=1) for limit in _CACHES_BYTES}
+    enough = next((n for n in divisors if is_enough(n)), None)
+    if enough is None:
+        return [WHOLE, *map(str, sorted(slices))]
+    return [*map(str, sorted({*slices, enough}))]
+
+
+def _sliced(
+    size: int,
+    values: RegionValues,
+    specs: Sequence[TensorSpec],
+    graph: fx.Graph,
+    lower: Callable[..., LoweredRegion],
+) -> LoweredRegion:
+    """The region lowered for `size` samples, run over the batch slice by slice."""
+    lowered = lower([replace(spec, shape=(size, *spec.shape[1:])) for spec in specs])
+    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
+    outputs = [OutputSpec(s.shape, s.strides, s.dtype) for s in (values.specs[node] for node in results)]
+    for whole, part in zip(outputs, lowered.program.outputs, strict=True):
+        if (size, *whole.shape[1:]) != part.shape or whole.strides != part.strides:
+            raise NotLowered(f"a slice gives {part}, the batch {whole}")
+    assert isinstance(lowered.program, Program)
+    program = SlicedProgram(lowered.program, size, outputs)
+    return replace(lowered, program=program, alone_ns=program.slices * lowered.alone_ns)
+
+
+def measure_in_turns(runs: Mapping[str, Run], inputs: Sequence[torch.Tensor]) -> dict[str, float]:
+    """The fastest of a few runs of each, ns. They take turns, so that what else the machine does meets all alike.
+
+    What takes long and falls far behind the fastest of ours is not run again. Plain PyTorch counts as no faster than
+    the best other unless it was faster in every round.
+    """
+    left, times = dict(runs), {name: list[float]() for name in runs}
+    _turn(left, inputs, times, long_ns=_VERY_LONG_NS)  # the first run of each: it counts where it is the only one
+    for name in left:
+        times[name].clear()
+    start = time.perf_counter()
+    for number in range(_ROUNDS):
+        if number >= _FEWEST_ROUNDS and time.perf_counter() - start > _ENOUGH_SECONDS:
+            break
+        _turn(left, inputs, times, long_ns=_LONG_NS)
+    best = {name: min(rounds) for name, rounds in times.items()}
+    ours = min(best, key=lambda name: math.inf if name == PLAIN else best[name])
+    if any(plain >= own for plain, own in zip(times[PLAIN], times[ours], strict=False)):
+        best[PLAIN] = max(best[PLAIN], best[ours])
+    return best
+
+
+def _turn(
+    left: dict[str, Run], inputs: Sequence[torch.Tensor], times: Mapping[str, list[float]], long_ns: float
+) -> None:
+    """Run each once; take out of `left` what took longer than long_ns and is far behind."""
+    for name, run in left.items():
+        begun = time.perf_counter_ns()
+        run(inputs)
+        times[name].append(float(time.perf_counter_ns() - begun))
+    fastest = min(times[name][-1] for name in left if name != PLAIN)
+    for name in [*left]:
+        if times[name][-1] > max(long_ns, _HOPELESS * fastest):
+            del left[name]

@@ -1,0 +1,1 @@
+"""What was made of a model, for people: explanations, debug folders, drawings."""

@@ -1,0 +1,218 @@
+"""explain(): what optimize() made of each node of a model, and why not more."""
+
+from __future__ import annotations
+
+import html
+import operator
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from fx_passes.report.explanation import NodeExplanation
+from zendnn_cffi.engine.library import is_available, unavailable_reason
+
+if TYPE_CHECKING:
+    from fx_passes.region.compile import NodeReport
+    from fx_passes.report.profile import Profile
+
+
+@dataclass(frozen=True)
+class WeightsExplanation:
+    """What the weights of an optimized module take.
+
+    original_bytes  parameters that regions read, shared with the original model, counted once each
+    packed_bytes    copies of them in the layouts that kernels want, folded ones included, over all signatures
+    """
+
+    original_bytes: int
+    packed_bytes: int
+
+    def __str__(self) -> str:
+        return f"weights: {self.original_bytes:,} bytes original plus {self.packed_bytes:,} bytes packed copies"
+
+
+class Explanation:
+    """What explain() returns: print it, show it in a notebook, or read it.
+
+    nodes    a NodeExplanation per node and signature
+    notes    remarks on the whole
+    weights  WeightsExplanation
+    profile  the latest profile() of the module, None where there was none
+    measured whether the times of operations were measured, not estimated
+    """
+
+    def __init__(
+        self,
+        nodes: list[NodeExplanation],
+        notes: list[str],
+        weights: WeightsExplanation,
+        profile: Profile | None = None,
+        measured: bool = False,
+    ) -> None:
+        self.nodes = nodes
+        self.notes = notes
+        self.weights = weights
+        self.profile = profile
+        self.measured = measured
+
+    @property
+    def share_basis(self) -> str:
+        """What offloaded_share is a share of.
+
+        "call"        of the time of a call, as profile() measured it
+        "time"        of the time of the operations in regions, each alone: all regions were lowered
+        "operations"  of the operations that compute, counted
+        """
+        if self.profile is not None and self.profile.total_ns:
+            return "call"
+        inside = [node for node in self.nodes if node.region and node.computes]
+        known = all(node.time_ns is not None for node in inside) and any(node.time_ns for node in inside)
+        return "time" if known else "operations"
+
+    @property
+    def offloaded_share(self) -> float:
+        """Share that the engine runs, 0 to 1; `share_basis` says of what."""
+        if self.share_basis == "call" and self.profile is not None:
+            return min(self.profile.engine_ns / self.profile.total_ns, 1.0)
+        computing = [node for node in self.nodes if node.computes]
+        if self.share_basis == "time":
+            own = sum(node.time_ns or 0.0 for node in computing if node.in_engine)
+            return own / sum(node.time_ns or 0.0 for node in computing)
+        return sum(node.in_engine for node in computing) / len(computing) if computing else 0.0
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """How many nodes became each (primitive, implementation)."""
+        return Counter((node.became, node.implementation) for node in self.nodes)
+
+    def __str__(self) -> str:
+        rows = [("node", "became", "implementation", "layout", "absorbed", "why not")]
+        rows += [(n.name, n.became, n.implementation, n.layout, " ".join(n.post_ops), n.reason) for n in self.nodes]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, *self._summary()])
+
+    def _summary(self) -> list[str]:
+        counts = ", ".join(_counted(count, *kind) for kind, count in self.counts().most_common())
+        return [f"{self._share()}: {counts or 'nothing to compute'}", str(self.weights), *self.notes]
+
+    def _share(self) -> str:
+        share = f"{self.offloaded_share:.0%}"
+        if self.share_basis == "call" and self.profile is not None:
+            inside = max(self.profile.primitives_ns - self.profile.engine_ns, 0) / self.profile.total_ns
+            rest = max(1.0 - self.offloaded_share - inside, 0.0)
+            return (
+                f"{share} of a call's time in the engine, {inside:.0%} in PyTorch's kernels inside of regions,"
+                f" {rest:.0%} in Python and outside of regions (as profile() measured)"
+            )
+        outside = sum(node.computes and not node.region for node in self.nodes)
+        if self.share_basis == "time":
+            how = "measured" if self.measured else "estimated"
+            others = f"; {outside} more operations outside, which profile() would time" if outside else ""
+            return f"{share} of the time of the regions' operations in the engine (each {how} alone{others})"
+        computing = [node for node in self.nodes if node.computes]
+        waiting = sum(node.became == "waiting" for node in computing)
+        if waiting:
+            return f"{waiting} of {len(computing)} operations in regions, which the first call lowers"
+        return f"{share} of {len(computing)} operations in the engine"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        cells = ("name", "became", "implementation", "layout", "post_ops", "reason")
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in cells)
+        body = []
+        for node in self.nodes:
+            values = [" ".join(v) if isinstance(v := getattr(node, cell), tuple) else str(v) for cell in cells]
+            colour = "" if node.offloaded or not node.computes else " style='background:#fff3cd'"
+            body.append(f"<tr{colour}>" + "".join(f"<td>{html.escape(v)}</td>" for v in values) + "</tr>")
+        summary = "<br>".join(html.escape(line) for line in self._summary())
+        return f"<p>{summary}</p><table><tr>{head}</tr>{''.join(body)}</table>"
+
+
+_PLURALS = {"number": "sizes", "check": "assertions", "movement": "movements of data"}
+
+
+def _counted(count: int, became: str, implementation: str) -> str:
+    """One entry of the list of what became of the nodes."""
+    if became == "torch":
+        return f"{count} in PyTorch"
+    if became == "view":
+        return f"{count} view{'s' * (count != 1)}"
+    return f"{count} {_PLURALS.get(became, f'{became} {implementation}'.rstrip())}"
+
+
+def explain(gm: fx.GraphModule) -> Explanation:
+    """Return what each node of an optimized module became, for every signature its regions were lowered for.
+
+    gm      what optimize() returned. Regions are lowered on the first call: call gm once to see implementations. After
+            profile(gm, ...) the share of time is that of a call.
+    Raises  TypeError for anything else.
+    """
+    from fx_passes.module import OptimizedModule
+    from fx_passes.region.region import ZenRegion, weights_bytes
+    from fx_passes.report.outside import explain_outside
+    from fx_passes.report.profile import latest_profile
+
+    if not isinstance(gm, OptimizedModule):
+        raise TypeError(f"explain() takes what zendnn_cffi.optimize() returned, got {type(gm).__name__}")
+    nodes: list[NodeExplanation] = []
+    regions = gm.regions()
+    for node in gm.graph.nodes:
+        if node.op == "call_module" and node.target in regions:
+            nodes += _region(regions[node.target])
+        elif node.target is operator.getitem and node.args[0].op == "call_module":
+            continue  # one of a region's results
+        elif node.op in ("call_module", "call_function", "call_method"):
+            nodes.append(explain_outside(node, gm))
+    notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
+    own = [region for region in regions.values() if isinstance(region, ZenRegion)]
+    measured = all(found.is_measured for region in own for found in region.lowered.values() if found)
+    return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(own)), latest_profile(gm), measured)
+
+
+def explain_report(region: str, signature: str, report: NodeReport, slices: int) -> NodeExplanation:
+    """What lowering says of one node of a region; slices: how often its program runs it in a call."""
+    return NodeExplanation(
+        region,
+        signature,
+        report.name,
+        report.source,
+        "torch" if report.reason else report.kind,
+        report.implementation,
+        report.layout,
+        report.post_ops,
+        report.reason,
+        report.flops,
+        report.time_ns * slices,
+    )
+
+
+def _region(region: Any) -> list[NodeExplanation]:
+    rows = []
+    for signature, lowered in region.lowered.items():
+        shapes = " ".join("x".join(map(str, shape)) for shape, *_ in signature[1:])
+        if lowered is None:
+            rows += [_waiting(region, node, shapes, "torch", region.reason(signature)) for node in _calls(region)]
+            continue
+        rows += [explain_report(region.name, shapes, report, lowered.program.slices) for report in lowered.nodes]
+    return rows or [_waiting(region, node, "", "waiting", "lowered on the first call") for node in _calls(region)]
+
+
+def _calls(region: Any) -> list[fx.Node]:
+    """The nodes that become operations: no sizes, nothing over parameters alone."""
+    from fx_passes import ops
+
+    settled = ops.SHAPE | ops.CONSTANT
+    calls = [node for node in region.graph.nodes if node.op == "call_function" and not node.meta.get("constant")]
+    return [node for node in calls if node.target not in settled]
+
+
+def _waiting(region: Any, node: fx.Node, shapes: str, became: str, reason: str) -> NodeExplanation:
+    from fx_passes import ops
+
+    source = str(node.meta.get("source", ""))
+    became = "movement" if node.target in ops.MOVEMENT else became
+    implementation = "torch" if became == "torch" else ""
+    return NodeExplanation(region.name, shapes, node.name, source, became, implementation, "", (), reason)

@@ -1,0 +1,68 @@
+"""Estimated times, for choosing among candidates without measuring: arithmetic over a rate, or bytes over a bandwidth.
+
+The rates are those of one Zen 4 core with AVX-512; only their ratios matter to the choice.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate, weights_bytes
+from zendnn_cffi.primitives.memory import MemoryDesc
+
+_FLOPS_PER_NS = 110.0  # f32, per core
+_BYTES_PER_NS = 10.0
+_CALL_NS = 2_000.0
+_TORCH_CALL_NS = 15_000.0
+
+# Share of the peak by the start of the implementation's name, first match wins. Winograd does 2.25 times fewer
+# multiplications with 2x2 tiles (4 with 4x4), at a lower share.
+_SHARES = (
+    ("jit_wino_4x3", 2.4),
+    ("jit_fp32_wino_2x3", 1.5),
+    ("brgconv_1x1", 0.90),
+    ("brgconv", 0.90),
+    ("brdgmm_dw", 0.30),
+    ("jit_uni_dw", 0.28),
+    ("jit_dw", 0.28),
+    ("jit_1x1", 0.86),
+    ("jit_bf16", 0.80),
+    ("jit:", 0.84),
+    ("brgemm", 0.86),  # of inner_product
+    ("brg:", 0.90),  # of matmul
+    ("x64:gemm", 0.35),
+    ("ref", 0.004),
+)
+
+# Kernels for older instruction sets, beside those for AVX-512, and loops in portable C++: by the end of the name.
+_NARROW = ((":sse41", 0.25), (":avx2", 0.5), ("spc_bnorm:any", 0.2))
+
+
+def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> float:
+    """Return the estimated time of one candidate."""
+    if candidate.is_view or candidate.slices_bytes:
+        return 0.0
+    moved = candidate.dst.size_bytes + sum(src.size_bytes for src in candidate.srcs)
+    time_ns = moved / _BYTES_PER_NS / _vector_share(candidate) + weights_bytes(candidate) / _BYTES_PER_NS
+    for template in candidate.calls:
+        time_ns += _TORCH_CALL_NS if isinstance(template, TorchTemplate) else _CALL_NS
+    if operation.flops:
+        bf16 = 2.0 if candidate.srcs[0].dtype == torch.bfloat16 else 1.0
+        time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * bf16 * threads * _share(candidate)))
+    return time_ns
+
+
+def reorder_ns(have: MemoryDesc, want: MemoryDesc) -> float:
+    """Return the estimated time of a reorder."""
+    return _CALL_NS + (have.size_bytes + want.size_bytes) / _BYTES_PER_NS
+
+
+def _share(candidate: Candidate) -> float:
+    template = candidate.calls[0]
+    name = template.pd.implementation if isinstance(template, PrimitiveTemplate) else ""
+    return _vector_share(candidate) * next((share for start, share in _SHARES if name.startswith(start)), 0.5)
+
+
+def _vector_share(candidate: Candidate) -> float:
+    """Share of the machine's vector width that the kernel uses."""
+    return next((factor for isa, factor in _NARROW if candidate.implementation.endswith(isa)), 1.0)

@@ -1,0 +1,79 @@
+"""Noise in place of what an operation reads, its constants included: what candidates are checked on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import fx
+
+from fx_passes import ops
+from fx_passes.candidates.candidates import Candidate, Operation, measurable
+from fx_passes.candidates.specs import RegionValues, overlaps_itself
+from fx_passes.graph.graph import argument
+from fx_passes.lower.context import NotLowered
+
+_NOISE_BYTES = 1 << 30  # of constants: larger ones, tables of embeddings, are read as they are
+
+
+def noise_for(values: RegionValues, node: fx.Node, generator: torch.Generator) -> torch.Tensor:
+    """Normal noise in the shape, dtype and strides of a node: a short period repeated, which is quick to make."""
+    spec = values.specs[node]
+    return _repeated(spec.numel, generator).to(spec.dtype).reshape(spec.shape)
+
+
+def _repeated(numel: int, generator: torch.Generator) -> torch.Tensor:
+    if numel == 0:
+        return torch.empty(0, dtype=torch.float32, device="cpu")
+    period = torch.randn(min(numel, 65521), generator=generator, dtype=torch.float32, device="cpu")
+    return period.repeat(-(-numel // period.numel()))[:numel]
+
+
+def twins_on_noise(
+    operation: Operation,
+    values: RegionValues,
+    generator: torch.Generator,
+    fingerprint: Callable[[Candidate], str],
+) -> tuple[dict[str, Candidate] | None, RegionValues]:
+    """The operation's candidates by fingerprint, and what its nodes stand for, with noise in place of its constants.
+
+    A verdict is one on equal work of any weights, and these may be zeros, not numbers, or so large that results are.
+    Where a candidate has no twin, the constants stay: then the candidates are None.
+    """
+    constants = values.constants_of(operation.node)
+    if sum(value.numel() * value.element_size() for value in constants.values()) > _NOISE_BYTES:
+        return None, values
+    if not any(value.is_floating_point() for value in constants.values()):
+        return {fingerprint(c): c for c in operation.candidates}, values
+    noisy = values.with_constants({node: _constant_noise(value, generator) for node, value in constants.items()})
+    for node in _variances(operation.node, constants):
+        noisy.constants[node].abs_()
+    try:
+        again = None if operation.with_values is None else operation.with_values(noisy)
+    except NotLowered:
+        again = None
+    twins = {fingerprint(c): c for c in again.candidates} if again is not None else {}
+    if any(fingerprint(c) not in twins for c in measurable(operation.candidates)):
+        return None, values
+    return twins, noisy
+
+
+def _constant_noise(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Normal noise pushed away from zero, which may be divided by, in value's shape, dtype and dense strides.
+
+    Of matrices it is so small that products stay of order 1, as those of weights in use: functions after them saturate,
+    or enlarge rounding errors, elsewhere.
+    """
+    if not value.is_floating_point():
+        return value
+    noise = _repeated(value.numel(), generator)
+    noise = (noise + noise.sign() / 2) / math.sqrt(math.prod(value.shape[1:]))
+    noise = noise.to(value.dtype).view(value.shape)
+    return noise if overlaps_itself(value) else torch.empty_like(value).copy_(noise)
+
+
+def _variances(node: fx.Node, constants: Mapping[fx.Node, torch.Tensor]) -> list[fx.Node]:
+    """The constants that node takes for variances: those are positive."""
+    variance = argument(node, 2, "var") if node.target is ops.batch_norm else None
+    return [variance] if variance in constants else []

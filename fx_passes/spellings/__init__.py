@@ -1,0 +1,1 @@
+"""Which function, method, module or overload is which operation of the vocabulary."""

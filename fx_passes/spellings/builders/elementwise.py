@@ -1,0 +1,84 @@
+"""Element-wise operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from fx_passes import ops
+from fx_passes.spellings.builders.base import Built, Call, is_number
+
+
+def unary(kind: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[..., Built]:
+    """Builder of a function without parameters; inplace is settled before builders run."""
+    return lambda input, inplace=False, *, out=None: (
+        None if out is not None else Call(ops.eltwise, (input, kind, alpha, beta))
+    )
+
+
+def leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Built:
+    return Call(ops.eltwise, (input, "relu", negative_slope, 0.0)) if is_number(negative_slope) else None
+
+
+def elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Built:
+    return Call(ops.eltwise, (input, "elu", alpha, 0.0)) if is_number(alpha) else None
+
+
+def hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Built:
+    return clamp(input, min_val, max_val)
+
+
+def clamp(input: Any, min: Any = None, max: Any = None) -> Built:
+    """Limits that are numbers in order (of min > max eager makes max everywhere; clip need not), or 0 and none."""
+    if max is None and is_number(min) and min == 0:
+        return Call(ops.eltwise, (input, "relu", 0.0, 0.0))
+    if not is_number(min) or not is_number(max) or min > max:
+        return None
+    return Call(ops.eltwise, (input, "clip", min, max))
+
+
+def gelu(input: Any, approximate: str = "none") -> Built:
+    kind = {"none": "gelu_erf", "tanh": "gelu_tanh"}.get(approximate)
+    return Call(ops.eltwise, (input, kind, 0.0, 0.0)) if kind else None
+
+
+def softplus(input: Any, beta: Any = 1, threshold: Any = 20) -> Built:
+    return Call(ops.eltwise, (input, "soft_relu", 0.0, 0.0)) if (beta, threshold) == (1, 20) else None
+
+
+def power(input: Any, exponent: Any, *, out: Any = None) -> Built:
+    if out is not None or not is_number(exponent):
+        return None
+    kind = {2: "square", 0.5: "sqrt"}.get(exponent)
+    entry = ("pow", 1.0, exponent) if kind is None else (kind, 0.0, 0.0)
+    return Call(ops.eltwise, (input, *entry))
+
+
+def negative(input: Any, *, out: Any = None) -> Built:
+    return None if out is not None else Call(ops.binary, (input, -1, "mul"))
+
+
+def prelu(input: Any, weight: Any) -> Built:
+    return Call(ops.prelu, (input, weight)) if isinstance(weight, fx.Node) else None
+
+
+def binary(kind: str) -> Callable[..., Built]:
+    """Builder of torch.add and friends, alpha 1 only."""
+
+    def build(input: Any, other: Any, *, alpha: Any = 1, rounding_mode: Any = None, out: Any = None) -> Built:
+        if not is_number(alpha) or alpha != 1 or rounding_mode is not None or out is not None:
+            return None
+        if not all(isinstance(side, fx.Node) or is_number(side) for side in (input, other)):
+            return None
+        if kind in ("max", "min") and not (isinstance(input, fx.Node) and isinstance(other, fx.Node)):
+            return None
+        return Call(ops.binary, (input, other, kind))
+
+    return build
+
+
+def reversed_binary(kind: str) -> Callable[..., Built]:
+    """Builder of Tensor.__radd__ and friends, torch.rsub."""
+    return lambda input, other, *, alpha=1: binary(kind)(other, input, alpha=alpha)

@@ -1,0 +1,91 @@
+"""Pooling and reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fx_passes import ops
+from fx_passes.spellings.builders.base import Built, Call, spread, static
+
+
+def max_pool(n: int) -> Callable[..., Built]:
+    """Builder of F.max_pool{n}d."""
+
+    def build(
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: Any = False,
+        return_indices: Any = False,
+    ) -> Built:
+        if return_indices is not False or not static(kernel_size, stride, padding, dilation, ceil_mode):
+            return None
+        return _pool("max", n, input, kernel_size, stride, padding, dilation, ceil_mode)
+
+    return build
+
+
+def avg_pool(n: int) -> Callable[..., Built]:
+    """Builder of F.avg_pool{n}d."""
+
+    def build(
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: Any = False,
+        count_include_pad: Any = True,
+        divisor_override: Any = None,
+    ) -> Built:
+        if divisor_override is not None or not static(kernel_size, stride, padding, ceil_mode, count_include_pad):
+            return None
+        kind = "avg_include_padding" if count_include_pad else "avg_exclude_padding"
+        return _pool(kind, n, input, kernel_size, stride, padding, 1, ceil_mode)
+
+    return build
+
+
+def _pool(kind: str, n: int, src: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Built:
+    kernel, padding = spread(kernel, n), spread(padding, n)
+    stride = kernel if stride is None or stride == [] else spread(stride, n)
+    if kind == "avg_include_padding" and not any(padding) and not ceil_mode:
+        kind = "avg_exclude_padding"  # the same thing, and one spelling is enough
+    kwargs = {
+        "kernel": kernel,
+        "stride": stride,
+        "padding_l": padding,
+        "padding_r": padding,
+        "dilation": spread(dilation, n),
+        "ceil_mode": ceil_mode,
+    }
+    return Call(ops.pool, (src, kind), kwargs)
+
+
+def adaptive_pool(kind: str, n: int) -> Callable[..., Built]:
+    """Builder of F.adaptive_{kind}_pool{n}d."""
+
+    def build(input: Any, output_size: Any, return_indices: Any = False) -> Built:
+        if return_indices is not False or not static(output_size) or output_size is None:
+            return None
+        sizes = (output_size,) if isinstance(output_size, int) else tuple(output_size)
+        return Call(ops.adaptive_pool, (input, kind, sizes * n if len(sizes) == 1 else sizes))
+
+    return build
+
+
+def reduction(kind: str) -> Callable[..., Built]:
+    """Builder of torch.mean and friends with the dimensions named."""
+
+    def build(
+        input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None, out: Any = None, **k: Any
+    ) -> Built:
+        dim = k.get("axis", dim)
+        if dim is None or dtype is not None or out is not None or not static(dim, keepdim):
+            return None
+        dims = (dim,) if isinstance(dim, int) else tuple(dim)
+        return Call(ops.reduce, (input, kind, dims, keepdim)) if dims else None
+
+    return build

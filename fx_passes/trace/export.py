@@ -1,0 +1,247 @@
+"""torch.export as the second way to a graph: it follows the example inputs through control flow on shapes and values.
+
+The graph keeps every size free that the model does not depend on, as far as torch.export can. What it does depend on is
+collected as guards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fx_passes.graph.graph import replace
+from fx_passes.trace.inline import inline_modes
+from fx_passes.trace.outputs import take_outputs_apart
+from fx_passes.trace.seeding import refuse_seeding
+from fx_passes.trace.skeleton import skeleton
+from fx_passes.trace.state import Snapshot
+
+log = logging.getLogger("zendnn_cffi.passes")
+aten = torch.ops.aten
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
+class _TensorLike(NamedTuple):
+    """What a graph takes for granted of a tensor input, other than sizes."""
+
+    dtype: torch.dtype
+    device: torch.device
+    ndim: int
+
+    def describes(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and value.dtype == self.dtype
+            and value.device == self.device
+            and value.ndim == self.ndim
+            and not (value.requires_grad and torch.is_grad_enabled())
+        )
+
+
+_MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
+
+
+class Guards:
+    """Conditions on the inputs under which an exported graph is the model.
+
+    check    raises AssertionError for sizes that the graph is not right for (None: all are)
+    example  the arguments that the graph was made from: others must have their structure, dtypes and numbers
+    """
+
+    def __init__(self, check: Callable[..., Any] | None, example: Call) -> None:
+        self._check = check
+        leaves, self._in_spec = pytree.tree_flatten(example)
+        self._leaves = [_TensorLike(x.dtype, x.device, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
+        only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
+        self._n_flat = len(leaves) if only_leaves and not example[1] else None
+        self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
+
+    def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for."""
+        if torch.is_autocast_enabled("cpu"):
+            return False
+        flat: Any = args
+        if self._n_flat != len(args) or kwargs:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self._in_spec:
+                return False
+        for value, like in zip(flat, self._leaves, strict=True):
+            if not (like.describes(value) if type(like) is _TensorLike else _is_same(value, like)):
+                return False
+        if self._check is None:
+            return True
+        sizes = _sizes(flat)
+        if sizes in self._passed:
+            return True
+        try:
+            self._check(*flat)
+        except AssertionError:
+            return False
+        if len(self._passed) >= _MOST_PASSED:
+            self._passed.clear()
+        if sizes is not None:
+            self._passed.add(sizes)
+        return True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
+        return self
+
+
+def _sizes(flat: Any) -> tuple[Any, ...] | None:
+    """Sizes and strides of the tensors; None where there are none to compare (symbolic ones, sparse tensors)."""
+    try:
+        sizes = tuple([(x.shape, x.stride()) for x in flat if isinstance(x, torch.Tensor)])
+        hash(sizes)
+    except (TypeError, RuntimeError):
+        return None
+    return sizes
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether an argument that is no tensor is what the example had."""
+    return value is other or (type(value) is type(other) and not isinstance(value, torch.Tensor) and value == other)
+
+
+class StateChanged(Exception):
+    """The forward changes more than its result; torch.export itself would put it back and say nothing.
+
+    changed  path of a module -> what of it
+    """
+
+    def __init__(self, changed: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{path or 'the model'}: {what}" for path, what in changed.items()))
+        self.changed = changed
+
+
+def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[fx.Graph, Guards]:
+    """Return the graph of root (its constants are put on root) and the guards it rests on.
+
+    Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
+    """
+    gm: Any = _export(root, args, kwargs).module()
+    check = getattr(gm, "_guards_fn", None)
+    inline_modes(gm)
+    graph: fx.Graph = gm.graph
+    for node in list(graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":
+            graph.erase_node(node)
+        elif node.op == "get_attr":
+            owner, _, name = node.target.rpartition(".")
+            if not hasattr(root.get_submodule(owner), name):  # a tensor that forward creates
+                setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
+        elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
+            replace(node, node.args[0])  # the guards keep gradients out
+    return graph, Guards(check, (args, kwargs))
+
+
+def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The exported program with as many sizes free as can be; sizes are given up step by step.
+
+    Gradients are off, so that the model's own no_grad() leaves no trace in the graph.
+    """
+    example = (args, kwargs)
+    attempts: tuple[tuple[str, Any, AbstractContextManager[Any]], ...] = (
+        ("sizes and batch", lambda: pytree.tree_map(_free_sizes_and_batch, example), _size_oblivious()),
+        ("sizes above 1", lambda: pytree.tree_map(_free_sizes, example), contextlib.nullcontext()),
+        ("no size", None, contextlib.nullcontext()),
+    )
+    for what, make_shapes, mode in attempts:
+        traced_root = skeleton(root, own_state=True)
+        take_outputs_apart(traced_root)
+        refuse_nested(traced_root)
+        shared = Snapshot(traced_root)
+        noticed = _watch_state(traced_root)
+        try:
+            shapes = None if make_shapes is None else _by_name(traced_root, make_shapes())
+            with torch.no_grad(), _written_out(), refuse_seeding(), mode, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
+                return torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            if noticed:
+                raise StateChanged(noticed) from error
+            if make_shapes is None:
+                raise
+            reason = str(error).partition("\n")[0][:200]
+            log.info("torch.export with %s free: %s: %s", what, type(error).__name__, reason)
+        finally:
+            shared.restore_shared()
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _watch_state(root: nn.Module) -> dict[str, str]:
+    """Return a mapping that root's forward, called later, fills with the modules it changes."""
+    forward, noticed = root.forward, dict[str, str]()
+
+    @functools.wraps(forward)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before = Snapshot(root, in_place=False)  # what is written in place is in the graph
+        result = forward(*args, **kwargs)
+        noticed.update(before.changed())
+        if noticed:
+            raise StateChanged(noticed)
+        return result
+
+    root.forward = watched
+    return noticed
+
+
+def _size_oblivious() -> AbstractContextManager[Any]:
+    """Let a size be free though it is 1 in the example: torch.export takes 0 and 1 for constants otherwise."""
+    from torch.fx.experimental import _config as config
+
+    # torch before 2.7 has no such setting; the sizes are constants there.
+    known = hasattr(config, "backed_size_oblivious")
+    return config.patch(backed_size_oblivious=True) if known else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _written_out() -> Iterator[None]:
+    """Let nn.MultiheadAttention and nn.TransformerEncoderLayer call their parts, not one operator for all of them."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def refuse_nested(root: nn.Module) -> None:
+    """Let encoders raise that leave out padded positions, which their parts would compute: eager returns 0 there."""
+
+    def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None) is not None:
+            raise NotImplementedError("a TransformerEncoder with nested tensors and a padding mask")
+
+    for module in root.modules():
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+            module.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def _free_sizes(value: Any) -> Any:
+    """Leave every size of a tensor to torch.export to find out, but for 0 and 1: those mean something."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
+
+
+def _free_sizes_and_batch(value: Any) -> Any:
+    """The same with the first size free, whatever it is."""
+    free = _free_sizes(value)
+    return {**free, 0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.ndim else free
+
+
+def _by_name(root: nn.Module, free: Call) -> dict[str, Any]:
+    """dynamic_shapes by argument name: those of *args as a tuple, those of **kwargs as a mapping."""
+    args, kwargs = free
+    return dict(inspect.signature(root.forward).bind(*args, **kwargs).arguments)

@@ -1,0 +1,98 @@
+"""Copies of a module tree whose parameters lie in the memory of the tree they were made from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_MAX_DEPTH = 4  # of containers in attributes that are searched for tensors
+
+
+class TraceError(RuntimeError):
+    """The model cannot become a graph; the message says where and why."""
+
+
+def skeleton(model: nn.Module, *, own_state: bool = False) -> nn.Module:
+    """Return a deep copy of the module tree whose parameters and buffers are new objects on the model's storage.
+
+    own_state  buffers, and tensors in other attributes, get storage of their own: a forward may write to them
+    Ties (a module or parameter reachable by two names) stay ties. What Python cannot copy (a lock, a file) is shared.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+                raise TraceError(
+                    f"parameter {name!r} of {type(module).__name__} has no shape yet (a lazy module): call the model"
+                    " once on an input first, then optimize it"
+                )
+            if parameter is not None and id(parameter) not in memo:
+                memo[id(parameter)] = _alias(parameter)
+        for value in _tensors_in([*module._buffers.values(), *module.__dict__.values()]):
+            if id(value) not in memo:
+                memo[id(value)] = _own(value) if own_state else _view(value)
+    try:
+        return copy.deepcopy(model, dict(memo))
+    except Exception:  # whatever a class raises that does not want to be copied
+        for module in model.modules():
+            memo.update((id(value), value) for value in module.__dict__.values() if not _can_be_copied(value, memo))
+        return copy.deepcopy(model, memo)
+
+
+def own_tensor(owner: nn.Module, name: str) -> None:
+    """Give a parameter, buffer or other attribute of owner storage of its own, with the same contents."""
+    value = getattr(owner, name)
+    if isinstance(value, nn.Parameter):
+        owner._parameters[name] = nn.Parameter(value.detach().clone(), value.requires_grad)
+    elif name in owner._buffers:
+        owner._buffers[name] = _own(value)
+    else:
+        owner.__dict__[name] = _own(value)
+
+
+def own_state(owner: nn.Module) -> None:
+    """Give owner's buffers and tensors in other attributes storage of their own."""
+    for name, value in [*owner._buffers.items(), *owner.__dict__.items()]:
+        if isinstance(value, torch.Tensor):
+            own_tensor(owner, name)
+
+
+def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Tensors in value and in lists, tuples and dictionaries in it: only leaves of autograd's graph can be copied."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < _MAX_DEPTH and isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item, depth + 1)
+
+
+def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:
+    if isinstance(value, nn.Module) or (
+        isinstance(value, dict) and any(isinstance(m, nn.Module) for m in value.values())
+    ):
+        return True  # each module is looked at by itself
+    try:
+        copy.deepcopy(value, dict(memo))
+    except Exception:
+        return False
+    return True
+
+
+def _alias(parameter: nn.Parameter) -> nn.Parameter:
+    """A new Parameter on the same storage; a subclass (quantized, distributed, ...) is shared as it is."""
+    if type(parameter) is not nn.Parameter:
+        return parameter
+    return nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+
+
+def _view(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if type(tensor) is torch.Tensor else tensor
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """The same contents in new memory; what is no plain tensor is shared as it is."""
+    return tensor.detach().clone() if type(tensor) is torch.Tensor else tensor

@@ -1,0 +1,394 @@
+"""From an nn.Module to a graph over a copy of its module tree.
+
+    model  --skeleton-->  the same tree of new Module objects on the same storage
+           --symbolic trace, else torch.export with example inputs, else with some submodules kept whole-->  fx.Graph
+
+nn.Transformer and its parts are one operation each for symbolic tracing: with example inputs, torch.export goes first.
+
+The user's model is never written to: not by tracing (a forward may store things on self), not by what is later done to
+the optimized module (`.to`, hooks, new submodules).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.aliasing.effects import writes
+from fx_passes.graph.graph import CREATED, copy_graph
+from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.trace.export import Call, Guards, StateChanged, export
+from fx_passes.trace.seeding import refuse_seeding
+from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
+from fx_passes.trace.state import Snapshot
+from zendnn_cffi.locks import making
+
+log = logging.getLogger("zendnn_cffi.passes")
+
+ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
+# Modules of torch.nn that symbolic tracing takes for one operation, and torch.export takes apart.
+_COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer,
+              nn.Transformer)  # fmt: skip
+_REASON = 300  # characters of torch.export's messages that are kept
+WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
+
+
+def forward_signature(model: nn.Module) -> inspect.Signature:
+    """The signature of model.forward; (*args, **kwargs) where Python cannot say, as for TorchScript."""
+    try:
+        return inspect.signature(model.forward)
+    except ValueError:
+        return inspect.signature(lambda *args, **kwargs: None)
+
+
+@dataclass
+class Traced:
+    """What trace returns.
+
+    root         owns parameters and submodules under their original names
+    graph        refers to them; None where the model stays whole
+    leaves       submodule kept whole -> reason
+    specialized  optional argument -> the only value the graph is right for
+    given        optional arguments that the graph needs (the example had a tensor for them, not the default)
+    guards       conditions on the inputs that torch.export found the graph to rest on
+    example      the example inputs, where the graph was made from them
+    stateful     submodules whose forward was seen to change more than its result
+    """
+
+    root: nn.Module
+    graph: fx.Graph | None
+    leaves: dict[str, str] = field(default_factory=dict)
+    specialized: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+    guards: Guards | None = None
+    example: Call | None = None
+    stateful: tuple[str, ...] = ()
+
+    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The call's arguments as the graph takes them; None where it does not compute what the model would."""
+        if (self.specialized or self.given) and not self._agrees(args, kwargs):
+            return None
+        if self.guards is None or self.example is None:
+            return args, kwargs
+        ordered = self._as_in_example(args, kwargs)
+        return ordered if ordered is not None and self.guards.hold(*ordered) else None
+
+    def _agrees(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the arguments are those that the trace took for granted."""
+        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        for name, value in self.specialized.items():
+            other = values.get(name, self.parameters[name])
+            if other is not value and (type(other) is not type(value) or other != value):
+                return False
+        return all(values.get(name) is not None for name in self.given)
+
+    def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The same call with the arguments by position that the example had there; None where others are given."""
+        assert self.example is not None
+        by_position, by_name = self.example
+        if len(args) == len(by_position) and kwargs.keys() == by_name.keys():
+            return args, {name: kwargs[name] for name in by_name}
+        expected = [*list(self.parameters)[: len(by_position)], *by_name]
+        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        if self._has_var_positional or values.keys() != set(expected):
+            return None
+        n = len(by_position)
+        return tuple(values[name] for name in expected[:n]), {name: values[name] for name in expected[n:]}
+
+    @cached_property
+    def _has_var_positional(self) -> bool:
+        kinds = (p.kind for p in forward_signature(self.root).parameters.values())
+        return inspect.Parameter.VAR_POSITIONAL in kinds
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of forward in order, with their defaults."""
+        return {p.name: p.default for p in forward_signature(self.root).parameters.values()}
+
+    def copy(self, root: nn.Module) -> Traced:
+        """The same graph over another module tree of the same structure."""
+        return replace(self, root=root, graph=self.graph and copy_graph(self.graph))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """An exported graph is not picklable; it is made again from the example."""
+        state = dict(self.__dict__)
+        if self.example is not None:
+            state.update(graph=None, guards=None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.example is not None:
+            self.graph, self.guards = export(self.root, *self.example)
+
+
+class InPlaceProxy(fx.Proxy):
+    """A Proxy that also records augmented assignment as what it is: fx.Proxy makes x = x + y of x += y."""
+
+    def _record(self, target: Callable[..., Any], *args: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, *args), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.itruediv, other)
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        self._record(operator.setitem, item, value)
+
+
+class SubmoduleTracer(fx.Tracer):
+    """Symbolic tracer that remembers in which submodule tracing failed, and keeps given submodules whole."""
+
+    def __init__(self, leaves: Mapping[str, str], specialized: Mapping[str, Any]) -> None:
+        super().__init__()
+        # Without this a buffer is read, and written, as the tensor it is while tracing.
+        self.proxy_buffer_attributes = True
+        self.leaves = leaves
+        self.specialized = specialized
+        self.failed: str | None = None
+        self.thread = threading.get_ident()
+        self.autocast = torch.is_autocast_enabled("cpu")
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return InPlaceProxy(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if torch.is_autocast_enabled("cpu") != self.autocast:
+            raise NotImplementedError("its forward switches autocast, which a graph would leave out")
+        return super().create_node(*args, **kwargs)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return (
+            module_qualified_name in self.leaves
+            or has_hooks(m)
+            or isinstance(m, torch.jit.ScriptModule)
+            or (
+                super().is_leaf_module(m, module_qualified_name)
+                and not is_parametrization(m)
+                and not computed_weights(m)
+            )
+        )
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:  # modules that other threads call meanwhile come here, too
+            return forward(*args, **kwargs)
+        before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            if self.failed is None:
+                self.failed = self.path_of_module(m)
+            raise
+        finally:
+            m.__dict__.update(before)  # in place of what hooks computed of the graph's values
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+    ) -> tuple[Any, list[Any]]:
+        root_fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        return root_fn, [
+            self.specialized[arg.node.target]
+            if isinstance(arg, fx.Proxy) and arg.node.target in self.specialized
+            else arg
+            for arg in args
+        ]
+
+
+def is_parametrization(module: nn.Module) -> bool:
+    """Whether module computes its parameters from others, or is what computes them: traced through, that is folded."""
+    parts_of_it = type(module).__module__ in (parametrize.__name__, parametrizations.__name__)
+    return parts_of_it or parametrize.is_parametrized(module)
+
+
+def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
+    """Return the graph of model.forward over a skeleton of the model.
+
+    example_inputs  the arguments of one call (a sequence, or a mapping of keyword arguments); used where symbolic
+                    tracing is not enough, and to learn which optional arguments are given
+    Raises          ValueError for a model in training mode, TraceError for one whose parameters have no shape yet.
+    Where nothing can be traced, the result has no graph and the reason stands in leaves[WHOLE]. Submodules whose
+    forward changes attributes, lists or globals are leaves, and what they write to is their own.
+    """
+    if model.training:
+        raise ValueError(
+            f"{type(model).__name__} is in training mode, and optimize() keeps evaluation semantics only: call"
+            " model.eval() first"
+        )
+    example = None if example_inputs is None else _as_call(example_inputs)
+    with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
+        traced = _trace(skeleton(model), example, *_specialize(model, example))
+    _own_what_is_written(traced)
+    return traced
+
+
+def retrace(traced: Traced) -> Traced:
+    """Trace the same module tree again, as it is now."""
+    with making():
+        if traced.example is not None:
+            return _trace(traced.root, traced.example, *_specialize(traced.root, traced.example))
+        return _trace(traced.root, None, traced.specialized, traced.given)
+
+
+def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any], given: frozenset[str]) -> Traced:
+    """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
+    refused = ""  # why there is no exported graph
+    if example is not None and any(isinstance(module, _COMPOSITE) for module in root.modules()):
+        try:
+            return _trace_by_export(root, example)
+        except _Untraceable as failure:
+            refused = str(failure)
+    leaves: dict[str, str] = {}
+    stateful: tuple[str, ...] = ()
+    while True:
+        try:
+            return replace(_trace_symbolically(root, leaves, specialized, given), stateful=stateful)
+        except _Untraceable as failure:
+            if example is not None and not leaves and not failure.stateful:
+                try:
+                    if not refused:
+                        return _trace_by_export(root, example)
+                except _Untraceable as other:
+                    refused, stateful = str(other), (*stateful, *other.stateful)
+                failure.reasons = {path: f"{refused}; symbolically: {text}" for path, text in failure.reasons.items()}
+            stateful = (*stateful, *failure.stateful)
+            log.info("%s: %s%s", type(root).__name__, failure, _remedy(example))
+            leaves = keep_whole(leaves, failure.reasons)
+            if WHOLE in leaves:
+                log.warning("%s stays plain PyTorch: %s%s", type(root).__name__, failure, _remedy(example))
+                return Traced(root, None, leaves, stateful=stateful)
+
+
+def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return leaves with one more for each path: the module itself, or the nearest one around what is kept already."""
+    found = dict(leaves)
+    for path, reason in reasons.items():
+        while leaf := next((leaf for leaf in leaves if leaf == path or path.startswith(f"{leaf}.")), ""):
+            path = leaf.rpartition(".")[0]
+        found[path] = reason
+    return {p: r for p, r in found.items() if not any(p != o and (o == WHOLE or p.startswith(f"{o}.")) for o in found)}
+
+
+class _Untraceable(Exception):
+    """Why there is no graph: path of a submodule (WHOLE: the root) -> reason.
+
+    stateful  paths of modules whose state was changed by tracing them
+    """
+
+    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = ()) -> None:
+        super().__init__("; ".join(f"{path or 'the model'}: {reason}" for path, reason in reasons.items()))
+        self.reasons = dict(reasons)
+        self.stateful = tuple(stateful)
+
+
+def _trace_symbolically(
+    root: nn.Module, leaves: Mapping[str, str], specialized: Mapping[str, Any], given: frozenset[str]
+) -> Traced:
+    traced_root = skeleton(root, own_state=True)
+    tracer = SubmoduleTracer(leaves, specialized)
+    before, rng = Snapshot(traced_root), torch.get_rng_state()
+    try:
+        with refuse_seeding():
+            graph = tracer.trace(traced_root)
+        draws = not torch.equal(rng, torch.get_rng_state())
+        changed = before.changed()
+    except Exception as error:  # whatever the model's own code raises when it meets a Proxy
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise _Untraceable({tracer.failed or WHOLE: reason}) from error
+    finally:
+        torch.set_rng_state(rng)
+        before.restore_shared()
+    if draws:
+        raise _Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
+    if changed:
+        raise _Untraceable(changed, tuple(changed))
+    read = list(graph.find_nodes(op="get_attr"))
+    # those that forward creates, which the tracer left on its root
+    created = {node.target for node in read if "." not in node.target and not hasattr(root, node.target)}
+    for node in read:
+        if node.target in created:
+            node.meta[CREATED] = True
+    _refuse_writes_to_created(graph, traced_root)
+    for name in created:
+        setattr(root, name, getattr(traced_root, name))
+    return Traced(root, graph, dict(leaves), dict(specialized), given)
+
+
+def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
+    """Raise where forward writes to a tensor that it makes: it was made, and perhaps read, once, while tracing."""
+    for node in graph.nodes:
+        if any(written.meta.get(CREATED) for written in writes(node, root, unknown=False)):
+            path = next(reversed(node.meta.get("nn_module_stack") or {"": None}))
+            raise _Untraceable({path: "its forward writes to a tensor that it makes, which a graph makes once"})
+
+
+def _trace_by_export(root: nn.Module, example: Call) -> Traced:
+    """The exported graph."""
+    try:
+        graph, guards = export(root, *example)
+    except StateChanged as error:
+        log.info("torch.export: %s", error)
+        raise _Untraceable(error.changed, tuple(error.changed)) from error
+    except Exception as error:  # whatever the model's own code or torch.export raises
+        reason = f"torch.export: {type(error).__name__}: {error}".splitlines()[0][:_REASON]
+        log.info("%s", reason)
+        raise _Untraceable({WHOLE: reason}) from error
+    return Traced(root, graph, guards=guards, example=example)
+
+
+def _own_what_is_written(traced: Traced) -> None:
+    """Give what a call writes to storage of its own: the model that was copied keeps its values."""
+    for path in traced.stateful:
+        own_state(traced.root.get_submodule(path))
+    if traced.graph is None or not any(writes(node, traced.root, unknown=False) for node in traced.graph.nodes):
+        return
+    aliasing = Aliasing(fx.GraphModule(traced.root, copy_graph(traced.graph)))
+    for node in aliasing.gm.graph.find_nodes(op="get_attr"):
+        if aliasing.is_written(node):
+            owner, _, name = str(node.target).rpartition(".")
+            own_tensor(traced.root.get_submodule(owner), name)
+
+
+def _remedy(example: Call | None) -> str:
+    return "" if example is not None else " (with example_inputs, torch.export would be tried)"
+
+
+def _as_call(example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor) -> Call:
+    """Positional and keyword arguments."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
+
+
+def _specialize(model: nn.Module, example: Call | None) -> tuple[dict[str, Any], frozenset[str]]:
+    """Arguments that forward is likely to branch on: those fixed to a value, those that have to be given."""
+    args, kwargs = example if example is not None else ((), {})
+    parameters = forward_signature(model).parameters
+    values = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    fixed: dict[str, Any] = {}
+    given = set()
+    for p in parameters.values():
+        value = values.get(p.name, p.default)
+        if value is None or isinstance(value, bool | str):
+            fixed[p.name] = value
+        elif p.name in values and p.default is None:
+            given.add(p.name)
+    return fixed, frozenset(given)

@@ -1,0 +1,261 @@
+"""In-place operations: out of place where nobody can tell, left alone everywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fx_passes.pipeline import compile_graph
+from tests.support.graphs import check, count, image, model_of, outside
+
+CONV = nn.Conv2d(3, 3, 3, padding=1)
+
+
+def _residual(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.c(x)
+    y += x
+    return y
+
+
+def _old_name(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.c(x)
+    F.relu(y, inplace=True)
+    return y * 2
+
+
+def _chain(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.c(x)
+    y += x
+    y = m.r(y).mul_(2)
+    return y.add_(1)
+
+
+def _augmented_sizes(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.c(x)
+    n = y.size(0)
+    n *= 3
+    n += 0
+    return y.reshape(n, -1)
+
+
+def _view_made_after(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.c(x).relu_()
+    z = y.flatten(1)
+    return z.tanh_() if False else z
+
+
+CONVERTED: dict[str, Callable[..., Any]] = {
+    "nn.ReLU": lambda m, x: m.r(m.c(x)),
+    "F.relu": lambda m, x: F.relu(m.c(x), inplace=True),
+    "F.relu by position": lambda m, x: F.relu(m.c(x), True),
+    "torch.relu_": lambda m, x: torch.relu_(m.c(x)),
+    "method": lambda m, x: m.c(x).relu_(),
+    "clamp_": lambda m, x: m.c(x).clamp_(-1, 1),
+    "+= of a tensor": _residual,
+    "readers of the old name": _old_name,
+    "one after the other": _chain,
+    "a view made afterwards": _view_made_after,
+    "dropout in place does nothing": lambda m, x: F.dropout(m.c(x), 0.5, False, True),
+    "numbers": _augmented_sizes,
+    "leaky": lambda m, x: F.leaky_relu_(m.c(x), 0.1),
+    "hardtanh": lambda m, x: F.hardtanh(m.c(x), -1.0, 1.0, True),
+    "mul_ of a number": lambda m, x: m.c(x).mul_(3),
+}
+
+
+@pytest.mark.parametrize("case", CONVERTED)
+def test_becomes_out_of_place(case: str) -> None:
+    gm = check(model_of(CONVERTED[case], c=CONV, r=nn.ReLU(inplace=True)), image())
+    assert not outside(gm), gm.graph
+
+
+def _view_read_later(m: Any, x: torch.Tensor) -> Any:
+    y = m.c(x)
+    z = y.flatten(1)
+    y.relu_()
+    return z
+
+
+def _written_through_a_view(m: Any, x: torch.Tensor) -> Any:
+    y = m.c(x)
+    y[:, 0].zero_()
+    return y.relu()
+
+
+def _setitem(m: Any, x: torch.Tensor) -> Any:
+    y = m.c(x)
+    y[:, 0] = 1.0
+    return y.relu()
+
+
+def _both_views(m: Any, x: torch.Tensor) -> Any:
+    a, b = m.c(x).chunk(2, 0)
+    a.relu_()
+    return a, b
+
+
+def _read_before_and_after(m: Any, x: torch.Tensor) -> Any:
+    before = m.c(x)
+    x.add_(1)
+    return before, m.c(x)
+
+
+def _buffer(m: Any, x: torch.Tensor) -> Any:
+    m.steps.add_(1)
+    return m.c(x) * m.steps
+
+
+def _parameter(m: Any, x: torch.Tensor) -> Any:
+    w = m.c.weight
+    w.mul_(2)
+    return F.conv2d(x, w)
+
+
+def _unknown_dtype(m: Any, x: torch.Tensor) -> Any:
+    y = x * 2
+    y += m.other
+    return y.relu()
+
+
+def _foreign(x: torch.Tensor) -> torch.Tensor:
+    x[0] = 7.0
+    return x.sum()
+
+
+torch.fx.wrap("_foreign")
+
+
+def _somebody_elses_function(m: Any, x: torch.Tensor) -> Any:
+    y = m.c(x)
+    z = y.relu()
+    s = _foreign(y)
+    return z, y.relu(), s
+
+
+def _augmented_input(m: Any, x: torch.Tensor) -> Any:
+    x += 1
+    return m.c(x)
+
+
+LEFT: dict[str, Callable[..., Any]] = {
+    "+= on a graph input": _augmented_input,
+    "a graph input": lambda m, x: x.relu_(),
+    "a view of a graph input": lambda m, x: (x.flatten(1).relu_(), x)[0],
+    "a module on a graph input": lambda m, x: m.c(m.r(x)),
+    "a view that is read later": _view_read_later,
+    "through a view": _written_through_a_view,
+    "setitem": _setitem,
+    "one of two chunks": _both_views,
+    "a graph input read before and after": _read_before_and_after,
+    "a buffer": _buffer,
+    "a parameter": _parameter,
+    "an operand of unknown dtype": _unknown_dtype,
+    "a function nobody knows": _somebody_elses_function,
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_stays_in_place(case: str) -> None:
+    model = model_of(LEFT[case], c=CONV, r=nn.ReLU(inplace=True))
+    model.register_buffer("steps", torch.zeros(1, dtype=torch.float64))
+    model.register_buffer("other", torch.ones(7, dtype=torch.float32))
+    gm = check(model, image())
+    assert sum(outside(gm).values()) >= 1
+
+
+def test_the_dtype_of_the_first_operand_is_kept() -> None:
+    """out += residual in bfloat16 stays bfloat16, where bfloat16 + float64 would not."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = m.c(x)
+        z += y
+        return z
+
+    model = model_of(forward, c=nn.Conv2d(3, 3, 1)).float()
+    gm = check(model, image().float(), image())
+    assert gm(image().float(), image()).dtype == torch.float32
+
+
+def test_buffers_that_are_counted_up_are_not_constants() -> None:
+    model = model_of(_buffer, c=CONV)
+    model.register_buffer("steps", torch.zeros(1, dtype=torch.float64))
+    gm = compile_graph(model)
+    x = image()
+    torch.testing.assert_close(gm(x) * 2, gm(x))
+
+
+def test_a_fusion_does_not_carry_a_read_past_a_write() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.c(x)
+        x.zero_()
+        return y.relu()
+
+    gm = check(model_of(forward, c=CONV), image())
+    assert count(gm)["convolution"] == 1
+
+
+def test_sizes_are_no_memory() -> None:
+    """Values that take their shape from one size share nothing: Twins was cut into 38 regions for it."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        n, channels, height, width = x.shape
+        y = torch.ops.aten.view.default(m.c(x), [n, channels, height * width])
+        z = torch.ops.aten.view.default(m.c(x * 2), [n, channels, height * width])
+        return torch.ops.aten.add_.Tensor(y, z)
+
+    gm = check(model_of(forward, c=nn.Conv2d(3, 3, 3, padding=1)), image())
+    assert not set(outside(gm)) - {"size", "mul"}
+
+
+def test_an_operator_shares_the_memory_its_schema_says() -> None:
+    """The second operand of an addition in place is only read."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y, z = m.c(x), m.c(x * 2)
+        return torch.ops.aten.add_.Tensor(y, z), z.relu()
+
+    assert not outside(check(model_of(forward, c=nn.Conv2d(3, 3, 1)), image()))
+
+
+class Branching(nn.Module):
+    """A module that cannot be traced; it reads its argument, or writes to it."""
+
+    def __init__(self, writing: bool) -> None:
+        super().__init__()
+        self.writing = writing
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 1e9:
+            return x
+        return x.mul_(2) + 1 if self.writing else x.exp()
+
+
+def _hooked() -> nn.Module:
+    relu = nn.ReLU(inplace=True)
+    relu.register_forward_hook(lambda module, args, result: result + 1)
+    return relu
+
+
+UNKNOWN = {
+    "reads": lambda: Branching(False),
+    "writes": lambda: Branching(True),
+    "in place, without a spelling": lambda: nn.CELU(inplace=True),
+    "in place, with a hook": _hooked,
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_readers_behind_a_module_that_stays_whole_read_their_own_value(name: str) -> None:
+    """They read what the module left in the value, not the module's result."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = m.a(x)
+        z = m.u(y)
+        return m.b(y) + z
+
+    check(model_of(forward, a=nn.Linear(7, 7), b=nn.Linear(7, 7), u=UNKNOWN[name]()), image(3, 7))

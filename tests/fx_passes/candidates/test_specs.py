@@ -1,0 +1,48 @@
+"""What a region knows of its nodes before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.specs import RegionValues, TensorSpec
+
+
+def held(function: Any) -> dict[fx.Node, Any]:
+    return inspect.getclosurevars(function).nonlocals["part"].numbers
+
+
+def test_a_computation_holds_only_the_numbers_it_needs() -> None:
+    """Not what these were found from: XCiT took 2^depth steps when it walked on through that."""
+    graph = fx.Graph()
+    x = last = graph.placeholder("x")
+    for _ in range(12):
+        last = graph.call_function(torch.add, (last, last))
+    rows = graph.call_function(getattr, (last, "shape"))
+    count = graph.call_function(operator.getitem, (rows, 1))
+    node = graph.call_function(torch.reshape, (x, (count, -1)))
+    graph.output((last, node))
+    values = RegionValues(graph, [TensorSpec.of(torch.empty(6, 4))], {})
+    function = values.computation(node, values.operands(node))
+    given = torch.randn(6, 4)
+    assert torch.equal(function(given), given.reshape(4, 6))
+    assert list(held(function)) == [count]
+
+
+def test_a_computation_goes_through_tuples_of_tensors_to_where_they_came_from() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    parts = graph.call_function(torch.chunk, (x, 2, -1))
+    first, second = (graph.call_function(operator.getitem, (parts, i)) for i in range(2))
+    node = graph.call_function(torch.cat, ((second, first), -1))
+    graph.output(node)
+    values = RegionValues(graph, [TensorSpec.of(torch.empty(3, 8))], {})
+    assert values.operands(first) == (x,)
+    function = values.computation(first, (x,))
+    given = torch.randn(3, 8)
+    assert torch.equal(function(given), given[:, :4])
+    assert list(held(function)) == [parts]

@@ -1,0 +1,114 @@
+"""Element-wise operations that nothing absorbs: eltwise, binary, prelu."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.fx_passes.lower.windows.test_convolution import BINARY, ELTWISE
+from tests.support.lowering import kinds, net, noise, offload
+
+DTYPES = (None, torch.bfloat16)
+POOL = nn.MaxPool2d(2)  # something with blocked layouts that absorbs nothing
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ELTWISE)
+def test_eltwise(name: str, dtype: torch.dtype | None) -> None:
+    model = net(lambda m, x: m[1](ELTWISE[name](m[0](x))), POOL, nn.Conv2d(17, 4, 1))
+    found = offload(model, noise(2, 17, 8, 7), dtype=dtype)
+    assert set(kinds(found)[1:-1]) == {"eltwise"} and not any("ref" in n.implementation for n in found.nodes)
+
+
+@pytest.mark.parametrize("name", ("log", "sqrt", "pow"))
+def test_positive(name: str) -> None:
+    function = {"log": torch.log, "sqrt": torch.sqrt, "pow": lambda x: torch.pow(x, 3)}[name]
+    # k: the kernel's logarithm is 3e-6 off near 1, where it is small itself
+    found = offload(net(lambda m, x: m[0](function(torch.abs(x) + 0.5)), POOL), noise(2, 17, 8, 7), k=16)
+    assert "torch" not in kinds(found)
+
+
+@pytest.mark.parametrize(
+    "shape", ((7,), (3, 5), (2, 3, 4), (2, 17, 3, 2), (1, 3, 2, 2, 2), (2, 1, 3, 1, 2, 2)), ids=str
+)
+def test_ranks(shape: tuple[int, ...]) -> None:
+    found = offload(
+        net(lambda m, x, y: torch.tanh(x) * y - 1, nn.Identity()), noise(*shape), noise(*shape, seed=1), k=4
+    )
+    assert kinds(found) == ["eltwise", "binary", "eltwise"]
+
+
+def test_scalars_stay_right() -> None:
+    """A value without dimensions."""
+    offload(net(lambda m, x: F.relu(m[0](x)) * torch.tanh(x.mean((0, 1, 2, 3))), POOL), noise(2, 3, 4, 4), k=96)
+    offload(net(lambda m, x, y: torch.tanh(y) + m[0](x), POOL), noise(2, 3, 4, 4), torch.tensor(0.5), k=4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", BINARY)
+def test_binary(name: str, dtype: torch.dtype | None) -> None:
+    model = net(lambda m, x, y: m[1](BINARY[name](m[0](x), m[0](y))), POOL, nn.Conv2d(17, 4, 1))
+    found = offload(model, noise(2, 17, 8, 8), noise(2, 17, 8, 8, seed=1), dtype=dtype)
+    assert "torch" not in kinds(found)
+
+
+@pytest.mark.parametrize("name", ("add", "sub", "rsub", "div"))
+@pytest.mark.parametrize("shape", ((1, 17, 1, 1), (17, 1, 1), (2, 17, 1, 1), (1, 1, 4, 4), (4, 4), (), (1, 17, 4, 4)),
+                         ids=str)  # fmt: skip
+def test_broadcast(name: str, shape: tuple[int, ...]) -> None:
+    model = net(lambda m, x, y: m[1](BINARY[name](m[0](x), y)), POOL, nn.Conv2d(17, 4, 1))
+    found = offload(model, noise(2, 17, 8, 8), noise(*shape))
+    assert found.nodes[-1].became == "convolution"
+
+
+def test_both_sides_broadcast() -> None:
+    found = offload(net(lambda m, x, y: m[0](x) + y, nn.Conv2d(3, 17, 1)), noise(2, 3, 1, 7), noise(17, 5, 1))
+    assert "convolution" in kinds(found)
+
+
+@pytest.mark.parametrize("function", (operator.add, operator.mul, operator.sub))
+def test_one_tensor_twice(function: Any) -> None:
+    for fn in (lambda m, x: m[1](function(m[0](x), m[0](x))), lambda m, x: (lambda a: m[1](function(a, a)))(m[0](x))):
+        assert "torch" not in kinds(offload(net(fn, POOL, nn.Conv2d(17, 4, 1)), noise(2, 17, 8, 8)))
+
+
+def test_transposed_operand() -> None:
+    found = offload(
+        net(lambda m, x: (lambda a: a + a.transpose(2, 3))(m[0](x)), nn.Conv2d(3, 17, 1)), noise(2, 3, 5, 5)
+    )
+    assert "torch" not in kinds(found)
+
+
+def test_integers_and_bools_keep_their_meaning() -> None:
+    model = net(lambda m, x, y: m[0](x) * (y + 1) / 2, nn.Conv2d(3, 17, 1))
+    found = offload(model, noise(2, 3, 5, 5), torch.arange(5))
+    assert "convolution" in kinds(found)
+    offload(net(lambda m, x, y: m[0](x) + y, nn.Conv2d(3, 17, 1)), noise(2, 3, 5, 5), torch.arange(5) > 2)
+
+
+def test_promotion() -> None:
+    """f32 with f64, bf16 with f32: the result's dtype is eager's."""
+    for dtype in (torch.float64, torch.bfloat16):
+        offload(net(lambda m, x, y: F.relu(m[0](x) + y), nn.Conv2d(3, 17, 1)), noise(2, 3, 5, 5),
+                noise(1, 17, 1, 1, dtype=dtype))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("slopes", (1, 17))
+@pytest.mark.parametrize("shape", ((2, 17), (2, 17, 5), (2, 17, 4, 3), (1, 17, 2, 2, 3)), ids=str)
+def test_prelu(shape: tuple[int, ...], slopes: int, dtype: torch.dtype | None) -> None:
+    prelu = nn.PReLU(slopes)
+    prelu.weight.data.copy_(noise(slopes))
+    assert kinds(offload(net(lambda m, x: m[0](x), prelu), noise(*shape), dtype=dtype, k=4)) == ["prelu"]
+
+
+def test_special_values() -> None:
+    """Infinities and denormals go through as in PyTorch (NaN does not: the kernels' maximum drops it)."""
+    x = torch.tensor([float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 1e30]).reshape(1, 6, 1, 1)
+    for function in (F.relu, F.relu6, torch.exp, torch.abs, F.silu, F.hardsigmoid, torch.tanh, F.elu, F.softplus):
+        offload(net(lambda m, x: function(x), nn.Identity()), x, k=4, scale=1.0)  # noqa: B023

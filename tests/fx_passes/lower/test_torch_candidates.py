@@ -1,0 +1,98 @@
+"""PyTorch as a candidate: right numbers in every layout, chosen when measured faster, and said to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fx_passes.candidates.candidates import Candidate
+from fx_passes.candidates.layouts import row_major
+from fx_passes.region.compile import _why_torch
+from fx_passes.search.measure import is_rival
+from tests.support.lowering import net, noise, offload
+
+CASES: dict[str, Callable[[Any], Any]] = {
+    **{f.__name__: (lambda y, f=f: f(y.mean((2, 3), keepdim=True) + y)) for f in
+       (F.relu, F.leaky_relu, F.gelu, torch.sigmoid, torch.tanh, F.hardswish, F.hardsigmoid, F.elu, F.mish, F.silu)},
+    "relu6": lambda y: F.relu6(F.max_pool2d(y, 2)),
+    "exp": lambda y: F.max_pool2d(y, 2).exp(),
+    "sqrt": lambda y: F.max_pool2d(y, 2).abs().sqrt(),
+    "square": lambda y: F.max_pool2d(y, 2).square(),
+    "add": lambda y: F.max_pool2d(y, 2) + F.avg_pool2d(y, 2),
+    "sub": lambda y: F.max_pool2d(y, 2) - F.avg_pool2d(y, 2),
+    "rsub": lambda y: F.avg_pool2d(y, 2) - F.max_pool2d(y, 2) * 2,
+    "div": lambda y: F.max_pool2d(y, 2) / (F.avg_pool2d(y, 2).abs() + 1),
+    "maximum": lambda y: torch.maximum(F.max_pool2d(y, 2), F.avg_pool2d(y, 2)),
+    "number": lambda y: F.max_pool2d(y, 2) * 3 + 1,
+    "twice": lambda y: (z := F.max_pool2d(y, 2)) * z,
+    "gate": lambda y: F.max_pool2d(y, 2) * y.mean((2, 3), keepdim=True),
+    "softmax": lambda y: y.softmax(-1),
+    "log_softmax": lambda y: F.log_softmax(y, -1),
+    "concat": lambda y: torch.cat([F.max_pool2d(y, 2), F.avg_pool2d(y, 2)], 1),
+    "concat twice": lambda y: torch.cat([z := F.max_pool2d(y, 2), z], 1),
+    "adaptive": lambda y: F.adaptive_avg_pool2d(y, 1),
+    "resample": lambda y: F.interpolate(y, scale_factor=2),
+    "sum": lambda y: y.sum((1, 2, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, None) for name in CASES] + [(name, torch.bfloat16) for name in ("gelu", "gate", "softmax", "concat")],
+)
+def test_used_where_faster(name: str, dtype: torch.dtype | None, torch_is_fastest: list[Candidate]) -> None:
+    model = net(lambda m, x: CASES[name](m[0](x)), nn.Conv2d(3, 16, 3, padding=1))
+    found = offload(model, noise(2, 3, 6, 8), dtype=dtype, tune="full", scale=30.0 if dtype else None)
+    rivals = [c for c in torch_is_fastest if is_rival(c)]
+    assert rivals
+    assert found.nodes[0].became == "convolution"
+    won = [node for node in found.nodes if node.reason.startswith("plain PyTorch measured faster (0 us against ")]
+    assert won and all(node.became == "torch" for node in won)
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize(
+    ("channels", "dim", "blocked"), ((16, 1, True), (48, -3, True), (17, 1, False), (16, 2, False))
+)
+def test_concatenation_of_blocks(
+    channels: int, dim: int, blocked: bool, dtype: torch.dtype | None, torch_is_fastest: list[Candidate]
+) -> None:
+    """In nChw16c, too: one row of blocks a sample. The numbers of every candidate measured are compared."""
+    convs = (nn.Conv2d(3, channels, 3), nn.Conv2d(3, channels if dim == 2 else 32, 3))
+    offload(net(lambda m, x: torch.cat((m[0](x), m[1](x)), dim), *convs), noise(3, 3, 6, 8), dtype=dtype, tune="full")
+    found = [c for c in torch_is_fastest if is_rival(c) and len(c.srcs) == 2 and c.dst.inner_blocks]
+    assert bool(found) == blocked
+    assert all(desc.inner_blocks == ((1, 16),) for c in found for desc in (*c.srcs, c.dst))
+
+
+def test_batch_norm_prelu_and_layer_norm(torch_is_fastest: list[Candidate]) -> None:
+    model = net(
+        lambda m, x: m[3](m[2](F.relu(m[1](F.max_pool2d(m[0](x), 2))))),
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.PReLU(16),
+        nn.LayerNorm(32),
+    )
+    found = offload(model, noise(2, 3, 6, 64), tune="full", k=100, allow_winograd=False)
+    assert sum(node.reason.startswith("plain PyTorch measured faster") for node in found.nodes) == 4
+
+
+def test_not_a_candidate_without_measuring() -> None:
+    model = net(lambda m, x: F.max_pool2d(m[0](x), 2).exp(), nn.Conv2d(3, 16, 3, padding=1))
+    found = offload(model, noise(2, 3, 6, 8), tune="off")
+    assert not any(node.reason for node in found.nodes)
+
+
+@pytest.mark.parametrize(
+    ("others_ns", "says"),
+    [([9e3, 8e3], "faster (5 us against 8 us)"), ([4e3], "faster inside the network"), ([], "(5 us)")],
+)
+def test_why_pytorch(others_ns: list[float], says: str) -> None:
+    """One that is slower alone may have won inside the network."""
+    desc = row_major((1, 4), torch.float32)
+    assert _why_torch(Candidate("torch", (desc,), desc, (), cost_ns=5e3), others_ns).endswith(says)

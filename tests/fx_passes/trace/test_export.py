@@ -1,0 +1,386 @@
+"""Graphs by torch.export: which calls they serve, which sizes are free, what the model's own modes leave behind."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fx_passes import ops
+from fx_passes.pipeline import compile_graph
+from fx_passes.trace.export import Guards
+from fx_passes.trace.trace import WHOLE
+from tests.support.graphs import check_equal, count, image, model_of, outside
+
+
+def _serves(gm: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether the exported graph, and not the model's own forward, computes this call."""
+    return gm._source[0].arrange(args, kwargs) is not None
+
+
+def _branching(function: Any, **children: nn.Module) -> nn.Module:
+    """A model that torch.fx cannot trace: it asks for a size in a condition."""
+
+    def forward(m: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.shape[-1] > 1000:
+            raise ValueError("too wide")
+        return function(m, x, *args, **kwargs)
+
+    return model_of(forward, **children)
+
+
+@pytest.mark.parametrize("affine", (True, False))
+def test_rms_norm_is_recognised(affine: bool) -> None:
+    """nn.RMSNorm is one operator in exported graphs."""
+    parts = {"a": nn.Linear(8, 8), "norm": nn.RMSNorm(8, elementwise_affine=affine), "b": nn.Linear(8, 5)}
+    model, x = _branching(lambda m, x: m.b(m.norm(m.a(x))), **parts), torch.randn(2, 3, 8, dtype=torch.float64)
+    gm = compile_graph(model, (x,))
+    check_equal(model, gm, x)
+    assert count(gm.zen_region_0)["rms_norm"] == 1 and not outside(gm)
+
+
+class Step(nn.Module):
+    """One token against a cache of any number of layers, each a pair of keys and values given by position."""
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 24) for _ in range(layers))
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        """x [N, 1, 8], past [N, 2, L, 4] each; returns the result and the grown cache."""
+        cache = []
+        for layer, keys, values in zip(self.layers, past[::2], past[1::2], strict=True):
+            q, k, v = layer(x).view(x.shape[0], 1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            keys, values = torch.cat((torch.cat((torch.tensor([]).to(keys), keys), 2), k), 2), torch.cat((values, v), 2)
+            cache += [keys, values]
+            x = x + F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).reshape(x.shape)
+        return self.out(x), *cache
+
+
+def _past(length: int, batch: int = 1, layers: int = 2) -> tuple[Tensor, ...]:
+    return tuple(image(batch, 2, length, 4, seed=i) for i in range(2 * layers))
+
+
+@pytest.fixture(scope="module")
+def step() -> tuple[nn.Module, Any]:
+    model = Step().eval().double()
+    return model, compile_graph(model, (image(1, 1, 8), *_past(6)))
+
+
+@pytest.mark.parametrize(("length", "batch"), [(6, 1), (7, 1), (2, 1), (6, 3), (17, 2)])
+def test_arguments_by_star(step: tuple[nn.Module, Any], length: int, batch: int) -> None:
+    model, gm = step
+    call = image(batch, 1, 8), *_past(length, batch)
+    assert not gm.leaves and _serves(gm, *call)
+    check_equal(model, gm, *call)
+
+
+def test_other_calls_run_the_model(step: tuple[nn.Module, Any]) -> None:
+    model, gm = step
+    x, past = image(1, 1, 8), _past(6)
+    assert not _serves(gm, x.float(), *past)
+    assert not _serves(gm, x, *past, *past)
+    assert not _serves(gm, x.requires_grad_(), *past)
+    with torch.no_grad():
+        assert _serves(gm, x, *past)
+    with torch.autocast("cpu"):
+        assert not _serves(gm, x.detach(), *past)
+    with pytest.raises(ValueError, match="longer"):
+        gm(x, *past, *past)
+
+
+def test_what_grows_with_the_cache_is_in_regions(step: tuple[nn.Module, Any]) -> None:
+    _, gm = step
+    assert not outside(gm) and len(gm.regions()) == 1
+    inside = Counter(node.target for region in gm.regions().values() for node in region.graph.nodes)
+    assert (inside[ops.grow], inside[ops.cached_attention]) == (4, 2)
+    assert inside[ops.concat] == inside[ops.attention] == 0
+
+
+def test_a_batch_of_one_in_the_example_serves_any() -> None:
+    model = _branching(lambda m, x: m.l(x).reshape(x.shape[0], -1).relu(), l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(1, 3, 5),))
+    for batch, length in [(1, 3), (4, 3), (2, 7)]:
+        assert _serves(gm, image(batch, length, 5))
+        check_equal(model, gm, image(batch, length, 5))
+
+
+def test_a_size_that_the_model_compares_with_one_is_kept() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.l(x) if x.shape[1] == 1 else m.l(x).cumsum(1)
+
+    model = _branching(forward, l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(2, 1, 5),))
+    assert _serves(gm, image(3, 1, 5)) and not _serves(gm, image(3, 2, 5))
+    check_equal(model, gm, image(3, 2, 5))
+
+
+def test_sizes_that_passed_are_not_checked_again() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def check(x: Tensor, y: Tensor) -> None:
+        asked.append(tuple(x.shape))
+        assert x.shape[0] > 1
+
+    guards = Guards(check, ((image(2, 5), image(3)), {}))
+    for _ in range(2):
+        assert guards.hold((image(2, 5), image(3)), {})
+        assert guards.hold((image(7, 5), image(3)), {})
+        assert not guards.hold((image(1, 5), image(3)), {})
+    assert asked == [(2, 5), (7, 5), (1, 5), (1, 5)]
+    for n in range(2, 2000):
+        assert guards.hold((image(n, 1), image(3)), {})
+    assert len(guards._passed) <= 1024
+
+
+def test_arguments_that_are_no_tensors_are_part_of_the_graph() -> None:
+    def forward(m: Any, x: Tensor, *, scale: float = 1.0, extra: Any = None) -> dict[str, Any]:
+        y = m.l(x) * scale if x.shape[0] < 100 else m.l(x)
+        return {"y": y if extra is None else y + extra["mask"], "none": None}
+
+    model = model_of(forward, l=nn.Linear(5, 4))
+    gm = compile_graph(model, {"x": image(2, 5), "scale": 2.0, "extra": {"mask": image(2, 4)}})
+    assert not gm.leaves
+    for kwargs, serves in [
+        ({"scale": 2.0, "extra": {"mask": image(3, 4, seed=1)}}, True),
+        ({"extra": {"mask": image(3, 4)}, "scale": 2.0}, True),
+        ({"scale": 3.0, "extra": {"mask": image(3, 4)}}, False),
+        ({"scale": 2.0, "extra": None}, False),
+        ({"scale": 2.0}, False),
+    ]:
+        assert _serves(gm, x=image(3, 5), **kwargs) == serves
+        check_equal(model, gm, x=image(3, 5), **kwargs)
+
+
+def test_keywords_by_two_stars() -> None:
+    model = _branching(lambda m, x, *, scale: m.l(x) * scale, l=nn.Linear(5, 4))
+    gm = compile_graph(model, {"x": image(2, 5), "scale": 2.0})
+    assert not gm.leaves and _serves(gm, x=image(2, 5), scale=2.0)
+    for rows, scale in [(2, 2.0), (2, 3.0), (3, 2.0)]:  # torch.export keeps the sizes of such calls
+        check_equal(model, gm, x=image(rows, 5), scale=scale)
+
+
+def test_modes_inside_the_model_leave_no_trace() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = (x.detach() * 0.5).tanh()
+        with torch.autocast("cpu", enabled=False):
+            y = m.l(x) + scale
+        with torch.enable_grad():
+            return m.k(y).relu()
+
+    model = _branching(forward, l=nn.Linear(5, 5), k=nn.Linear(5, 3))
+    gm = compile_graph(model, (image(2, 5),))
+    assert not gm.leaves and not outside(gm) and count(gm)["linear"] == 2
+    check_equal(model, gm, image(3, 5))
+    again = copy.deepcopy(gm)
+    check_equal(model, again, image(3, 5))
+
+
+def test_autocast_that_is_on_inside_stays_outside() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = m.l(x)
+        return m.k(y.float())
+
+    model = _branching(forward, l=nn.Linear(5, 5), k=nn.Linear(5, 3)).float()
+    gm = compile_graph(model, (image(2, 5).float(),))
+    assert "wrap_with_autocast" in outside(gm) and count(gm)["linear"] == 1
+    with torch.no_grad():
+        assert torch.equal(gm(image(3, 5).float()), model(image(3, 5).float()))
+
+
+def test_gradients_are_the_models_own() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.l(x) * x.detach()
+
+    model = _branching(forward, l=nn.Linear(5, 5))
+    gm = compile_graph(model, (image(2, 5),))
+    results = []
+    for module in (model, gm):
+        x = image(2, 5).requires_grad_()
+        module(x).sum().backward()
+        results.append(x.grad)
+    assert torch.equal(*results)
+    assert not gm(image(2, 5)).requires_grad
+
+
+def test_a_constant_that_forward_makes_and_writes_stays_a_copy() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        counts = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        counts.add_(x.sum())
+        return m.l(x) + counts + torch.tensor([3.0, 4.0], dtype=torch.float64)
+
+    model = _branching(forward, l=nn.Linear(5, 2))
+    gm = compile_graph(model, (image(2, 5),))
+    for _ in range(2):
+        check_equal(model, gm, image(2, 5))
+    assert outside(gm)["lift_fresh_copy.default"] <= 1
+
+
+class Box:
+    """An object that torch.export does not know."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+OBJECTS: dict[str, Any] = {
+    "tensors and numbers": lambda y: Box(y=y, name="box", dtype=y.dtype, shape=tuple(y.shape), missing=None),
+    "in containers": lambda y: {"all": [Box(y=y), (Box(y=y + 1), y)]},
+    "nested": lambda y: Box(inner=Box(many=[Box(y=y)], cls=Box), flag=True),
+}
+
+
+def _opened(value: Any) -> Any:
+    """value with objects as (class, attributes)."""
+    if isinstance(value, Box):
+        return type(value), _opened(vars(value))
+    if isinstance(value, dict):
+        return {k: _opened(v) for k, v in value.items()}
+    return type(value)(map(_opened, value)) if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_objects_in_the_output(kind: str) -> None:
+    model = _branching(lambda m, x: OBJECTS[kind](m.l(x)), l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(2, 5),))
+    assert not gm.leaves
+    for module in (gm, copy.deepcopy(gm)):
+        for rows in (2, 4):
+            x = image(rows, 5)
+            assert _serves(module, x)
+            with torch.no_grad():
+                actual, expected = _opened(module(x)), _opened(model(x))
+            mine, structure = pytree.tree_flatten(actual)
+            theirs, other = pytree.tree_flatten(expected)
+            assert structure == other
+            for a, b in zip(mine, theirs, strict=True):
+                assert torch.allclose(a, b) if isinstance(b, Tensor) else a == b
+    assert gm(image(2, 5)) is not gm(image(2, 5))
+
+
+REFUSED: dict[str, Any] = {
+    "slots": lambda m, y: Slotted(y),
+    "one object twice": lambda m, y: (b := Box(y=y), b),
+    "a module": lambda m, y: (y, m.l),
+    "a function": lambda m, y: Box(y=y, f=lambda: y),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_objects_that_are_not_taken_apart_leave_the_model_whole(kind: str) -> None:
+    model = _branching(lambda m, x: REFUSED[kind](m, m.l(x)), l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(2, 5),))
+    assert "in the output" in gm.leaves[WHOLE]
+    assert type(gm(image(2, 5))) is type(model(image(2, 5)))
+
+
+def _encoder(**options: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, **options)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=not options.get("norm_first"))
+
+
+ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "normalization last": (lambda m, x: m.e(x), {}),
+    "normalization first": (lambda m, x: m.e(x), {"norm_first": True, "activation": "gelu"}),
+    "a mask": (lambda m, x: m.e(x, mask=torch.ones(5, 5, dtype=torch.bool).triu(1), is_causal=False), {}),
+    "causal": (
+        lambda m, x: m.e(x, mask=nn.Transformer.generate_square_subsequent_mask(5, dtype=x.dtype), is_causal=True),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_transformer_encoders_are_taken_apart(case: str) -> None:
+    function, options = ENCODERS[case]
+    model = model_of(function, e=_encoder(**options))
+    gm = compile_graph(model, (image(2, 5, 16),))
+    assert not gm.leaves and not {"linear", "attention", "squeeze.dim"} & set(outside(gm))
+    made = count(gm)
+    assert (made["linear"], made["attention"], made["layer_norm"]) == (8, 2, 4)
+    for batch in (2, 3, 7):
+        assert _serves(gm, image(batch, 5, 16))
+        check_equal(model, gm, image(batch, 5, 16))
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_without_example_inputs_an_encoder_is_one_module() -> None:
+    model = model_of(lambda m, x: m.e(x), e=_encoder())
+    gm = compile_graph(model)
+    assert outside(gm) == {"e": 1}
+    check_equal(model, gm, image(2, 5, 16))
+
+
+def test_a_mask_that_the_encoder_looks_into() -> None:
+    model = model_of(lambda m, x: m.e(x, mask=torch.ones(5, 5, dtype=torch.bool).triu(1)), e=_encoder())
+    gm = compile_graph(model, (image(2, 5, 16),))
+    assert outside(gm)["e"] == 1  # whether the mask is causal decides what is called
+    check_equal(model, gm, image(2, 5, 16))
+
+
+def test_a_decoder_and_attention_in_a_model_that_is_exported() -> None:
+    decoder = nn.TransformerDecoderLayer(16, 4, 24, batch_first=True)
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    model = model_of(lambda m, x: m.d(x, m.a(x, x, x)[0]), d=decoder, a=attention)
+    gm = compile_graph(model, (image(2, 5, 16),))
+    assert not gm.leaves and count(gm)["attention"] >= 2 and not {"linear", "attention"} & set(outside(gm))
+    check_equal(model, gm, image(3, 5, 16))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_padded_positions_are_as_in_eager(nested: bool) -> None:
+    encoder = _encoder() if nested else _encoder(norm_first=True)
+    model = model_of(lambda m, x, padding: m.e(x, src_key_padding_mask=padding), e=encoder)
+    x, padding = image(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    gm = compile_graph(model, (x, padding))
+    assert bool(outside(gm)["e"]) == nested
+    with torch.no_grad():
+        torch.testing.assert_close(gm(x, padding), model(x, padding))
+
+
+OPERATORS: dict[str, Any] = {
+    "a border": lambda m, x: F.pad(m.c(x), (0, 1, 0, 1)) * 2,
+    "a border up to a multiple": lambda m, x: F.pad(m.c(x), (0, (4 - x.shape[3] % 4) % 4, 0, -x.shape[2] % 4)) * 2,
+    "no border": lambda m, x: F.pad(m.c(x), (0, 0, 0, 0)) * 2,
+    "a product added to something": lambda m, x: torch.baddbmm(x[0], x[0], x[0].transpose(1, 2) @ x[0], beta=0.5),
+    "einsum": lambda m, x: torch.einsum("bcij,bckj->bcik", x, m.c(x)[:, :3]).relu(),
+    "adaptive maximum": lambda m, x: F.adaptive_max_pool2d(m.c(x), 1).flatten(1),
+}
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_operators_of_exported_graphs(kind: str) -> None:
+    """Each is in a region, as it is where torch.fx traces."""
+    model, x = _branching(OPERATORS[kind], c=nn.Conv2d(3, 4, 3, padding=1)), image(2, 3, 9, 9)
+    gm = compile_graph(model, (x,))
+    check_equal(model, gm, x)
+    assert _serves(gm, x)
+    assert not set(outside(gm)) - {"getitem", "slice", "index", "narrow", "transpose"}
+
+
+def test_free_image_sizes_do_not_count_as_a_cache() -> None:
+    """A classifier has a linear, but only behind its pooling: no linear has the image's sizes, its convolutions do."""
+    parts = {"stem": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(4, 5)}
+    model = _branching(lambda m, x: m.head(torch.relu(m.norm(m.stem(x))).mean((2, 3))), **parts)
+    gm = compile_graph(model, (image(2, 3, 9, 7),))
+    check_equal(model, gm, image(2, 3, 9, 7))
+    check_equal(model, gm, image(1, 3, 12, 8))
+    assert _serves(gm, image(1, 3, 12, 8))
+    assert not outside(gm)
+    assert len(gm.regions()) == 1

@@ -1,0 +1,342 @@
+"""Models whose forward changes more than its result: attributes, lists, buffers, classes and globals."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zendnn_cffi
+from fx_passes.trace.trace import WHOLE
+from tests.support.lowering import noise
+from tests.tolerance import assert_close
+
+COUNTED: list[int] = []
+TIMES = 0
+
+
+class Stateful(nn.Module):
+    """change(module, y) -> result is done between two linear layers."""
+
+    def __init__(self, change: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.change = change
+        self.h = torch.zeros(8)
+        self.n, self.is_first, self.table = 0, True, None
+        self.past: list[Any] = []
+        self.seen: dict[str, Any] = {"sum": torch.zeros(())}
+        self.queue: collections.deque[Any] = collections.deque(maxlen=3)
+        self.counter = itertools.count(1)
+        self.inner = Holder()
+        self.register_buffer("buffer", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.change(self, self.first(x)))
+        return y
+
+
+class Holder:
+    total: Any = 0.0
+
+
+class Counting(nn.Module):
+    """Counts its calls in its class."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return x * type(self).calls
+
+
+def decay(m: Any, y: Tensor) -> Tensor:
+    m.h = m.h * 0.5 + y.mean(0)
+    return y + m.h
+
+
+def count(m: Any, y: Tensor) -> Tensor:
+    m.n += 1
+    return y * m.n
+
+
+def append(m: Any, y: Tensor) -> Tensor:
+    m.past.append(y.mean(0))
+    return y + sum(m.past)
+
+
+def once(m: Any, y: Tensor) -> Tensor:
+    if m.is_first:
+        m.is_first = False
+        return y * 2
+    return y
+
+
+def feature(m: Any, y: Tensor) -> Tensor:
+    m.feat = y
+    return y.relu()
+
+
+def entry(m: Any, y: Tensor) -> Tensor:
+    m.seen["sum"] = m.seen["sum"] + y.sum()
+    return y + m.seen["sum"]
+
+
+def deque(m: Any, y: Tensor) -> Tensor:
+    m.queue.append(y.mean(0))
+    return y + torch.stack(list(m.queue)).sum(0)
+
+
+def iterator(m: Any, y: Tensor) -> Tensor:
+    return y * next(m.counter)
+
+
+def of_an_object(m: Any, y: Tensor) -> Tensor:
+    m.inner.total = m.inner.total + y.mean()
+    return y + m.inner.total
+
+
+def in_place(m: Any, y: Tensor) -> Tensor:
+    m.h.mul_(0.5)
+    m.h += 1
+    return y + m.h
+
+
+def buffer(m: Any, y: Tensor) -> Tensor:
+    m.buffer = m.buffer + y.mean(0)
+    return y + m.buffer
+
+
+def buffer_in_place(m: Any, y: Tensor) -> Tensor:
+    m.buffer.add_(y.mean(0))
+    return y + m.buffer
+
+
+def view_of_buffer(m: Any, y: Tensor) -> Tensor:
+    m.buffer[:4] += y.mean(0)[:4]
+    return y + m.buffer
+
+
+def new_buffer(m: Any, y: Tensor) -> Tensor:
+    m.register_buffer("last", y.detach().mean(0) + m.n)
+    return y + m.last
+
+
+def parameter(m: Any, y: Tensor) -> Tensor:
+    m.second.weight = nn.Parameter(m.second.weight.detach() * 0.5)
+    return y
+
+
+def lazily(m: Any, y: Tensor) -> Tensor:
+    if m.table is None:
+        m.table = torch.arange(8.0)
+    return y + m.table
+
+
+def in_a_global_list(m: Any, y: Tensor) -> Tensor:
+    COUNTED.append(1)
+    return y * len(COUNTED)
+
+
+def in_a_global(m: Any, y: Tensor) -> Tensor:
+    global TIMES
+    TIMES += 1
+    return y * TIMES
+
+
+def in_a_class(m: Any, y: Tensor) -> Tensor:
+    Counting.calls += 1
+    return y * Counting.calls
+
+
+def in_a_closure() -> Callable[[Any, Tensor], Tensor]:
+    calls = [0]
+
+    def change(m: Any, y: Tensor) -> Tensor:
+        calls[0] += 1
+        return y * calls[0]
+
+    return change
+
+
+CHANGES = (decay, count, append, once, feature, entry, deque, iterator, of_an_object, in_place, buffer, buffer_in_place,
+           view_of_buffer, new_buffer, parameter, lazily)  # fmt: skip
+
+
+def nested(change: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Stateful(change), nn.Linear(8, 8)).eval()
+
+
+def branching(x: Tensor) -> Tensor:
+    """What torch.fx cannot trace, and torch.export can."""
+    return x + 1 if x.shape[0] > 100 else x
+
+
+class Branching(nn.Module):
+    """Which torch.fx cannot trace, and torch.export can."""
+
+    def __init__(self, change: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner = Stateful(change)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x + 1 if x.shape[0] > 100 else x)
+        return y
+
+
+X = [noise(3, 8, seed=seed) for seed in range(4)]
+IN_GRAPH = (buffer_in_place, view_of_buffer)  # what a graph can say: a call writes to a buffer
+
+
+def held(module: nn.Module) -> dict[str, Any]:
+    """What a module's state is, in a form that compares."""
+    found = {**module.__dict__, **module._buffers, **module._parameters}
+    found["inner"], found["counter"] = found["inner"].total, repr(found["counter"])
+    return {k: v for k, v in found.items() if not k.startswith("_") and k != "change"}
+
+
+def assert_same_state(ours: nn.Module, theirs: nn.Module) -> None:
+    mine, other = held(ours), held(theirs)
+    assert mine.keys() == other.keys()
+    for name, value in other.items():
+        for a, b in zip(*map(torch.utils._pytree.tree_leaves, (mine[name], value)), strict=True):
+            if isinstance(b, Tensor):
+                assert_close(a.detach(), b.detach(), k=8)
+            else:
+                assert a == b, name
+
+
+def check_calls(fast: Any, oracle: nn.Module) -> None:
+    """The same results as eager in each call, not in the first alone."""
+    with torch.no_grad():
+        for x in X:
+            assert_close(fast(x), oracle(x), k=64)
+
+
+@pytest.mark.parametrize("example", (None, X[0]), ids=("symbolic", "example"))
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_a_submodule_with_state_stays_plain(change: Any, example: Any) -> None:
+    model, oracle, fresh = (nested(change) for _ in range(3))
+    fast: Any = zendnn_cffi.optimize(model, example, tune="off")
+    check_calls(fast, oracle)
+    assert_same_state(fast.get_submodule("2"), oracle.get_submodule("2"))
+    assert_same_state(model.get_submodule("2"), fresh.get_submodule("2"))  # the user's model is as it was
+    assert list(fast.leaves) == ([] if change in IN_GRAPH else ["2"])
+    assert any(row.offloaded for row in zendnn_cffi.explain(fast).nodes)
+    if fast.leaves:
+        assert "changes self." in fast.leaves["2"] or "TypeError" in fast.leaves["2"]
+        assert fast.leaves["2"] in str(zendnn_cffi.explain(fast))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_a_model_with_state_stays_plain(change: Any) -> None:
+    torch.manual_seed(0)
+    model, oracle = Stateful(change).eval(), Stateful(change).eval()
+    oracle.load_state_dict(model.state_dict())
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    check_calls(fast, oracle)
+    assert list(fast.leaves) == ([] if change in IN_GRAPH else [WHOLE])
+    for name in ("n", "is_first", "h"):
+        assert torch.equal(torch.as_tensor(getattr(fast, name)), torch.as_tensor(getattr(oracle, name)))
+    assert hasattr(fast, "feat") == hasattr(oracle, "feat")
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_where_torch_export_is_needed(change: Any) -> None:
+    torch.manual_seed(0)
+    model, oracle = Branching(change).eval(), Branching(change).eval()
+    oracle.load_state_dict(model.state_dict())
+    fast: Any = zendnn_cffi.optimize(model, X[0], tune="off")
+    check_calls(fast, oracle)
+    assert_same_state(fast.inner, oracle.inner)
+
+
+class Globals(nn.Module):
+    """Changes something that is no attribute of it."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.layer, self.change = nn.Linear(8, 8), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(self.change(self, x))
+        return y
+
+
+@pytest.mark.parametrize("example", (None, X[0]), ids=("symbolic", "example"))
+@pytest.mark.parametrize("change", (in_a_global_list, in_a_global, in_a_class, in_a_closure()))
+def test_state_in_classes_globals_and_closures(change: Any, example: Any) -> None:
+    def start() -> None:
+        global TIMES
+        TIMES, Counting.calls = 0, 0
+        COUNTED.clear()
+        if change.__closure__:
+            change.__closure__[0].cell_contents[0] = 0
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Globals(change)).eval()
+    start()
+    with torch.no_grad():
+        expected = [model(x) for x in X]
+    start()
+    fast: Any = zendnn_cffi.optimize(model, example, tune="off")
+    assert list(fast.leaves) == ["1"]
+    for x, result in zip(X, expected, strict=True):  # tracing itself has counted nothing
+        assert_close(fast(x), result, k=64)
+
+
+def test_a_class_that_counts() -> None:
+    Counting.calls = 0
+    fast: Any = zendnn_cffi.optimize(nn.Sequential(nn.Linear(8, 8), Counting(), nn.Linear(8, 8)).eval(), tune="off")
+    assert Counting.calls == 0 and list(fast.leaves) == ["1"]
+    fast(X[0])
+    assert Counting.calls == 1
+
+
+def test_a_parent_that_writes_to_its_child() -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = nn.Linear(8, 8)
+            self.child.times = 0  # type: ignore[assignment]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.child.times += 1  # type: ignore[operator, assignment]
+            y: Tensor = self.child(x) * self.child.times
+            return y
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Parent()).eval()
+    with torch.no_grad():
+        expected = [model(x) for x in X]
+    model.get_submodule("1.child").times = 0  # type: ignore[assignment]
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    assert list(fast.leaves) == ["1"]
+    for x, result in zip(X, expected, strict=True):
+        assert_close(fast(x), result, k=64)
+
+
+def test_a_cached_function_is_no_state() -> None:
+    @functools.lru_cache
+    def table(n: int) -> Tensor:
+        return torch.arange(float(n))
+
+    model = nn.Sequential(nn.Linear(8, 8), Globals(lambda m, y: y + table(8))).eval()
+    assert not zendnn_cffi.optimize(model, tune="off").leaves
+
+
+def test_what_cannot_be_copied_is_shared() -> None:
+    import threading
+
+    model: Any = nested(count)
+    model.get_submodule("2").lock = threading.Lock()
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    check_calls(fast, nested(count))
+    assert fast.get_submodule("2").lock is model.get_submodule("2").lock

@@ -1,0 +1,122 @@
+"""The folders show the data flow: no stage imports a later one, and no files import each other in a circle.
+
+Read from the source: imports inside of functions count like any other, those for type checkers alone do not.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From the ground up: what stands on a line may use its own line and those above. The only place that says so.
+ORDER = (
+    "zendnn_cffi.errors",
+    "zendnn_cffi.log",
+    "zendnn_cffi.locks",
+    "zendnn_cffi.build_ffi",
+    "zendnn_cffi.engine",  # the library: found, loaded, checked
+    "zendnn_cffi.primitives",  # owners of its handles
+    "zendnn_cffi.runtime",  # programs: lists of calls, and their memory
+    "zendnn_cffi.functional",  # operations on tensors
+    "fx_passes.ops",  # the vocabulary
+    "fx_passes.graph",  # questions about nodes, and edits
+    "fx_passes.spellings",  # how else an operation may be written
+    "fx_passes.aliasing",  # who writes to whose memory
+    "fx_passes.trace",
+    "fx_passes.normalize",
+    "fx_passes.fold",
+    "fx_passes.fuse",
+    "fx_passes.partition",
+    "fx_passes.memoize",
+    "fx_passes.candidates",  # what the stages of lowering share
+    "fx_passes.lower",
+    "fx_passes.layout",
+    "fx_passes.plan",
+    "fx_passes.search",
+    "fx_passes.region",  # drives those from candidates on
+    "fx_passes.changes",  # what was changed on a module since
+    "fx_passes.module",
+    "fx_passes.report",  # for people: explain, debug folders
+    "fx_passes.pipeline",  # states the order of the passes
+    "zendnn_cffi.api",  # what users call
+    "zendnn_cffi.backend",
+    "zendnn_cffi",
+)
+
+
+def source_files() -> dict[str, Path]:
+    """Every module of both packages by its dotted name."""
+    found = {}
+    for package in ("zendnn_cffi", "fx_passes"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if not any(part.startswith("_generated") for part in parts):
+                found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def imports() -> dict[str, frozenset[str]]:
+    """Module -> modules of both packages that it imports anywhere in its text."""
+    files = source_files()
+    return {name: frozenset(_imported(name, path, files)) - {name} for name, path in files.items()}
+
+
+def _imported(name: str, path: Path, files: dict[str, Path]) -> set[str]:
+    found = set()
+    tree = ast.parse(path.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in (node for node in ast.walk(tree) if node not in for_types):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in files}
+        elif isinstance(node, ast.ImportFrom):
+            package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found |= {full} if full in files else {base} & files.keys()
+    return found
+
+
+def place(module: str) -> int:
+    """How high a module stands: by the longest entry of ORDER that it is, or is in."""
+    entries = [entry for entry in ORDER if module == entry or module.startswith(f"{entry}.")]
+    assert entries and (module in (*ORDER, "fx_passes") or "." in max(entries, key=len)), f"{module} has no place"
+    return ORDER.index(max(entries, key=len))
+
+
+MODULES = sorted(set(source_files()) - {"fx_passes"})
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_imports_a_later_stage(module: str) -> None:
+    later = [other for other in sorted(imports()[module]) if place(other) > place(module)]
+    assert not later
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    waiting = {module: set(others) for module, others in imports().items()}
+    while ready := [module for module, others in waiting.items() if not others]:
+        for module in ready:
+            del waiting[module]
+        for others in waiting.values():
+            others.difference_update(ready)
+    for module, others in waiting.items():  # behind a circle, not in one
+        assert not others, f"{module} imports {sorted(others)}, which lead back to it or to a circle"
+
+
+def test_every_folder_says_what_it_holds() -> None:
+    for path in (path for package in ("zendnn_cffi", "fx_passes") for path in (ROOT / package).rglob("__init__.py")):
+        text = path.read_text()
+        assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} says nothing"

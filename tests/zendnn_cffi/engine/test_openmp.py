@@ -1,0 +1,69 @@
+"""Exactly one libgomp in the process, whichever of torch and the engine comes first."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from zendnn_cffi.engine import openmp
+
+ENGINE = "from zendnn_cffi.engine import library; loaded = library.load()"
+TORCH = "import torch; torch.set_num_threads(2); torch.ones(256, 256) @ torch.ones(256, 256)"
+REPORT = """
+import os
+lines = open("/proc/self/maps").read().splitlines()
+print(sorted({line.split()[-1] for line in lines if "libgomp" in line}))
+from zendnn_cffi.engine import openmp
+print(openmp.mapped_runtimes())
+"""
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
+
+
+@pytest.mark.parametrize(
+    "order", [(ENGINE,), (ENGINE, TORCH), (TORCH, ENGINE)], ids=["engine", "engine-torch", "torch-engine"]
+)
+def test_one_libgomp_is_mapped_and_it_is_torchs(run_python, order: tuple[str, ...]) -> None:
+    seen, told = run_python("\n".join((*order, REPORT))).stdout.splitlines()
+    assert seen == told == repr([openmp.torch_runtime()])
+
+
+def test_the_systems_libgomp_serves_without_torch(run_python) -> None:
+    seen, told = run_python("\n".join((WITHOUT_TORCH, ENGINE, REPORT))).stdout.splitlines()
+    assert seen == told
+    assert seen.count(".so") == 1
+    assert "/torch/" not in seen
+
+
+def test_a_runtime_already_mapped_is_kept(run_python) -> None:
+    """Loading torch's copy by its path beside the system's would map a second one."""
+    code = "import ctypes; ctypes.CDLL('libgomp.so.1')"
+    seen, _ = run_python("\n".join((code, ENGINE, TORCH, REPORT))).stdout.splitlines()
+    assert seen.count(".so") == 1
+
+
+def test_threads_follow_torch(run_python) -> None:
+    code = f"""
+{ENGINE}
+import torch
+from zendnn_cffi.engine import openmp
+for n in (1, 2, 3):
+    torch.set_num_threads(n)
+    print(openmp.thread_count(), end=" ")
+"""
+    assert run_python(code).stdout.split() == ["1", "2", "3"]
+
+
+def test_absent_runtime_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(openmp, "mapped_runtimes", list)
+    monkeypatch.setattr(openmp, "torch_runtime", lambda: "/nowhere/libgomp.so.1")
+    monkeypatch.setattr(openmp, "SONAME", "libgomp-that-is-not-there.so.1")
+    with pytest.raises(openmp.LibraryError, match=r"no libgomp-that-is-not-there\.so\.1.*libgomp1 package"):
+        openmp.ensure_runtime()
+
+
+def test_torch_is_found_without_importing_it(run_python) -> None:
+    code = "import sys; from zendnn_cffi.engine import openmp; print(openmp.torch_runtime(), 'torch' in sys.modules)"
+    path, imported = run_python(code).stdout.split()
+    assert os.path.basename(path).startswith("libgomp.so")
+    assert imported == "False"

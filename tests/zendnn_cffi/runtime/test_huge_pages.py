@@ -1,0 +1,132 @@
+"""Memory on huge pages: sizes, alignment, what a pool shares, and that memory goes back."""
+
+import gc
+import mmap
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zendnn_cffi.runtime import huge_pages
+from zendnn_cffi.runtime.huge_pages import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, Pool, allocate
+
+SIZES = (0, 1, 63, 64, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5, 9 * HUGE_PAGE_BYTES // 2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_memory_has_the_size_and_lies_on_a_boundary(size):
+    memory = allocate(size)
+    assert memory.dtype == torch.uint8
+    assert memory.shape == (size,)
+    assert memory.is_contiguous()
+    boundary = HUGE_PAGE_BYTES if size >= HUGE_PAGE_BYTES else ALIGNMENT_BYTES
+    assert not size or memory.data_ptr() % boundary == 0
+    memory.fill_(7)
+    assert bool((memory == 7).all())
+
+
+@given(st.lists(st.integers(0, 3 << 20), min_size=1, max_size=12))
+def test_pieces_of_a_pool_do_not_overlap(sizes):
+    pool = Pool()
+    pieces = [pool.allocate(size) for size in sizes]
+    for number, piece in enumerate(pieces):
+        assert piece.numel() == sizes[number]
+        assert not piece.numel() or piece.data_ptr() % ALIGNMENT_BYTES == 0
+        piece[:1] = number
+        piece[-1:] = number
+    for number, piece in enumerate(pieces):
+        assert piece[:1].tolist() in ([], [number])
+        assert piece[-1:].tolist() in ([], [number])
+    spans = sorted((p.data_ptr(), p.data_ptr() + p.numel()) for p in pieces if p.numel())
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+
+
+def test_small_pieces_share_a_chunk_and_large_ones_do_not():
+    pool = Pool()
+    a, b, large = pool.allocate(1000), pool.allocate(1000), pool.allocate(5 << 20)
+    assert b.data_ptr() - a.data_ptr() == 1024
+    assert large.untyped_storage().data_ptr() != a.untyped_storage().data_ptr()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_memory_goes_back_with_its_tensor():
+    gc.collect()
+    before = resident_bytes()
+    memory = allocate(64 << 20).fill_(1)
+    assert resident_bytes() - before > 60 << 20
+    del memory
+    gc.collect()
+    assert resident_bytes() - before < 8 << 20
+
+
+def test_the_kernel_is_asked_for_huge_pages():
+    memory = allocate(8 << 20)
+    flags = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0] and ":" not in line.split()[0]:
+            start, end = (int(part, 16) for part in line.split()[0].split("-"))
+            inside = start <= memory.data_ptr() < end
+        elif line.startswith("VmFlags:") and inside:
+            flags = line
+    if Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
+        assert " hg" in flags
+
+
+@given(st.integers(1, 5 * HUGE_PAGE_BYTES), st.integers(1, 5 * HUGE_PAGE_BYTES))
+def test_spans_cover_every_byte_and_no_further_page(start, size):
+    end = start + size
+    spans = huge_pages._spans(start, end)
+    assert [stop for _, stop in spans[:-1]] == [begin for begin, _ in spans[1:]]
+    assert 0 <= start - spans[0][0] < HUGE_PAGE_BYTES
+    assert 0 <= spans[-1][1] - end < HUGE_PAGE_BYTES
+    assert all(edge % HUGE_PAGE_BYTES == 0 for span in spans for edge in span)
+    assert all(begin < stop for begin, stop in spans)
+    shared = [span for span in spans if span[0] < start or span[1] > end]
+    assert all(stop - begin == HUGE_PAGE_BYTES for begin, stop in shared)  # on their own
+
+
+def huge_bytes(start: int, end: int) -> float:
+    """Bytes from start to end on huge pages, as the kernel counts them: by mapping."""
+    total = 0.0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and ":" not in first:
+            low, high = (int(part, 16) for part in first.split("-"))
+        elif first == "AnonHugePages:":
+            total += max(0, min(end, high) - max(start, low)) * int(line.split()[1]) * 1024 / (high - low)
+    return total
+
+
+def test_neighbouring_tensors_share_huge_pages():
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    mapping = mmap.mmap(-1, 12 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(mapping, dtype=torch.uint8).fill_(1)
+    size = 3 * HUGE_PAGE_BYTES // 2
+    parameters = [memory[4096 + i * size :][:size] for i in range(6)]
+    values = [p.clone() for p in parameters]
+    huge_pages.advise(parameters)
+    assert all(map(torch.equal, parameters, values))
+    if enabled.exists() and "[never]" not in enabled.read_text() and _kernel() >= (6, 1):
+        assert huge_bytes(memory.data_ptr(), memory.data_ptr() + 6 * size) > 4.5 * size
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+
+
+def test_without_huge_pages_it_is_ordinary_memory(monkeypatch):
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    memory = huge_pages.allocate(5 << 20)
+    assert memory.numel() == 5 << 20
+    assert memory.data_ptr() % ALIGNMENT_BYTES == 0
+
+
+def test_more_than_there_is_raises_memory_error():
+    with pytest.raises(MemoryError, match="cannot allocate"):
+        allocate(1 << 60)

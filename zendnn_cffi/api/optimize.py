@@ -1,0 +1,128 @@
+"""optimize(): the one call that most users need."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from zendnn_cffi.engine.library import is_available, unavailable_reason
+from zendnn_cffi.log import get_logger
+from zendnn_cffi.primitives import checks
+
+if TYPE_CHECKING:
+    from fx_passes.module import OptimizedModule
+    from fx_passes.trace.trace import Traced
+
+log = get_logger(__name__)
+TUNE_MODES = ("auto", "off", "full")
+DTYPES = (None, torch.float32, torch.bfloat16)
+_warned = False
+
+
+def optimize(
+    model: nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    allow_winograd: bool = True,
+    tune: str = "auto",
+    release_weights: bool = False,
+) -> fx.GraphModule:
+    """Return `model` rewritten for inference, with its convolutions, matrix products and what surrounds them in ZenDNN.
+
+    model           in evaluation mode; not changed. Weights are shared with it until prepacked.
+    example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: where
+                    torch.fx cannot trace symbolically
+    dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were; around
+                    Winograd convolutions that beat bf16's float32. None (default) and torch.float32: each value in
+                    its own dtype.
+    allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error no larger than direct's)
+    tune            how implementations are chosen. "auto": those that may win are measured on the first call with a new
+                    input signature, and the results kept on disk (ZENDNN_CFFI_CACHE: the folder, empty for none).
+                    "full": all are measured. "off": by estimate. In each mode an implementation runs only after its
+                    numbers matched plain PyTorch's.
+    release_weights after the first call, keep packed weights alone and let go of the parameters they were made from
+                    (memory comes back once the original model is gone too). The module then has no state_dict, and
+                    cannot be copied, pickled, loaded or converted: each raises RuntimeError. Winograd's algorithm,
+                    whose weights are large, is then used in early layers only.
+    Returns         an fx.GraphModule with the model's signature and state_dict. It lowers its regions on the first call
+                    with each input signature. Outputs carry no gradient, unless an input asks for one: then that call
+                    runs in plain PyTorch.
+    Changes         Weights written in place (also the original's: optimizer.step(), load_state_dict()), parameters and
+                    layers replaced, hooks and parametrizations added on the result: the next call notices and runs
+                    plain PyTorch, later ones pack again. Call invalidate() on the result after writes that PyTorch does
+                    not count (through .data or numpy, or to inference tensors), and after changing numbers that a
+                    layer holds. Layers, parameters and hooks of the original that are replaced afterwards are not
+                    seen: the result has a module tree of its own. A submodule whose forward changes its attributes,
+                    a list or a global stays plain PyTorch, and its state is the result's own.
+    Raises          TypeError, ValueError (training mode, another dtype). What is not supported is no error: it stays
+                    plain PyTorch, and explain() says why; without a usable library all does, with one warning.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}")
+    if tune not in TUNE_MODES:
+        raise ValueError(f"tune must be one of {', '.join(map(repr, TUNE_MODES))}, got {tune!r}")
+    allow_winograd = checks.as_bool(allow_winograd, "allow_winograd")
+    release_weights = checks.as_bool(release_weights, "release_weights")
+    if model.training:
+        raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
+    from fx_passes.pipeline import build
+    from fx_passes.region.options import RegionOptions
+    from fx_passes.region.region import RegionFactory
+    from fx_passes.trace.trace import trace
+
+    inputs = _arguments(example_inputs)
+    traced = trace(model, inputs)
+    if not is_available():
+        _warn_once()
+        return build_plain(traced)
+    options = RegionOptions(dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights)
+    gm = build(traced, make_region=RegionFactory(options))
+    if release_weights:
+        gm.release_after_first_call()
+    return gm
+
+
+def build_plain(traced: Traced) -> OptimizedModule:
+    """Return the traced model as it is: plain PyTorch."""
+    from fx_passes.module import OptimizedModule
+
+    gm = OptimizedModule(traced, build_plain, {})
+    gm.recompile()
+    gm.begin_watch()
+    return gm
+
+
+def _arguments(
+    example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
+) -> tuple[Any, ...] | dict[str, Any] | None:
+    """Positional arguments, or keyword arguments where they were given by name."""
+    if example_inputs is None:
+        return None
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,)
+    if isinstance(example_inputs, Mapping):
+        return dict(example_inputs)
+    if not isinstance(example_inputs, Sequence) or isinstance(example_inputs, str):
+        raise TypeError(
+            "example_inputs must be a tensor, a sequence of the model's positional arguments or a mapping of its"
+            f" keyword arguments, got {type(example_inputs).__name__}"
+        )
+    return tuple(example_inputs)
+
+
+def _warn_once() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"zendnn_cffi: optimize() returns a module that runs in plain PyTorch: {unavailable_reason()}",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,104 @@
+"""One OpenMP runtime in the process: the libgomp torch ships, the system's where torch is absent.
+
+Two copies of libgomp mean two thread pools fighting for the cores. The engine asks the loader for "libgomp.so.1"; a
+copy already mapped under that name answers. So the right one is mapped before the engine is, whichever of torch and
+the engine comes first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
+
+from zendnn_cffi.errors import LibraryError
+
+SONAME = "libgomp.so.1"
+
+
+def mapped_runtimes() -> list[str]:
+    """Return the file of every OpenMP runtime mapped into this process, GNU, LLVM and Intel."""
+    names = ("libgomp", "libomp", "libiomp5")
+    found: dict[str, None] = {}
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        path = line.split(maxsplit=5)[5] if line.count("/") else ""
+        base = os.path.basename(path)
+        if ".so" in base and base.startswith(names):
+            found[path] = None
+    return list(found)
+
+
+def torch_runtime() -> str | None:
+    """Return the libgomp inside the installed torch, without importing torch; None where it has none."""
+    module = sys.modules.get("torch")
+    origin = getattr(module, "__file__", None)
+    if origin is None:
+        try:
+            spec = importlib.util.find_spec("torch")
+        except (ImportError, ValueError):
+            spec = None
+        origin = spec.origin if spec else None
+    if origin is None:
+        return None
+    package = Path(origin).parent
+    # auditwheel-style builds keep it in torch.libs; torch's own wheels keep it in torch/lib under its plain name
+    return next((str(p) for p in sorted((package / "lib").glob(f"{SONAME}*"))), None)
+
+
+def ensure_runtime() -> str:
+    """Map the one libgomp the engine shall share, and return its path ("libgomp.so.1" where the system's is taken).
+
+    Raises   LibraryError if there is none.
+    """
+    mapped = [path for path in mapped_runtimes() if os.path.basename(path).startswith("libgomp.so")]
+    if mapped:
+        return mapped[0]  # an absolute path to another copy would map a second one
+    for candidate in (torch_runtime(), SONAME):
+        if candidate is None:
+            continue
+        try:
+            ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return candidate
+    raise LibraryError(f"no {SONAME}: the engine needs GNU OpenMP. Install torch, or the system's libgomp1 package.")
+
+
+_forked_with_threads = False
+
+
+def _look_at_threads() -> None:
+    """Before a fork: note whether this process has threads that Python did not start, as OpenMP's are."""
+    global _forked_with_threads
+    try:
+        _forked_with_threads = len(os.listdir("/proc/self/task")) > threading.active_count()
+    except OSError:
+        _forked_with_threads = True
+
+
+def _one_thread_in_child() -> None:
+    """Let a forked child compute with one thread, where its parent computed with several.
+
+    GNU OpenMP goes on to count on the parent's threads, and the child would wait for them for ever: in PyTorch's own
+    operations, too. torch.set_num_threads in the child undoes it.
+    """
+    torch = sys.modules.get("torch")
+    if _forked_with_threads and torch is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_look_at_threads, after_in_child=_one_thread_in_child)
+
+
+def thread_count() -> int | None:
+    """Return how many threads the next OpenMP region of the calling thread gets; None before a runtime is mapped."""
+    mapped = [path for path in mapped_runtimes() if os.path.basename(path).startswith("libgomp.so")]
+    return int(ctypes.CDLL(mapped[0]).omp_get_max_threads()) if mapped else None

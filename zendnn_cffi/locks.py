@@ -1,0 +1,67 @@
+"""Locks that neither finalizers, signal handlers nor forks turn into a deadlock: the only kind this package uses.
+
+Python may run code of others at nearly any point: a finalizer that the garbage collector calls, a weakref callback, a
+signal handler. Where such code calls into the package in a thread that holds one of its locks, a plain lock would wait
+for itself. So locks are re-entrant, and whoever holds one keeps what it guards usable by its own thread.
+
+A forked child has only the thread that forked. Locks that others held are free there. Locks that are not ours stay
+held: the library's, Python's import locks. So a fork waits until no thread is making a program or a kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_PATIENCE_SECONDS = 60.0  # of a fork
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def new_lock() -> Any:
+    """Return a re-entrant lock (a context manager), free in a forked child unless the forking thread holds it."""
+    lock: Any = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
+_making = new_lock()
+_fork_waits = _waited = False
+
+
+@contextmanager
+def making() -> Iterator[None]:
+    """While a graph, a program or a kernel is made: by one thread at a time, and by none while the process forks."""
+    while _fork_waits and not _making._is_owned():
+        time.sleep(0.001)  # the lock is not fair: who makes one after the other would have it again at once
+    with _making:
+        yield
+
+
+def _wait_for_makers() -> None:
+    global _fork_waits, _waited
+    _fork_waits = True
+    _waited = _making.acquire(timeout=_PATIENCE_SECONDS)
+
+
+def _go_on_in_parent() -> None:
+    global _fork_waits
+    _fork_waits = False
+    if _waited:
+        _making.release()
+
+
+def _go_on_in_child() -> None:
+    _go_on_in_parent()
+    for lock in list(_locks):
+        if not lock._is_owned():
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_wait_for_makers, after_in_parent=_go_on_in_parent, after_in_child=_go_on_in_child)

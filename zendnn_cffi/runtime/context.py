@@ -1,0 +1,75 @@
+"""What one running call of a program needs for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from zendnn_cffi.primitives.memory import Memory, MemoryDesc
+from zendnn_cffi.primitives.primitive import Stream
+from zendnn_cffi.runtime import arenas
+from zendnn_cffi.runtime.places import Slot, TensorView
+
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
+
+
+@dataclass(eq=False)
+class Context:
+    """What one running call needs for itself: an arena, a stream, memory handles, and the tensors of this run.
+
+    lease  the arena's owner, taken while a call runs
+    """
+
+    constants: Sequence[torch.Tensor]
+    lease: arenas.Arena
+    stream: Stream = field(default_factory=Stream)
+    inputs: Sequence[torch.Tensor] = ()
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    keep_alive: list[Any] = field(default_factory=list)
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+    moving: list[tuple[str, int, int, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.arena = self.lease.memory
+        self._arena_pointer = self.arena.data_ptr()
+        self._memories: dict[tuple[Slot, MemoryDesc], Memory] = {}
+
+    def close(self) -> None:
+        """Give up the arena and the handles now: calls may refer back to this context."""
+        self.calls, self.keep_alive, self.moving, self._memories = [], [], [], {}
+        self.arena = _NOTHING
+        del self.lease
+
+    def memory(self, slot: Slot, desc: MemoryDesc) -> Memory:
+        """The memory handle of a slot seen through desc; one per pair, shared by the calls that read it."""
+        memory = self._memories.get((slot, desc))
+        if memory is None:
+            fixed = None
+            if slot.space == "constant":
+                fixed = self.constants[slot.index].data_ptr() + slot.offset_bytes
+            elif slot.space == "arena":
+                fixed = self._arena_pointer + slot.offset_bytes
+            memory = self._memories[slot, desc] = Memory(desc, fixed)
+            if fixed is None:
+                self.moving.append((slot.space, slot.index, slot.offset_bytes, memory.handle))
+        return memory
+
+    def tensor(self, view: TensorView) -> torch.Tensor:
+        """The slot as a torch tensor."""
+        slot = view.slot
+        if view.grows:
+            return (self.inputs if slot.space == "input" else self.outputs)[slot.index]
+        spaces = {"input": self.inputs, "output": self.outputs, "constant": self.constants}
+        base = self.arena if slot.space == "arena" else spaces[slot.space][slot.index]
+        if base.dtype == torch.uint8 != view.dtype:  # bytes: the arena, packed constants
+            start = slot.offset_bytes
+            span = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) + 1
+            raw = base[start : start + span * view.dtype.itemsize].view(view.dtype)
+            return raw.as_strided(view.shape, view.strides)
+        if slot.offset_bytes == 0 and base.shape == view.shape and base.stride() == view.strides:
+            return base
+        offset = base.storage_offset() + slot.offset_bytes // view.dtype.itemsize
+        return base.as_strided(view.shape, view.strides, offset)
