@@ -1,4 +1,4 @@
-"""config.json: what the installed engine is and where it came from. Read by zendnn_cffi.engine.library and show_config()."""
+"""config.json: what the installed engine is, and where it came from. Read by zendnn_cffi.engine and show_config()."""
 
 from __future__ import annotations
 
