@@ -6,7 +6,7 @@ comes from, not yet where that lies. Layout assignment picks one candidate per o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,11 +59,18 @@ class Weights:
     is_streamed: bool = True
 
 
-def packed_weights(key: str, plain: torch.Tensor, pd: PrimitiveDesc, *, transposed: bool = False) -> Weights:
-    """The weights argument of a primitive, in the layout that its implementation chose."""
-    desc = pd.weights_desc
-    assert desc is not None
-    return Weights(key, plain, desc, transposed=transposed)
+@dataclass(frozen=True)
+class PackedWeights:
+    """Weights in the layout that the implementation chooses: primitive_template makes them of an implementation."""
+
+    key: str
+    plain: torch.Tensor
+    transposed: bool = False
+
+    def wanted_by(self, pd: PrimitiveDesc) -> Weights:
+        desc = pd.weights_desc
+        assert desc is not None
+        return Weights(self.key, self.plain, desc, transposed=self.transposed)
 
 
 @dataclass(frozen=True)
@@ -112,13 +119,18 @@ class PrimitiveTemplate:
     flops: int | None = None
 
 
-def primitive_template(
-    pd: PrimitiveDesc, args: dict[int, Argument], kind: str, flops: int | None = None
-) -> PrimitiveTemplate:
-    """One execution of pd on args, with the scratchpad that its implementation asks for."""
+Arguments = Mapping[int, Argument | PackedWeights]  # of a primitive, by the numbers that the library gives them
+
+
+def primitive_template(pd: PrimitiveDesc, args: Arguments, kind: str, flops: int | None = None) -> PrimitiveTemplate:
+    """One execution of pd on args, with the weights' layout and the scratchpad that its implementation asks for."""
+    own: dict[int, Argument] = {
+        place: argument.wanted_by(pd) if isinstance(argument, PackedWeights) else argument
+        for place, argument in args.items()
+    }
     if pd.scratchpad_desc is not None:
-        args = {**args, ARG_SCRATCHPAD: Scratchpad(pd.scratchpad_desc)}
-    return PrimitiveTemplate(pd, args, kind, flops)
+        own[ARG_SCRATCHPAD] = Scratchpad(pd.scratchpad_desc)
+    return PrimitiveTemplate(pd, own, kind, flops)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.memory import DATA_TYPES, MemoryDesc
 
 BLOCK = 16  # channels of a block of nChw16c
+_KEPT = 2048  # descriptors that stay made: a large network has some hundreds, and each new input size brings new ones
 # Per rank: channels last first (the layout most kernels are fastest in), then 16 channels a block, then plain.
 _TAGS = {3: ("nwc", "nCw16c", "ncw"), 4: ("nhwc", "nChw16c", "nchw"), 5: ("ndhwc", "nCdhw16c", "ncdhw")}
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=_KEPT)
 def layout(shape: tuple[int, ...], dtype: torch.dtype, tag: str) -> MemoryDesc:
     """The memory descriptor of shape and dtype in the layout that tag names."""
     return MemoryDesc(shape, dtype, tag)
@@ -58,13 +59,13 @@ def is_known_dtype(dtype: torch.dtype) -> bool:
     return dtype in DATA_TYPES
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=_KEPT)
 def strided(shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...]) -> MemoryDesc:
     """The memory descriptor of a plain tensor with these strides (elements)."""
     return MemoryDesc(shape, dtype, strides=strides)
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=_KEPT)
 def is_describable(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether the library takes these strides (elements): not where rows reach into each other, as every second row of
     an odd number does."""
@@ -84,7 +85,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=_KEPT)
 def row_major(shape: tuple[int, ...], dtype: torch.dtype) -> MemoryDesc:
     """The dense row-major layout."""
     return MemoryDesc(shape, dtype, strides=contiguous_strides(shape))
@@ -103,7 +104,7 @@ def activation_layouts(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Memo
     return tuple(layout(shape, dtype, tag) for tag in tags)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4 * _KEPT)
 def same_bytes(a: MemoryDesc, b: MemoryDesc) -> bool:
     """Whether the same elements lie at the same addresses under both descriptors: no reorder is needed between them."""
     return a == b or (a.dims == b.dims and a.dtype == b.dtype and _canonical(a) == _canonical(b) is not None)

@@ -14,17 +14,9 @@ from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, strided
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
-from zendnn_cffi.errors import ZenDNNError
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 MAX_LAYOUTS = 4  # of one value, that readers offer views of
 PRIMITIVE_DTYPES = (torch.float32, torch.bfloat16)
-
-# Implementations never used where another one exists. "zendnn" ignores parameters of some post-ops and aborts on some
-# convolutions; "ref" is a plain loop nest, for checking. "bnorm_ref" takes 100 times bnorm_jit's time.
-_NEVER = ("zendnn",)
-_LAST_RESORT = ("ref",)
-_SLOW = (*_LAST_RESORT, "bnorm_ref")
 
 
 class NotLowered(Exception):
@@ -129,25 +121,6 @@ def constant_name(node: fx.Node, parameter: str) -> str:
     """The name of the constant node given for a parameter of the op: the key of its prepacked copies."""
     bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
     return str(bound.arguments[parameter])
-
-
-def optimized(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates that are no reference implementation."""
-    return [c for c in candidates if not c.implementation.startswith(_LAST_RESORT)]
-
-
-def optimized_descs(found: Sequence[PrimitiveDesc]) -> list[PrimitiveDesc]:
-    """The primitive descriptors that are no reference implementation."""
-    return [pd for pd in found if not pd.implementation.startswith(_SLOW)]
-
-
-def usable_implementations(create: Callable[[], PrimitiveDesc]) -> list[PrimitiveDesc]:
-    """Return the implementations worth trying, in the library's order; reference ones only when alone."""
-    try:
-        found = [pd for pd in create().implementations() if not pd.implementation.startswith(_NEVER)]
-    except ZenDNNError:
-        return []
-    return optimized_descs(found) or found[:1]
 
 
 def torch_operation(node: fx.Node, values: RegionValues, reason: str) -> Operation:

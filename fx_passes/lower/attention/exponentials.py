@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fx_passes.candidates.candidates import (
     Argument,
+    Arguments,
     Candidate,
     Check,
     Operand,
@@ -32,16 +33,14 @@ from fx_passes.candidates.candidates import (
     Temporary,
     TorchTemplate,
     Weights,
-    primitive_template,
 )
 from fx_passes.candidates.layouts import row_major, strided
 from fx_passes.lower.attention.steps import Heads, implementations, later_keys, transposed
-from fx_passes.lower.context import optimized_descs, usable_implementations
+from fx_passes.lower.primitives import first_optimized
 from fx_passes.lower.products.step import product
 from zendnn_cffi.primitives import allocation, descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 # Sums of exponentials between these are those of rows whose largest score is between -58 and 58 or so (trained models
 # have 46), and are so far from where f32 and bf16 end that products with values below 1e12 are none too large.
@@ -139,7 +138,7 @@ class _Exponentials:
             later = later_keys(block.samples, block.rows, block.keys, block.row)
             post_ops = post_ops.binary("add", later.desc)
             extra = {arg_post_op(1, ARG_SRC_1): later}
-        args: dict[int, Argument] = {
+        args: Arguments = {
             ARG_SRC: Operand(0, query, query_bytes),
             ARG_WEIGHTS: Operand(1, seen, key_bytes),
             ARG_DST: Temporary(_SHARES, shares),
@@ -158,7 +157,7 @@ class _Exponentials:
         else:
             desc, kept_bytes = _part(self._kept_desc, block.sample, block.samples, 0, block.keys)
             ones = Temporary(_KEPT, desc, kept_bytes)
-        args: dict[int, Argument] = {
+        args: Arguments = {
             ARG_SRC: Temporary(_SHARES, shares),
             ARG_WEIGHTS: ones,
             ARG_DST: Temporary(_SUMS, sums, sums_bytes),
@@ -173,7 +172,7 @@ class _Exponentials:
         values: Argument = Operand(2, value, value_bytes)
         if self.heads.mask is not None:
             values = Temporary(_VALUES, value, value_bytes)
-        args: dict[int, Argument] = {
+        args: Arguments = {
             ARG_SRC: Temporary(_SHARES, shares),
             ARG_WEIGHTS: values,
             ARG_DST: Result(result, result_bytes),
@@ -207,18 +206,8 @@ class _Exponentials:
         """The result, seen as one row for each sum, divided by them."""
         rows = self.b * self.length * self.h
         result, sums = row_major((rows, self.d), self.dtype), row_major((rows, 1), torch.float32)
-
-        def create() -> PrimitiveDesc:
-            return PrimitiveDesc(descriptors.binary("div", result, sums, result), Attr())
-
-        for pd in optimized_descs(usable_implementations(create)):
-            args: dict[int, Argument] = {
-                ARG_SRC: Result(result),
-                ARG_SRC_1: Temporary(_SUMS, sums),
-                ARG_DST: Result(result),
-            }
-            return primitive_template(pd, args, "binary", 0)
-        return None
+        args: Arguments = {ARG_SRC: Result(result), ARG_SRC_1: Temporary(_SUMS, sums), ARG_DST: Result(result)}
+        return first_optimized(args, "binary", descriptors.binary, "div", result, sums, result, flops=0)
 
 
 def sums_in_range(sums: Tensor) -> None:

@@ -28,12 +28,11 @@ from fx_passes.candidates.candidates import (
     primitive_template,
 )
 from fx_passes.candidates.layouts import row_major, strided
-from fx_passes.lower.context import optimized_descs, usable_implementations
+from fx_passes.lower.primitives import optimized_implementations
 from fx_passes.lower.products.step import product
 from zendnn_cffi.primitives import allocation, descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 _MAX_SCORES_BYTES = 32 << 20  # beyond a third-level cache a flash kernel, which keeps no scores, is the better one
 
@@ -136,11 +135,9 @@ def later_keys(samples: int, rows: int, keys: int, first_row: int = 0) -> Weight
 
 
 def _softmaxes(scores: Temporary, shares: Temporary) -> list[PrimitiveTemplate]:
-    def create() -> PrimitiveDesc:
-        dst = None if shares is scores else shares.desc
-        return PrimitiveDesc(descriptors.softmax(scores.desc, 3, dst=dst), Attr())
-
-    found = optimized_descs(usable_implementations(create))
+    found = optimized_implementations(
+        descriptors.softmax, scores.desc, 3, dst=None if shares is scores else shares.desc
+    )
     return [primitive_template(pd, {ARG_SRC: scores, ARG_DST: shares}, "softmax", 0) for pd in found]
 
 

@@ -8,25 +8,25 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import (
-    Argument,
+    Arguments,
     Candidate,
     Operand,
     Operation,
-    PrimitiveTemplate,
+    PackedWeights,
     Result,
     Weights,
-    packed_weights,
+    primitive_template,
 )
 from fx_passes.candidates.layouts import activation_layouts, row_major
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
+from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from fx_passes.lower.windows.depthwise import gated
 from fx_passes.lower.windows.gated_weights import lower_gated_weights
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 _COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
 
@@ -50,13 +50,9 @@ def _eltwise(
     for desc in activation_layouts(src.shape or (1,), dtype):
         calls = []
         for step, function in enumerate(spelled):
-
-            def create(desc: MemoryDesc = desc, function: EltwisePostOp = function) -> PrimitiveDesc:
-                return PrimitiveDesc(descriptors.eltwise(function.kind, desc, function.alpha, function.beta), Attr())
-
-            for pd in usable_implementations(create)[:1]:
-                args: dict[int, Argument] = {ARG_SRC: Result() if step else Operand(0), ARG_DST: Result()}
-                calls.append(PrimitiveTemplate(pd, args, "eltwise"))
+            found = implementations(descriptors.eltwise, function.kind, desc, function.alpha, function.beta)
+            args: Arguments = {ARG_SRC: Result() if step else Operand(0), ARG_DST: Result()}
+            calls += [primitive_template(pd, args, "eltwise") for pd in found[:1]]
         if len(calls) == len(spelled):
             implementation = calls[0].pd.implementation
             operation.candidates.append(Candidate(implementation, (desc,), desc, tuple(calls), may_overwrite=0))
@@ -115,21 +111,12 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
         full = b_spec.shape == spec.shape
         other = desc if full and constant is None else row_major(shape, dtype)
         other_operand = other if full else row_major(b_spec.shape or (1,), dtype)
-
-        def create(desc: MemoryDesc = desc, other: MemoryDesc = other) -> PrimitiveDesc:
-            return PrimitiveDesc(descriptors.binary(kind, desc, other, desc), Attr())
-
-        for pd in usable_implementations(create)[:1]:
-            second = Operand(1, other) if constant is None else Weights(constant_name, constant, other)
-            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_SRC_1: second, ARG_DST: Result()}
-            srcs = (desc,) if constant is not None else (desc, other_operand)
-            template = PrimitiveTemplate(pd, args, "binary")
-            operation.candidates.append(Candidate(pd.implementation, srcs, desc, (template,), may_overwrite=0))
-    fast = optimized(operation.candidates)
-    if not fast:
-        raise NotLowered(f"no optimized binary {kind} takes {list(spec.shape)} and {list(shape)}")
-    operation.candidates = fast
-    return operation
+        second = Operand(1, other) if constant is None else Weights(constant_name, constant, other)
+        args: Arguments = {ARG_SRC: Operand(0), ARG_SRC_1: second, ARG_DST: Result()}
+        srcs = (desc,) if constant is not None else (desc, other_operand)
+        found = implementations(descriptors.binary, kind, desc, other, desc)[:1]
+        operation.candidates += candidates(found, args, "binary", srcs, desc, may_overwrite=0)
+    return keep_optimized(operation, f"no optimized binary {kind} takes {list(spec.shape)} and {list(shape)}")
 
 
 def lower_prelu(node: fx.Node, context: LoweringContext) -> Operation:
@@ -143,15 +130,10 @@ def lower_prelu(node: fx.Node, context: LoweringContext) -> Operation:
     shape = (1, weight.numel(), *(1,) * (src.ndim - 2))
     operation = Operation(node, node.name, "prelu", (arguments["src"],), context.values.specs[node])
     for desc in activation_layouts(src.shape, dtype):
-
-        def create(desc: MemoryDesc = desc) -> PrimitiveDesc:
-            return PrimitiveDesc(descriptors.prelu(desc, MemoryDesc(shape, dtype, "any")), Attr())
-
-        for pd in usable_implementations(create)[:1]:
-            weights = packed_weights(str(node.args[1]), weight.reshape(shape), pd)
-            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: weights, ARG_DST: Result()}
-            template = PrimitiveTemplate(pd, args, "prelu")
-            operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
+        found = implementations(descriptors.prelu, desc, MemoryDesc(shape, dtype, "any"))[:1]
+        weights = PackedWeights(str(node.args[1]), weight.reshape(shape))
+        args: Arguments = {ARG_SRC: Operand(0), ARG_WEIGHTS: weights, ARG_DST: Result()}
+        operation.candidates += candidates(found, args, "prelu", (desc,), desc)
     if not operation.candidates:
         raise NotLowered("no prelu implementation takes these shapes")
     return operation

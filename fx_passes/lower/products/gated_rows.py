@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from fx_passes import ops
 from fx_passes.candidates.candidates import (
     Argument,
+    Arguments,
     Candidate,
     Operation,
     PrimitiveTemplate,
@@ -27,7 +28,6 @@ from fx_passes.candidates.candidates import (
     Temporary,
     TorchTemplate,
     Weights,
-    primitive_template,
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
@@ -35,17 +35,14 @@ from fx_passes.graph.graph import is_call, only_user
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
-    optimized,
-    optimized_descs,
-    usable_implementations,
 )
 from fx_passes.lower.post_ops import Chain, EltwisePostOp, translate, translate_eltwise
+from fx_passes.lower.primitives import first_optimized, optimized
 from fx_passes.lower.products.linear import Product, constant_name
 from fx_passes.lower.products.matrix_vector import NAME, batched_product, by_pieces, equal_pieces
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 def join_gated_rows(graph: fx.Graph, values: RegionValues) -> None:
@@ -144,13 +141,10 @@ def _in_one_product(
     product = TorchTemplate(batched_product(0, ()), "", True, key, args, flops=2 * rows * k)
     half = row_major((1, rows // 2), torch.float32)
     gate, up = Temporary(0, half), Temporary(0, half, half.size_bytes)
-    activated = descriptors.eltwise(activation.kind, half, activation.alpha, activation.beta)
-    multiplied = descriptors.binary("mul", half, half, half)
-    for first in optimized_descs(usable_implementations(lambda: PrimitiveDesc(activated, Attr())))[:1]:
-        for second in optimized_descs(usable_implementations(lambda: PrimitiveDesc(multiplied, Attr())))[:1]:
-            calls = (
-                product,
-                primitive_template(first, {ARG_SRC: gate, ARG_DST: Result(half)}, "eltwise", 0),
-                primitive_template(second, {ARG_SRC: Result(half), ARG_SRC_1: up, ARG_DST: Result(half)}, "binary", 0),
-            )
-            yield Candidate(f"{NAME} + {first.implementation}", srcs, dst, calls)
+    function = descriptors.eltwise, activation.kind, half, activation.alpha, activation.beta
+    activated = first_optimized({ARG_SRC: gate, ARG_DST: Result(half)}, "eltwise", *function, flops=0)
+    args_of_mul: Arguments = {ARG_SRC: Result(half), ARG_SRC_1: up, ARG_DST: Result(half)}
+    multiplied = first_optimized(args_of_mul, "binary", descriptors.binary, "mul", half, half, half, flops=0)
+    if activated is not None and multiplied is not None:
+        calls = product, activated, multiplied
+        yield Candidate(f"{NAME} + {activated.pd.implementation}", srcs, dst, calls)

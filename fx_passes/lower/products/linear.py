@@ -14,10 +14,10 @@ from fx_passes.candidates.candidates import (
     Candidate,
     Operand,
     Operation,
+    PackedWeights,
     PrimitiveTemplate,
     Result,
     Weights,
-    packed_weights,
     primitive_template,
 )
 from fx_passes.candidates.layouts import row_major, strided
@@ -26,17 +26,15 @@ from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
     SplitPostOps,
-    optimized,
     residual_to_overwrite,
     run_time_operands,
-    usable_implementations,
 )
 from fx_passes.lower.post_ops import Chain, build_chain, fits_view
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from fx_passes.lower.products.matrix_vector import matrix_vector_candidates
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
@@ -77,12 +75,8 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
             Candidate(template.pd.implementation, srcs, wide, (template,))
             for template in replace(product, result=base.dtype).templates()
         ]
-    fast = optimized(operation.candidates)
-    if not fast and post_ops:
-        raise SplitPostOps(len(arguments["post_ops"]) - 1)
-    if not operation.candidates:
-        raise NotLowered("no matmul or inner_product implementation takes these shapes")
-    operation.candidates = fast or operation.candidates[:1]
+    otherwise = "no matmul or inner_product implementation takes these shapes"
+    keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]), or_reference=True)
     if m == 1 and dtype == base.dtype == torch.float32:
         own = Weights(names[0], weight, row_major((n, k), dtype))
         shift = None if bias is None else Weights(names[1], bias, row_major((n,), dtype))
@@ -118,46 +112,34 @@ class Product:
         yield from self.as_inner_product()
 
     def as_inner_product(self) -> Iterator[PrimitiveTemplate]:
-        m, k, n = self.sizes
+        _, k, n = self.sizes
         bias = None if self.bias is None else row_major((n,), torch.float32)
-        weights = MemoryDesc((n, k), self.dtype, "any")
-
-        def create() -> PrimitiveDesc:
-            desc = descriptors.inner_product(row_major((m, k), self.dtype), weights, bias, self._dst)
-            return PrimitiveDesc(desc, Attr(self.chain.post_ops))
-
-        return self._templates(create, "inner_product", bias)
+        return self._templates(descriptors.inner_product, MemoryDesc((n, k), self.dtype, "any"), bias)
 
     def as_matmul(self) -> Iterator[PrimitiveTemplate]:
         """With weights seen as [K, N]. Its kernel packs them the other way round, and reads memory faster."""
-        m, k, n = self.sizes
+        _, k, n = self.sizes
         bias = None if self.bias is None else row_major((1, n), torch.float32)
-        weights = MemoryDesc((k, n), self.dtype, "any")
-
-        def create() -> PrimitiveDesc:
-            desc = descriptors.matmul(row_major((m, k), self.dtype), weights, bias, self._dst)
-            return PrimitiveDesc(desc, Attr(self.chain.post_ops))
-
-        return self._templates(create, "matmul", bias)
+        return self._templates(descriptors.matmul, MemoryDesc((k, n), self.dtype, "any"), bias)
 
     @property
     def _dst(self) -> MemoryDesc:
         return row_major((self.sizes[0], self.sizes[2]), self.result)
 
     def _templates(
-        self, create: Callable[[], PrimitiveDesc], kind: str, bias: MemoryDesc | None
+        self, describe: Callable[..., Any], weights: MemoryDesc, bias: MemoryDesc | None
     ) -> Iterator[PrimitiveTemplate]:
-        m, k, _ = self.sizes
-        found = usable_implementations(create)
+        src, kind = row_major(self.sizes[:2], self.dtype), describe.__name__
+        args: dict[int, Argument | PackedWeights] = {
+            ARG_SRC: Operand(0, src),
+            ARG_WEIGHTS: PackedWeights(self.names[0], self.weight, transposed=kind == "matmul"),
+            ARG_DST: Result(self._dst),
+            **self.chain.args,
+        }
+        if self.bias is not None and bias is not None:
+            args[ARG_BIAS] = Weights(self.names[1], self.bias, bias)
+        found = implementations(describe, src, weights, bias, self._dst, post_ops=self.chain.post_ops)
         for pd in sorted(found, key=lambda pd: "gemm:" in pd.implementation):  # seldom the fastest: last among equals
-            args: dict[int, Argument] = {
-                ARG_SRC: Operand(0, row_major((m, k), self.dtype)),
-                ARG_WEIGHTS: packed_weights(self.names[0], self.weight, pd, transposed=kind == "matmul"),
-                ARG_DST: Result(self._dst),
-                **self.chain.args,
-            }
-            if self.bias is not None and bias is not None:
-                args[ARG_BIAS] = Weights(self.names[1], self.bias, bias)
             yield primitive_template(pd, args, kind)
 
 
@@ -176,21 +158,11 @@ def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
     chain = build_chain(post_ops, operands, dst, dtype)
     left = row_major(a.shape, dtype)
     for right in dict.fromkeys((row_major(b.shape, dtype), *_transposed(arguments["b"], b, dtype, context))):
-
-        def create(right: MemoryDesc = right) -> PrimitiveDesc:
-            return PrimitiveDesc(descriptors.matmul(left, right, None, dst), Attr(chain.post_ops))
-
-        for pd in usable_implementations(create):
-            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1), ARG_DST: Result(), **chain.args}
-            template = primitive_template(pd, args, "matmul")
-            operation.candidates.append(Candidate(pd.implementation, (left, right, *chain.srcs), dst, (template,)))
-    fast = optimized(operation.candidates)
-    if not fast and post_ops:
-        raise SplitPostOps(len(arguments["post_ops"]) - 1)
-    if not fast:
-        raise NotLowered("no optimized matmul implementation takes these shapes")
-    operation.candidates = fast
-    return operation
+        found = implementations(descriptors.matmul, left, right, None, dst, post_ops=chain.post_ops)
+        args = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1), ARG_DST: Result(), **chain.args}
+        operation.candidates += candidates(found, args, "matmul", (left, right, *chain.srcs), dst)
+    otherwise = "no optimized matmul implementation takes these shapes"
+    return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]))
 
 
 def _transposed(node: fx.Node, spec: TensorSpec, dtype: torch.dtype, context: LoweringContext) -> list[MemoryDesc]:

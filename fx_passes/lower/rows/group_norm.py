@@ -11,13 +11,13 @@ from torch import fx
 
 from fx_passes.candidates.candidates import (
     Argument,
+    Arguments,
     Candidate,
     Operand,
     Operation,
     PrimitiveTemplate,
     Result,
     Weights,
-    primitive_template,
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import (
@@ -25,15 +25,13 @@ from fx_passes.lower.context import (
     NotLowered,
     SplitPostOps,
     constant_name,
-    optimized_descs,
     run_time_operands,
-    usable_implementations,
 )
 from fx_passes.lower.post_ops import Chain, build_chain
+from fx_passes.lower.primitives import first_optimized
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 def lower_group_norm(node: fx.Node, context: LoweringContext) -> Operation:
@@ -65,13 +63,11 @@ def lower_group_norm(node: fx.Node, context: LoweringContext) -> Operation:
 
 def _normalization(rows: MemoryDesc, eps: float) -> tuple[PrimitiveTemplate, ...]:
     """The rows, from the operand into the result. () without an optimized implementation."""
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.layer_normalization(rows, eps, scale=False, shift=False), Attr())
-
-    args: dict[int, Argument] = {ARG_SRC: Operand(0, rows), ARG_DST: Result(rows)}
-    found = optimized_descs(usable_implementations(create))[:1]
-    return tuple(primitive_template(pd, args, "layer_normalization") for pd in found)
+    args: Arguments = {ARG_SRC: Operand(0, rows), ARG_DST: Result(rows)}
+    found = first_optimized(
+        args, "layer_normalization", descriptors.layer_normalization, rows, eps, scale=False, shift=False
+    )
+    return () if found is None else (found,)
 
 
 def _per_channel(desc: MemoryDesc, affine: dict[str, Weights], chain: Chain) -> tuple[PrimitiveTemplate, ...]:
@@ -84,10 +80,6 @@ def _per_channel(desc: MemoryDesc, affine: dict[str, Weights], chain: Chain) -> 
         args[arg_post_op(0, ARG_SRC_1)] = bias
     behind = arg_post_op(len(second)) - arg_post_op(0)  # the chain's own places are counted from 0
     args |= {arg + behind: argument for arg, argument in chain.args.items()}
-    attr = Attr(PostOps((*post_ops, *chain.post_ops)))
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.binary("mul" if first == "weight" else "add", desc, weights.desc, desc), attr)
-
-    found = optimized_descs(usable_implementations(create))[:1]
-    return tuple(primitive_template(pd, args, "binary") for pd in found)
+    kind, joined = "mul" if first == "weight" else "add", PostOps((*post_ops, *chain.post_ops))
+    found = first_optimized(args, "binary", descriptors.binary, kind, desc, weights.desc, desc, post_ops=joined)
+    return () if found is None else (found,)

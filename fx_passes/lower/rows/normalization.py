@@ -10,13 +10,13 @@ from torch import fx
 
 from fx_passes.candidates.candidates import (
     Argument,
+    Arguments,
     Candidate,
     Operand,
     Operation,
+    PackedWeights,
     Result,
     Weights,
-    packed_weights,
-    primitive_template,
 )
 from fx_passes.candidates.layouts import activation_layouts, layout, row_major, spatial_tags
 from fx_passes.lower.context import (
@@ -24,10 +24,9 @@ from fx_passes.lower.context import (
     NotLowered,
     SplitPostOps,
     constant_name,
-    optimized,
-    usable_implementations,
 )
 from fx_passes.lower.post_ops import EltwisePostOp
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from fx_passes.lower.windows.depthwise import channel_products
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -39,11 +38,8 @@ from zendnn_cffi.primitives.attributes import (
     ARG_SRC,
     ARG_VARIANCE,
     ARG_WEIGHTS,
-    Attr,
     PostOps,
 )
-from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 _RELU = EltwisePostOp("relu", 0.0, 0.0)
 
@@ -69,26 +65,17 @@ def lower_batch_norm(node: fx.Node, context: LoweringContext) -> Operation:
     if src.ndim == 4:
         operation.candidates += _as_depthwise(node, arguments, src.shape, dtype, relu=bool(post_ops))
     for desc in activation_layouts(src.shape, dtype):
-
-        def create(desc: MemoryDesc = desc) -> PrimitiveDesc:
-            op = descriptors.batch_normalization(
-                desc,
-                arguments["eps"],
-                scale=ARG_SCALE in constants,
-                shift=ARG_SHIFT in constants,
-                relu=bool(post_ops),
-            )
-            return PrimitiveDesc(op, Attr())
-
-        for pd in usable_implementations(create):
-            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(), **constants}
-            template = primitive_template(pd, args, "batch_normalization")
-            operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,), may_overwrite=0))
-    fast = optimized(operation.candidates)
-    if not fast:
-        raise NotLowered("only a reference implementation takes this batch normalization")
-    operation.candidates = fast
-    return operation
+        found = implementations(
+            descriptors.batch_normalization,
+            desc,
+            arguments["eps"],
+            scale=ARG_SCALE in constants,
+            shift=ARG_SHIFT in constants,
+            relu=bool(post_ops),
+        )
+        args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result(), **constants}
+        operation.candidates += candidates(found, args, "batch_normalization", (desc,), desc, may_overwrite=0)
+    return keep_optimized(operation, "only a reference implementation takes this batch normalization")
 
 
 def _as_depthwise(
@@ -106,17 +93,16 @@ def _as_depthwise(
     weight, bias = scale.float().reshape(channels, 1, 1, 1, 1), shift.float()
     bias_desc = row_major((channels,), torch.float32)
     post_ops = PostOps().eltwise("relu", 0.0) if relu else PostOps()
+    args: Arguments = {
+        ARG_SRC: Operand(0),
+        ARG_WEIGHTS: PackedWeights(f"{node.name} scale", weight),
+        ARG_BIAS: Weights(f"{node.name} shift", bias, bias_desc),
+        ARG_DST: Result(),
+    }
     for tag in spatial_tags(4)[:2]:
         desc = layout(shape, dtype, tag)
-        for pd in channel_products(desc, bias_desc, post_ops):
-            args: dict[int, Argument] = {
-                ARG_SRC: Operand(0),
-                ARG_WEIGHTS: packed_weights(f"{node.name} scale", weight, pd),
-                ARG_BIAS: Weights(f"{node.name} shift", bias, bias_desc),
-                ARG_DST: Result(),
-            }
-            template = primitive_template(pd, args, "convolution")
-            yield Candidate(pd.implementation, (desc,), desc, (template,))
+        found = channel_products(desc, bias_desc, post_ops)
+        yield from candidates(found, args, "convolution", (desc,), desc)
 
 
 def lower_layer_norm(node: fx.Node, context: LoweringContext) -> Operation:
@@ -134,22 +120,11 @@ def lower_layer_norm(node: fx.Node, context: LoweringContext) -> Operation:
             constants[arg] = Weights(constant_name(node, name), tensor, row_major((size,), torch.float32))
     view, desc = row_major((rows, size), dtype), row_major(src.shape, dtype)
     operation = Operation(node, node.name, "layer_normalization", (arguments["src"],), context.values.specs[node])
-
-    def create() -> PrimitiveDesc:
-        op = descriptors.layer_normalization(
-            view, arguments["eps"], scale=ARG_SCALE in constants, shift=ARG_SHIFT in constants
-        )
-        return PrimitiveDesc(op, Attr())
-
-    for pd in usable_implementations(create):
-        args: dict[int, Argument] = {ARG_SRC: Operand(0, view), ARG_DST: Result(view), **constants}
-        template = primitive_template(pd, args, "layer_normalization")
-        operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
-    fast = optimized(operation.candidates)
-    if not fast:
-        raise NotLowered("only a reference implementation takes this layer normalization")
-    operation.candidates = fast
-    return operation
+    scale, shift = ARG_SCALE in constants, ARG_SHIFT in constants
+    found = implementations(descriptors.layer_normalization, view, arguments["eps"], scale=scale, shift=shift)
+    args: Arguments = {ARG_SRC: Operand(0, view), ARG_DST: Result(view), **constants}
+    operation.candidates += candidates(found, args, "layer_normalization", (desc,), desc)
+    return keep_optimized(operation, "only a reference implementation takes this layer normalization")
 
 
 def lower_softmax(node: fx.Node, context: LoweringContext) -> Operation:
@@ -162,15 +137,7 @@ def lower_softmax(node: fx.Node, context: LoweringContext) -> Operation:
     dtype = context.dtype(src)
     desc = row_major(src.shape, dtype)
     operation = Operation(node, node.name, "softmax", (arguments["src"],), context.values.specs[node])
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.softmax(desc, axis, log=arguments["log"]), Attr())
-
-    for pd in usable_implementations(create):
-        args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
-        template = primitive_template(pd, args, "softmax")
-        operation.candidates.append(Candidate(pd.implementation, (desc,), desc, (template,)))
-    operation.candidates = optimized(operation.candidates)
-    if not operation.candidates:
-        raise NotLowered("only a reference implementation takes this softmax")
-    return operation
+    found = implementations(descriptors.softmax, desc, axis, log=arguments["log"])
+    args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result()}
+    operation.candidates += candidates(found, args, "softmax", (desc,), desc)
+    return keep_optimized(operation, "only a reference implementation takes this softmax")

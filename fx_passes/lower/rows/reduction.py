@@ -10,12 +10,12 @@ import math
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, Weights, primitive_template
+from fx_passes.candidates.candidates import Arguments, Candidate, Operand, Operation, Result, Weights
 from fx_passes.candidates.layouts import row_major
-from fx_passes.lower.context import LoweringContext, NotLowered, optimized_descs, usable_implementations
+from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.primitives import candidates, optimized_implementations
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, PostOps
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, PostOps
 
 
 def lower_reduction(node: fx.Node, context: LoweringContext, src_node: fx.Node, kind: str, dims: set[int]) -> Operation:
@@ -41,16 +41,9 @@ def _primitives(
 ) -> list[Candidate]:
     src = row_major(shape, dtype)
     kept = row_major(tuple(1 if d in dims else n for d, n in enumerate(shape)), dtype)
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.reduction(kind, src, kept), Attr())
-
-    args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(kept)}
-    dst = row_major(result or (1,), dtype)
-    return [
-        Candidate(pd.implementation, (src,), dst, (primitive_template(pd, args, "reduction"),))
-        for pd in optimized_descs(usable_implementations(create))
-    ]
+    args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result(kept)}
+    found = optimized_implementations(descriptors.reduction, kind, src, kept)
+    return candidates(found, args, "reduction", (src,), row_major(result or (1,), dtype))
 
 
 def _products(
@@ -62,21 +55,11 @@ def _products(
     ones, src = row_major((1, 1, length), dtype), row_major((batch, length, width), dtype)
     dst = row_major((batch, 1, width), dtype)
     post_ops = PostOps().eltwise("linear", 1.0 / length) if kind == "mean" else PostOps()
-
-    def create() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.matmul(ones, src, None, dst), Attr(post_ops))
-
-    args: dict[int, Argument] = {
+    args: Arguments = {
         ARG_SRC: Weights(f"ones {length}", torch.ones(1, 1, length, dtype=torch.float32, device="cpu"), ones),
         ARG_WEIGHTS: Operand(0, src),
         ARG_DST: Result(dst),
     }
-    return [
-        Candidate(
-            pd.implementation,
-            (row_major(shape, dtype),),
-            row_major(result or (1,), dtype),
-            (primitive_template(pd, args, "matmul", 2 * batch * length * width),),
-        )
-        for pd in optimized_descs(usable_implementations(create))
-    ]
+    found = optimized_implementations(descriptors.matmul, ones, src, None, dst, post_ops=post_ops)
+    srcs, flops = (row_major(shape, dtype),), 2 * batch * length * width
+    return candidates(found, args, "matmul", srcs, row_major(result or (1,), dtype), flops)

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from fx_passes.candidates.candidates import (
     Argument,
+    Arguments,
     Candidate,
     Operand,
     Operation,
@@ -24,11 +25,11 @@ from fx_passes.candidates.candidates import (
     Temporary,
     TorchTemplate,
     Weights,
-    primitive_template,
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.lower.context import LoweringContext, NotLowered, optimized_descs, usable_implementations
+from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.primitives import first_optimized
 from fx_passes.lower.products.step import product
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -38,11 +39,9 @@ from zendnn_cffi.primitives.attributes import (
     ARG_SRC,
     ARG_VARIANCE,
     ARG_WEIGHTS,
-    Attr,
     PostOps,
 )
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
@@ -107,20 +106,25 @@ def _in_primitives(
     rows, size = src.dims
     per_row = row_major((rows,), torch.float32)
 
-    def normalization() -> PrimitiveDesc:
-        op = descriptors.layer_normalization(src, added, scale=scales is not None, shift=False, given_statistics=True)
-        return PrimitiveDesc(op, Attr())
-
-    for pd in optimized_descs(usable_implementations(normalization))[:1]:
-        args: dict[int, Argument] = {
-            ARG_SRC: Operand(0, src),
-            ARG_MEAN: Weights(f"zero means of {rows}", torch.zeros(rows, dtype=torch.float32, device="cpu"), per_row),
-            ARG_VARIANCE: Temporary(0, per_row),
-            ARG_DST: Result(src),
-        }
-        if scales is not None:
-            args[ARG_SCALE] = scales
-        last = primitive_template(pd, args, "layer_normalization")
+    args: dict[int, Argument] = {
+        ARG_SRC: Operand(0, src),
+        ARG_MEAN: Weights(f"zero means of {rows}", torch.zeros(rows, dtype=torch.float32, device="cpu"), per_row),
+        ARG_VARIANCE: Temporary(0, per_row),
+        ARG_DST: Result(src),
+    }
+    if scales is not None:
+        args[ARG_SCALE] = scales
+    last = first_optimized(
+        args,
+        "layer_normalization",
+        descriptors.layer_normalization,
+        src,
+        added,
+        scale=scales is not None,
+        shift=False,
+        given_statistics=True,
+    )
+    if last is not None:
         for first in (_rows_with_themselves(src, of_sums), _squares_by_ones(src, of_sums)):
             if first:
                 yield *first, last
@@ -132,7 +136,7 @@ def _rows_with_themselves(src: MemoryDesc, post_ops: PostOps) -> tuple[Primitive
     assert src.dtype is not None
     left, right = row_major((rows, 1, size), src.dtype), row_major((rows, size, 1), src.dtype)
     result = row_major((rows, 1, 1), torch.float32)
-    args: dict[int, Argument] = {
+    args: Arguments = {
         ARG_SRC: Operand(0, left),
         ARG_WEIGHTS: Operand(0, right),
         ARG_DST: Temporary(0, result),
@@ -147,19 +151,15 @@ def _squares_by_ones(src: MemoryDesc, post_ops: PostOps) -> tuple[PrimitiveTempl
     assert src.dtype is not None
     column, sums = row_major((size, 1), src.dtype), row_major((rows, 1), torch.float32)
 
-    def square() -> PrimitiveDesc:
-        return PrimitiveDesc(descriptors.eltwise("square", src, 0.0, 0.0), Attr())
-
-    args: dict[int, Argument] = {
+    args: Arguments = {
         ARG_SRC: Temporary(1, src),
         ARG_WEIGHTS: Weights(f"column of {size} ones", torch.ones(size, 1, dtype=torch.float32, device="cpu"), column),
         ARG_DST: Temporary(0, sums),
     }
-    squares = optimized_descs(usable_implementations(square))
+    of_square: Arguments = {ARG_SRC: Operand(0, src), ARG_DST: Temporary(1, src)}
+    squares = first_optimized(of_square, "eltwise", descriptors.eltwise, "square", src, 0.0, 0.0)
     summed = product(src, column, sums, post_ops, args, 0, first="gemm:")
-    if not squares or summed is None:
-        return ()
-    return primitive_template(squares[0], {ARG_SRC: Operand(0, src), ARG_DST: Temporary(1, src)}, "eltwise"), summed
+    return () if squares is None or summed is None else (squares, summed)
 
 
 def _rms_in_passes(

@@ -10,34 +10,22 @@ from typing import Any
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import (
-    Argument,
-    Candidate,
-    Operand,
-    Operation,
-    Result,
-    Weights,
-    packed_weights,
-    primitive_template,
-)
+from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, PackedWeights, Result, Weights
 from fx_passes.candidates.layouts import layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
-    SplitPostOps,
-    optimized,
     residual_to_overwrite,
     run_time_operands,
-    usable_implementations,
 )
-from fx_passes.lower.post_ops import PostOp, build_chain, fits_view
+from fx_passes.lower.post_ops import Chain, PostOp, build_chain, fits_view
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized, optimized_implementations
 from fx_passes.lower.windows.gated_weights import GATED
 from fx_passes.lower.windows.winograd import result_dtypes, takes_winograd
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 _FEW_CHANNELS = 4  # up to here a kernel may read plain nchw and write blocks: the first layer of a network
 
@@ -93,13 +81,8 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
     if takes_winograd(node, context):
         for src, dst in _layout_pairs(conv, torch.float32, torch.float32):
             operation.candidates += _candidates(conv, post_ops, operands, src, dst, "winograd", sum_node)
-    fast = optimized(operation.candidates)
-    if not fast and post_ops:
-        raise SplitPostOps(len(arguments["post_ops"]) - 1)
-    if not operation.candidates:
-        raise NotLowered("no convolution implementation takes these shapes")
-    operation.candidates = fast or operation.candidates[:1]
-    return operation
+    otherwise = "no convolution implementation takes these shapes"
+    return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]), or_reference=True)
 
 
 def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> _Convolution:
@@ -158,43 +141,50 @@ def _candidates(
     dst: MemoryDesc,
     algorithm: str,
     sum_node: fx.Node | None,
-) -> Iterator[Candidate]:
+) -> list[Candidate]:
     """Every usable implementation for one choice of layouts, dtypes and algorithm."""
     assert src.dtype is not None and dst.dtype is not None
     chain = build_chain(post_ops, operands, dst, dst.dtype, sum_node=sum_node)
     weight = conv.grouped_weight
-    any_weight = MemoryDesc(weight.shape, src.dtype, "any")
     bias = None if conv.bias is None else row_major(tuple(conv.bias.shape), torch.float32)
 
-    def create() -> PrimitiveDesc:
-        desc = descriptors.convolution(
-            src,
-            any_weight,
-            bias,
-            dst,
-            strides=conv.stride,
-            dilation=conv.dilation,
-            padding_l=conv.padding_l,
-            padding_r=conv.padding_r,
-            algorithm=algorithm,
-        )
-        return PrimitiveDesc(desc, Attr(chain.post_ops))
+    found = implementations(
+        descriptors.convolution,
+        src,
+        MemoryDesc(weight.shape, src.dtype, "any"),
+        bias,
+        dst,
+        strides=conv.stride,
+        dilation=conv.dilation,
+        padding_l=conv.padding_l,
+        padding_r=conv.padding_r,
+        algorithm=algorithm,
+        post_ops=chain.post_ops,
+    )
+    args = _arguments(conv, PackedWeights(conv.weight_key, weight), chain)
+    if conv.weight_node is None:
+        return candidates(found, args, "convolution", (src, *chain.srcs), dst, overwrites=chain.overwrites)
+    args[ARG_WEIGHTS] = Operand(1)
+    gated: list[Candidate] = []
+    for pd in found:
+        assert pd.weights_desc is not None
+        wanted = (src, pd.weights_desc, *chain.srcs)
+        gated += candidates([pd], args, "convolution", wanted, dst, overwrites=chain.overwrites)
+    return gated
 
-    for pd in usable_implementations(create):
-        args: dict[int, Argument] = {
-            ARG_SRC: Operand(0),
-            ARG_WEIGHTS: packed_weights(conv.weight_key, weight, pd),
-            ARG_DST: Result(),
-            **chain.args,
-        }
-        wanted = (src, *chain.srcs)
-        if conv.weight_node is not None:
-            assert pd.weights_desc is not None
-            args[ARG_WEIGHTS], wanted = Operand(1), (src, pd.weights_desc, *chain.srcs)
-        if conv.bias is not None and bias is not None:
-            args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, bias)
-        template = primitive_template(pd, args, "convolution")
-        yield Candidate(pd.implementation, wanted, dst, (template,), overwrites=chain.overwrites)
+
+def _arguments(
+    conv: _Convolution,
+    weights: PackedWeights,
+    chain: Chain,
+    src: MemoryDesc | None = None,
+    dst: MemoryDesc | None = None,
+) -> dict[int, Argument | PackedWeights]:
+    """What a primitive runs on, source and result seen through src and dst."""
+    args = {ARG_SRC: Operand(0, src), ARG_WEIGHTS: weights, ARG_DST: Result(dst), **chain.args}
+    if conv.bias is not None:
+        args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, row_major(tuple(conv.bias.shape), torch.float32))
+    return args
 
 
 def _is_matrix_product(conv: _Convolution) -> bool:
@@ -211,7 +201,7 @@ def _inner_product_candidates(
     operands: Sequence[fx.Node],
     sum_node: fx.Node | None,
     result: torch.dtype,
-) -> Iterator[Candidate]:
+) -> list[Candidate]:
     """A 1x1 convolution on channels-last activations as one inner_product over all pixels, which has faster kernels."""
     tag = spatial_tags(conv.src.ndim)[0]
     src, dst = layout(conv.src.shape, conv.dtype, tag), layout(conv.base.shape, result, tag)
@@ -221,20 +211,10 @@ def _inner_product_candidates(
     chain = build_chain(post_ops, operands, dst, result, sum_node=sum_node, view=(m, n), channel_axis=1)
     bias = None if conv.bias is None else row_major((n,), torch.float32)
 
-    def create() -> PrimitiveDesc:
-        desc = descriptors.inner_product(src_view, MemoryDesc((n, k), conv.dtype, "any"), bias, dst_view)
-        return PrimitiveDesc(desc, Attr(chain.post_ops))
-
-    for pd in usable_implementations(create):
-        if pd.implementation.startswith("ref"):
-            continue
-        args: dict[int, Argument] = {
-            ARG_SRC: Operand(0, src_view),
-            ARG_WEIGHTS: packed_weights(conv.weight_key, conv.weight.reshape(n, k), pd),
-            ARG_DST: Result(dst_view),
-            **chain.args,
-        }
-        if conv.bias is not None and bias is not None:
-            args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, bias)
-        template = primitive_template(pd, args, "inner_product")
-        yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)
+    weights = MemoryDesc((n, k), conv.dtype, "any")
+    found = optimized_implementations(
+        descriptors.inner_product, src_view, weights, bias, dst_view, post_ops=chain.post_ops
+    )
+    packed = PackedWeights(conv.weight_key, conv.weight.reshape(n, k))
+    args = _arguments(conv, packed, chain, src_view, dst_view)
+    return candidates(found, args, "inner_product", (src, *chain.srcs), dst, overwrites=chain.overwrites)

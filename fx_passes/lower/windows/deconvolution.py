@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import (
-    Argument,
-    Candidate,
-    Operand,
-    Operation,
-    Result,
-    Weights,
-    packed_weights,
-    primitive_template,
-)
+from fx_passes.candidates.candidates import Candidate, Operand, Operation, PackedWeights, Result, Weights
 from fx_passes.candidates.layouts import layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
-    SplitPostOps,
-    optimized,
     residual_to_overwrite,
     run_time_operands,
-    usable_implementations,
 )
 from fx_passes.lower.post_ops import PostOp, build_chain
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 @dataclass(frozen=True)
@@ -68,13 +56,8 @@ def lower_deconvolution(node: fx.Node, context: LoweringContext) -> Operation:
         src = layout(deconv.src.shape, deconv.dtype, tag)
         dst = layout(deconv.base.shape, deconv.dtype, tag)
         operation.candidates += _candidates(deconv, post_ops, operands, src, dst, sum_node)
-    fast = optimized(operation.candidates)
-    if not fast and post_ops:
-        raise SplitPostOps(len(arguments["post_ops"]) - 1)
-    if not fast:
-        raise NotLowered("no optimized deconvolution implementation takes these shapes")
-    operation.candidates = fast
-    return operation
+    otherwise = "no optimized deconvolution implementation takes these shapes"
+    return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]))
 
 
 def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> _Deconvolution:
@@ -116,33 +99,25 @@ def _candidates(
     src: MemoryDesc,
     dst: MemoryDesc,
     sum_node: fx.Node | None,
-) -> Iterator[Candidate]:
+) -> list[Candidate]:
     """Every usable implementation for one choice of layouts."""
     chain = build_chain(post_ops, operands, dst, deconv.dtype, sum_node=sum_node)
-    any_weight = MemoryDesc(tuple(deconv.weight.shape), deconv.dtype, "any")
     bias = None if deconv.bias is None else row_major(tuple(deconv.bias.shape), torch.float32)
 
-    def create() -> PrimitiveDesc:
-        desc = descriptors.deconvolution(
-            src,
-            any_weight,
-            bias,
-            dst,
-            strides=deconv.stride,
-            dilation=deconv.dilation,
-            padding_l=deconv.padding_l,
-            padding_r=deconv.padding_r,
-        )
-        return PrimitiveDesc(desc, Attr(chain.post_ops))
-
-    for pd in usable_implementations(create):
-        args: dict[int, Argument] = {
-            ARG_SRC: Operand(0),
-            ARG_WEIGHTS: packed_weights(deconv.weight_key, deconv.weight, pd),
-            ARG_DST: Result(),
-            **chain.args,
-        }
-        if deconv.bias is not None and bias is not None:
-            args[ARG_BIAS] = Weights(deconv.bias_key, deconv.bias, bias)
-        template = primitive_template(pd, args, "deconvolution")
-        yield Candidate(pd.implementation, (src, *chain.srcs), dst, (template,), overwrites=chain.overwrites)
+    found = implementations(
+        descriptors.deconvolution,
+        src,
+        MemoryDesc(tuple(deconv.weight.shape), deconv.dtype, "any"),
+        bias,
+        dst,
+        strides=deconv.stride,
+        dilation=deconv.dilation,
+        padding_l=deconv.padding_l,
+        padding_r=deconv.padding_r,
+        post_ops=chain.post_ops,
+    )
+    packed = PackedWeights(deconv.weight_key, deconv.weight)
+    args = {ARG_SRC: Operand(0), ARG_WEIGHTS: packed, ARG_DST: Result(), **chain.args}
+    if deconv.bias is not None and bias is not None:
+        args[ARG_BIAS] = Weights(deconv.bias_key, deconv.bias, bias)
+    return candidates(found, args, "deconvolution", (src, *chain.srcs), dst, overwrites=chain.overwrites)

@@ -14,9 +14,9 @@ from torch import fx
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Result, primitive_template
 from fx_passes.candidates.layouts import BLOCK, layout
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.lower.context import usable_implementations
+from fx_passes.lower.primitives import implementations
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, PostOps
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, PostOps
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
@@ -26,18 +26,20 @@ _MOST_CALLS = 32  # one for each sample where channels are last
 def channel_products(desc: MemoryDesc, bias: MemoryDesc | None, post_ops: PostOps) -> Iterator[PrimitiveDesc]:
     """Depthwise implementations of [N, C, H, W] times [C], in the layout desc; their weights are [C, 1, 1, 1, 1]."""
     assert desc.dtype is not None
-    weights = MemoryDesc((desc.dims[1], 1, 1, 1, 1), desc.dtype, "any")
-
-    def create() -> PrimitiveDesc:
-        unit, none = (1, 1), (0, 0)
-        op = descriptors.convolution(
-            desc, weights, bias, desc, strides=unit, dilation=unit, padding_l=none, padding_r=none
-        )
-        return PrimitiveDesc(op, Attr(post_ops))
-
-    for pd in usable_implementations(create):
-        if "_dw" in pd.implementation:
-            yield pd
+    weights, unit, none = MemoryDesc((desc.dims[1], 1, 1, 1, 1), desc.dtype, "any"), (1, 1), (0, 0)
+    found = implementations(
+        descriptors.convolution,
+        desc,
+        weights,
+        bias,
+        desc,
+        strides=unit,
+        dilation=unit,
+        padding_l=none,
+        padding_r=none,
+        post_ops=post_ops,
+    )
+    return (pd for pd in found if "_dw" in pd.implementation)
 
 
 def gated(spec: TensorSpec, dtype: torch.dtype, operands: tuple[fx.Node, fx.Node]) -> Iterator[Candidate]:

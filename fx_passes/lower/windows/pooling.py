@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, primitive_template
+from fx_passes.candidates.candidates import Arguments, Operand, Operation, Result
 from fx_passes.candidates.layouts import layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
+from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from fx_passes.lower.rows.reduction import lower_reduction
 from fx_passes.lower.windows.winograd import may_be_float32, takes_winograd
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, Attr
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 
 Sizes = tuple[int, ...]
 
@@ -88,32 +88,23 @@ def _pooling(
     dtypes = (dtype, torch.float32) if _lies_in_float32(node, src_node, dtype, context) else (dtype,)
     for dtype, tag in itertools.product(dtypes, spatial_tags(src.ndim)):
         src_desc, dst_desc = layout(src.shape, dtype, tag), layout(shape, dtype, tag)
-
-        def create(src_desc=src_desc, dst_desc=dst_desc) -> PrimitiveDesc:  # type: ignore[no-untyped-def]
-            desc = descriptors.pooling(
-                kind,
-                src_desc,
-                dst_desc,
-                kernel=kernel,
-                strides=stride,
-                dilation=(1,) * len(kernel),
-                padding_l=left,
-                padding_r=right,
-            )
-            return PrimitiveDesc(desc, Attr())
-
-        for pd in usable_implementations(create):
-            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result(dst_desc)}
-            dst = dst_desc if keeps_rank else row_major(spec.shape, dtype)
-            if not keeps_rank and dst.size_bytes != dst_desc.size_bytes:
-                continue  # padded blocks cannot be seen without their spatial dimensions
-            template = primitive_template(pd, args, "pooling")
-            operation.candidates.append(Candidate(pd.implementation, (src_desc,), dst, (template,)))
-    fast = optimized(operation.candidates)
-    if not fast:
-        raise NotLowered("only a reference implementation takes this pooling")
-    operation.candidates = fast
-    return operation
+        dst = dst_desc if keeps_rank else row_major(spec.shape, dtype)
+        if not keeps_rank and dst.size_bytes != dst_desc.size_bytes:
+            continue  # padded blocks cannot be seen without their spatial dimensions
+        found = implementations(
+            descriptors.pooling,
+            kind,
+            src_desc,
+            dst_desc,
+            kernel=kernel,
+            strides=stride,
+            dilation=(1,) * len(kernel),
+            padding_l=left,
+            padding_r=right,
+        )
+        args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result(dst_desc)}
+        operation.candidates += candidates(found, args, "pooling", (src_desc,), dst)
+    return keep_optimized(operation, "only a reference implementation takes this pooling")
 
 
 def _lies_in_float32(node: fx.Node, src_node: fx.Node, dtype: torch.dtype, context: LoweringContext) -> bool:

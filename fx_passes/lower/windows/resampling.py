@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import fx
 
-from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, primitive_template
+from fx_passes.candidates.candidates import Arguments, Operand, Operation, Result
 from fx_passes.candidates.layouts import layout, spatial_tags
-from fx_passes.lower.context import LoweringContext, NotLowered, optimized, usable_implementations
+from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, Attr
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 
 
 def lower_resample(node: fx.Node, context: LoweringContext) -> Operation:
@@ -32,18 +32,10 @@ def lower_resample(node: fx.Node, context: LoweringContext) -> Operation:
     operation = Operation(node, node.name, "resampling", (arguments["src"],), spec)
     for tag in spatial_tags(src.ndim):
         src_desc, dst_desc = layout(src.shape, dtype, tag), layout(spec.shape, dtype, tag)
-
-        def create(src_desc=src_desc, dst_desc=dst_desc) -> PrimitiveDesc:  # type: ignore[no-untyped-def]
-            return PrimitiveDesc(descriptors.resampling(algorithm, src_desc, dst_desc), Attr())
-
-        for pd in usable_implementations(create):
-            args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_DST: Result()}
-            template = primitive_template(pd, args, "resampling")
-            operation.candidates.append(Candidate(pd.implementation, (src_desc,), dst_desc, (template,)))
-    operation.candidates = optimized(operation.candidates)
-    if not operation.candidates:
-        raise NotLowered("only a reference implementation takes this resampling")
-    return operation
+        found = implementations(descriptors.resampling, algorithm, src_desc, dst_desc)
+        args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result()}
+        operation.candidates += candidates(found, args, "resampling", (src_desc,), dst_desc)
+    return keep_optimized(operation, "only a reference implementation takes this resampling")
 
 
 def _exact(scale_factor: object, pairs: list[tuple[int, int]]) -> bool:

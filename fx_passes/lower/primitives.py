@@ -1,0 +1,104 @@
+"""Primitives as candidates: which implementations are worth trying, what they run on, and which of them stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fx_passes.candidates.candidates import (
+    Arguments,
+    Candidate,
+    Operation,
+    PrimitiveTemplate,
+    primitive_template,
+)
+from fx_passes.lower.context import NotLowered, SplitPostOps
+from zendnn_cffi.errors import ZenDNNError
+from zendnn_cffi.primitives.attributes import Attr, PostOps
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+# Implementations never used where another one exists. "zendnn" ignores parameters of some post-ops and aborts on some
+# convolutions; "ref" is a plain loop nest, for checking. "bnorm_ref" takes 100 times bnorm_jit's time.
+_NEVER = ("zendnn",)
+_LAST_RESORT = ("ref",)
+_SLOW = (*_LAST_RESORT, "bnorm_ref")
+_NO_POST_OPS = PostOps()
+
+
+def implementations(
+    describe: Callable[..., Any], *args: Any, post_ops: PostOps = _NO_POST_OPS, **parameters: Any
+) -> list[PrimitiveDesc]:
+    """The implementations worth trying of what describe(*args, **parameters) describes, in the library's order.
+
+    describe  one of zendnn_cffi.primitives.descriptors
+    Reference implementations only when alone; none at all where the library refuses.
+    """
+    try:
+        offered = PrimitiveDesc(describe(*args, **parameters), Attr(post_ops)).implementations()
+        found = [pd for pd in offered if not pd.implementation.startswith(_NEVER)]
+    except ZenDNNError:
+        return []
+    return [pd for pd in found if not pd.implementation.startswith(_SLOW)] or found[:1]
+
+
+def optimized_implementations(describe: Callable[..., Any], *args: Any, **parameters: Any) -> list[PrimitiveDesc]:
+    """As implementations(), but no reference implementation, not even alone."""
+    found = implementations(describe, *args, **parameters)
+    return [pd for pd in found if not pd.implementation.startswith(_SLOW)]
+
+
+def first_optimized(
+    args: Arguments,
+    kind: str,
+    describe: Callable[..., Any],
+    *operands: Any,
+    flops: int | None = None,
+    **parameters: Any,
+) -> PrimitiveTemplate | None:
+    """One execution on args by the first optimized implementation; None where there is none."""
+    for pd in optimized_implementations(describe, *operands, **parameters):
+        return primitive_template(pd, args, kind, flops)
+    return None
+
+
+def candidates(
+    found: Iterable[PrimitiveDesc],
+    args: Arguments,
+    kind: str,
+    srcs: tuple[MemoryDesc, ...],
+    dst: MemoryDesc,
+    flops: int | None = None,
+    **traits: Any,
+) -> list[Candidate]:
+    """A candidate for each implementation: one primitive on args.
+
+    kind    of the primitive, for profiles
+    flops   None: those of the operation
+    traits  further fields of Candidate
+    """
+    return [
+        Candidate(pd.implementation, srcs, dst, (primitive_template(pd, args, kind, flops),), **traits) for pd in found
+    ]
+
+
+def optimized(found: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates that are no reference implementation."""
+    return [c for c in found if not c.implementation.startswith(_LAST_RESORT)]
+
+
+def keep_optimized(operation: Operation, otherwise: str, *, post_ops: int = 0, or_reference: bool = False) -> Operation:
+    """The operation without reference implementations.
+
+    otherwise     why it is not lowered where nothing is left
+    post_ops      how many it absorbs: the last one then becomes an operation of its own first
+    or_reference  whether a reference implementation is better than none
+    Raises        NotLowered, SplitPostOps
+    """
+    fast = optimized(operation.candidates)
+    if not fast and post_ops:
+        raise SplitPostOps(post_ops - 1)
+    operation.candidates = fast or (operation.candidates[:1] if or_reference else [])
+    if not operation.candidates:
+        raise NotLowered(otherwise)
+    return operation
