@@ -15,8 +15,7 @@ from torch import fx
 from fx_passes.aliasing.effects import aliases, is_inplace_call, is_inplace_module, writes
 from fx_passes.graph.graph import get_attribute
 from fx_passes.graph.inference import dtype
-from fx_passes.spellings.modules import MODULES, refusal
-from fx_passes.spellings.tables import FUNCTIONS, INPLACE, METHODS
+from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, MODULES, refusal
 
 # Of two tensors, in-place arithmetic keeps the first one's dtype, out-of-place promotes.
 _PROMOTING = {"add", "sub", "mul", "div", "iadd", "isub", "imul", "itruediv", "maximum", "minimum"}

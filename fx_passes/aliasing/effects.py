@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.graph.graph import is_shape
-from fx_passes.spellings.tables import FUNCTIONS, INPLACE, METHODS, QUALIFIED
+from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
           "unsqueeze", "squeeze", "expand", "contiguous", "getitem", "reshape_as", "view_as"}  # fmt: skip

@@ -24,7 +24,7 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import argument, finish, get_attribute, is_call, is_constant, only_user
 from fx_passes.graph.inference import rank
-from fx_passes.spellings.modules import refusal as refused_module
+from fx_passes.spellings.registry import refusal as refused_module
 
 MODES = ("sum", "mean")
 FEWEST = 2

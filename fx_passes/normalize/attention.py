@@ -15,11 +15,10 @@ from torch import fx, nn
 from fx_passes import ops
 from fx_passes.graph.graph import argument, is_call
 from fx_passes.graph.inference import rank
-from fx_passes.spellings import builders as b
-from fx_passes.spellings.modules import refusal
+from fx_passes.spellings.registry import Alias, Built, refusal
 
 
-def build_attention(node: fx.Node, module: nn.MultiheadAttention, p: Callable[[str], Any]) -> b.Built:
+def build_attention(node: fx.Node, module: nn.MultiheadAttention, p: Callable[[str], Any]) -> Built:
     """Rewrite the readers of node, where nothing but the plain case is asked for; node itself is then dead.
 
     Plain: three-dimensional, no masks, no added keys, weights not read, and parameters that nobody computes.
@@ -52,7 +51,7 @@ def build_attention(node: fx.Node, module: nn.MultiheadAttention, p: Callable[[s
         if user.args[1] == 0:
             user.replace_all_uses_with(result)
         graph.erase_node(user)
-    return b.Alias(result)
+    return Alias(result)
 
 
 def _caller(graph: fx.Graph, node: fx.Node) -> Callable[..., fx.Node]:

@@ -37,12 +37,21 @@ from fx_passes.graph.graph import (
     replace,
 )
 from fx_passes.graph.inference import dtype, is_tensor, rank
-from fx_passes.normalize.aten import FIRST_RESULT, overload_builder
 from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.constants import fold_function, is_folded
-from fx_passes.spellings import builders as b
-from fx_passes.spellings.modules import MODULES, refusal
-from fx_passes.spellings.tables import FUNCTIONS, METHODS, QUALIFIED
+from fx_passes.spellings import movement
+from fx_passes.spellings.registry import (
+    FIRST_RESULT,
+    FUNCTIONS,
+    METHODS,
+    MODULES,
+    QUALIFIED,
+    Alias,
+    Built,
+    Call,
+    overload_builder,
+    refusal,
+)
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -50,10 +59,10 @@ log = logging.getLogger("zendnn_cffi.passes")
 _OPERATORS = {operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg, operator.matmul,
               }  # fmt: skip
 _ATTRIBUTES = {
-    "shape": b.size,
-    "ndim": b.rank,
-    "mT": lambda src: b.Call(ops.transpose, (src, -2, -1)),
-    "T": lambda src: b.Call(ops.transpose, (src, 0, 1)) if rank(src) == 2 else None,
+    "shape": movement.size,
+    "ndim": movement.rank,
+    "mT": lambda src: Call(ops.transpose, (src, -2, -1)),
+    "T": lambda src: Call(ops.transpose, (src, 0, 1)) if rank(src) == 2 else None,
 }
 
 
@@ -120,10 +129,10 @@ class Normalizer:
                 _read_as(node, value.dtype)
                 return
         built = self.build(node)
-        if isinstance(built, b.Alias):
+        if isinstance(built, Alias):
             node.replace_all_uses_with(built.value)
             self.graph.erase_node(node)
-        elif isinstance(built, b.Call) and not (built.op in ops.MOVEMENT and self.aliasing.is_written(node)):
+        elif isinstance(built, Call) and not (built.op in ops.MOVEMENT and self.aliasing.is_written(node)):
             node.meta.setdefault("source", self.describe(node))
             args = tuple(self.materialize(argument, node) for argument in built.args)
             node.op, node.target, node.args, node.kwargs = "call_function", built.op, args, built.kwargs
@@ -134,7 +143,7 @@ class Normalizer:
         """An argument that is itself a Call, or a tuple of them, becomes nodes in front."""
         if type(argument) is tuple:
             return tuple(self.materialize(entry, node) for entry in argument)
-        if not isinstance(argument, b.Call):
+        if not isinstance(argument, Call):
             return argument
         args = tuple(self.materialize(a, node) for a in argument.args)
         with self.graph.inserting_before(node):
@@ -142,11 +151,11 @@ class Normalizer:
         made.meta["source"] = self.describe(node)
         return made
 
-    def build(self, node: fx.Node) -> b.Built:
+    def build(self, node: fx.Node) -> Built:
         """What the node becomes, or None."""
         if node.op == "call_module":
             return self.build_module(node)
-        builder: Callable[..., b.Built] | None = None
+        builder: Callable[..., Built] | None = None
         if node.target in ("expand_as", torch.ops.aten.expand_as.default):
             return build_expand_as(node)
         if node.op == "call_method":
@@ -156,7 +165,7 @@ class Normalizer:
             return builder(node.args[0]) if builder and len(node.args) == 2 else None
         elif is_call(node, operator.getitem) and is_call(node.args[0], ops.size):
             shape, item = node.args[0], node.args[1]
-            return b.size(shape.args[0], item) if shape.args[1] is None and isinstance(item, int) else None
+            return movement.size(shape.args[0], item) if shape.args[1] is None and isinstance(item, int) else None
         elif node.op == "call_function":
             if is_call(node, operator.getitem):
                 return None if is_folded(node.args[0]) else self.build_index(node)
@@ -173,7 +182,7 @@ class Normalizer:
             )
         return bind(builder, node.args, node.kwargs) if builder else None
 
-    def build_first_result(self, node: fx.Node) -> b.Built:
+    def build_first_result(self, node: fx.Node) -> Built:
         """An operator with several results, of which only the first is read: node becomes that."""
         readers = list(node.users)
         if not all(is_call(user, operator.getitem) for user in readers):
@@ -185,19 +194,19 @@ class Normalizer:
             replace(user, node if user.args[1] == 0 else None)
         return built
 
-    def build_index(self, node: fx.Node) -> b.Built:
+    def build_index(self, node: fx.Node) -> Built:
         """x[...]: a view, or a table of constants looked up once. Only arrays take a tuple with a slice in it."""
         source, item = node.args
         if is_unbind(source):
             return build_piece(source, item)
         if is_constant(source) and is_constant(item):
-            return b.Call(ops.index, (source, item))
+            return Call(ops.index, (source, item))
         if not all(map(is_shape, nodes_in(item))):
             return self.build_pick(source, item) if isinstance(item, tuple) else None
         taken_apart = isinstance(item, tuple) and any(i is Ellipsis or isinstance(i, slice) for i in item)
-        return b.index(source, item) if taken_apart or is_tensor(source) else None
+        return movement.index(source, item) if taken_apart or is_tensor(source) else None
 
-    def build_pick(self, source: Any, item: Sequence[Any]) -> b.Built:
+    def build_pick(self, source: Any, item: Sequence[Any]) -> Built:
         """x[:, i, j] with constant tables of indices, after whole dimensions."""
         dim = next((d for d, entry in enumerate(item) if entry != slice(None)), 0)
         indices = tuple(item[dim:])
@@ -205,9 +214,9 @@ class Normalizer:
             return None
         if any(dtype(i, self.gm) not in (torch.int64, torch.int32) for i in indices):
             return None  # a mask selects another number of elements each time
-        return b.Call(ops.pick, (source, dim, indices))
+        return Call(ops.pick, (source, dim, indices))
 
-    def build_module(self, node: fx.Node) -> b.Built:
+    def build_module(self, node: fx.Node) -> Built:
         """A module of exactly a known type."""
         module = self.gm.get_submodule(node.target)
         if type(module) is nn.MultiheadAttention:
@@ -244,7 +253,7 @@ class Normalizer:
         return f"Tensor.{node.target}" if node.op == "call_method" else qualified_name(node.target)
 
 
-def bind(builder: Callable[..., b.Built], args: tuple[Any, ...], kwargs: dict[str, Any]) -> b.Built:
+def bind(builder: Callable[..., Built], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built:
     """Call a builder as the original was called; None if it was called in a way the builder does not know."""
     try:
         bound = inspect.signature(builder).bind(*args, **kwargs)
@@ -267,7 +276,7 @@ def _read_as(node: fx.Node, value: Any) -> None:
 _BROADCASTING = {"add", "sub", "mul", "div", "truediv", "multiply"}
 
 
-def build_expand_as(node: fx.Node) -> b.Built:
+def build_expand_as(node: fx.Node) -> Built:
     """x * gates.expand_as(x), as squeeze-and-excitation is often written: x * gates, which broadcasts by itself."""
     if len(node.args) != 2 or node.kwargs or not rank(node.args[0]):
         return None  # a number expanded decides the result's dtype, as it is it does not
@@ -278,12 +287,12 @@ def build_expand_as(node: fx.Node) -> b.Built:
         name = target._opname if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", target)
         return name in _BROADCASTING and user.args in ((like, node), (node, like)) and not user.kwargs
 
-    return b.Alias(source) if all(map(broadcasts, node.users)) else None
+    return Alias(source) if all(map(broadcasts, node.users)) else None
 
 
-def build_piece(unbind: fx.Node, item: Any) -> b.Built:
+def build_piece(unbind: fx.Node, item: Any) -> Built:
     """One of what unbind gives: x.unbind(1)[0] is x[:, 0]."""
     source, dim = argument(unbind, 0, "input"), argument(unbind, 1, "dim", 0)
     if type(dim) is not int or dim < 0 or type(item) is not int or not isinstance(source, fx.Node):
         return None
-    return b.Call(ops.index, (source, (*(slice(None),) * dim, item)))
+    return Call(ops.index, (source, (*(slice(None),) * dim, item)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,32 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fx_passes import ops
-from fx_passes.spellings import builders as b
+from fx_passes.spellings.registry import Built, Call, Parameter, spelled, static
 
+aten = torch.ops.aten
 _MODES = ("sum", "mean", "max")  # in the order of aten's numbers
 
 
-def embedding_bag(
-    input: Any,
-    weight: Any,
-    offsets: Any = None,
-    max_norm: Any = None,
-    norm_type: Any = 2,
-    scale_grad_by_freq: Any = False,
-    mode: Any = "mean",
-    sparse: Any = False,
-    per_sample_weights: Any = None,
-    include_last_offset: Any = False,
-    padding_idx: Any = None,
-) -> b.Built:
-    """F.embedding_bag; with max_norm it writes to the table, and stays."""
-    if max_norm is not None or mode not in _MODES or not b.static(include_last_offset, padding_idx):
-        return None
-    args = (input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
-    return b.Call(ops.embedding_bag, args)
-
-
-def embedding_bag_module(m: Any, p: Callable[[str], Any], args: tuple[Any, ...]) -> b.Built:
+def _embedding_bag_module(m: Any, p: Parameter, args: tuple[Any, ...]) -> Built:
     """nn.EmbeddingBag."""
     src, offsets, per_sample_weights = (*args, None, None)[:3]
     return embedding_bag(
@@ -50,6 +30,35 @@ def embedding_bag_module(m: Any, p: Callable[[str], Any], args: tuple[Any, ...])
     )
 
 
+@spelled(functions=[F.embedding_bag], modules={nn.EmbeddingBag: _embedding_bag_module})
+def embedding_bag(
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: Any = None,
+    norm_type: Any = 2,
+    scale_grad_by_freq: Any = False,
+    mode: Any = "mean",
+    sparse: Any = False,
+    per_sample_weights: Any = None,
+    include_last_offset: Any = False,
+    padding_idx: Any = None,
+) -> Built:
+    """F.embedding_bag; with max_norm it writes to the table, and stays."""
+    if max_norm is not None or mode not in _MODES or not static(include_last_offset, padding_idx):
+        return None
+    args = (input, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
+    return Call(ops.embedding_bag, args)
+
+
+@spelled(
+    first_result=[
+        aten.embedding_bag.default,
+        aten.embedding_bag.padding_idx,
+        aten._embedding_bag.default,
+        aten._embedding_bag_forward_only.default,
+    ]
+)
 def aten_embedding_bag(
     weight: Any,
     indices: Any,
@@ -60,7 +69,7 @@ def aten_embedding_bag(
     per_sample_weights: Any = None,
     include_last_offset: Any = False,
     padding_idx: Any = None,
-) -> b.Built:
+) -> Built:
     """aten.embedding_bag, the first of its results; -1 is no padding index."""
     padding_idx = None if padding_idx == -1 else padding_idx
     return embedding_bag(
@@ -72,13 +81,3 @@ def aten_embedding_bag(
         include_last_offset=include_last_offset,
         padding_idx=padding_idx,
     )
-
-
-FUNCTIONS = {F.embedding_bag: embedding_bag}
-MODULES = {nn.EmbeddingBag: embedding_bag_module}
-FIRST_RESULT = {
-    torch.ops.aten.embedding_bag.default: aten_embedding_bag,
-    torch.ops.aten.embedding_bag.padding_idx: aten_embedding_bag,
-    torch.ops.aten._embedding_bag.default: aten_embedding_bag,
-    torch.ops.aten._embedding_bag_forward_only.default: aten_embedding_bag,
-}

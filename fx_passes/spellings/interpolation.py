@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
 
 from fx_passes import ops
-from fx_passes.spellings import builders as b
+from fx_passes.spellings.registry import Built, Call, spelled
 
 MODES = ("nearest", "linear", "bilinear", "trilinear")
 
 
+_UPSAMPLE = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+
+
+@spelled(functions=[F.interpolate], modules={nn.Upsample: _UPSAMPLE, nn.UpsamplingNearest2d: _UPSAMPLE})
 def interpolate(
     input: Any,
     size: Any = None,
@@ -20,19 +25,8 @@ def interpolate(
     align_corners: Any = None,
     recompute_scale_factor: Any = None,
     antialias: Any = False,
-) -> b.Built:
+) -> Built:
     """F.interpolate in the modes that ops.resample has; not with aligned corners or antialiasing."""
     if mode not in MODES or align_corners or recompute_scale_factor or antialias:
         return None
-    return b.Call(ops.resample, (input, mode, size, scale_factor))
-
-
-def upsample(module: Any, parameter: Any, args: tuple[Any, ...]) -> b.Built:
-    """nn.Upsample."""
-    (src,) = args
-    return interpolate(
-        src, module.size, module.scale_factor, module.mode, module.align_corners, module.recompute_scale_factor
-    )
-
-
-MODULES = {nn.Upsample: upsample, nn.UpsamplingNearest2d: upsample}
+    return Call(ops.resample, (input, mode, size, scale_factor))

@@ -74,8 +74,7 @@ def groups() -> list[str]:
 
 def vocabulary() -> list[str]:
     """The operators and modules that normalize has a spelling for."""
-    from fx_passes.spellings.modules import MODULES
-    from fx_passes.spellings.tables import FUNCTIONS, METHODS
+    from fx_passes.spellings.registry import FUNCTIONS, METHODS, MODULES
 
     def is_known(op: Any) -> bool:
         short = op.name.rpartition(".")[2]

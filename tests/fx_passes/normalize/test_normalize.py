@@ -14,10 +14,8 @@ from torch import nn
 
 from fx_passes import ops
 from fx_passes.normalize import normalize
-from fx_passes.normalize.aten import FIRST_RESULT, OVERLOADS
 from fx_passes.pipeline import compile_graph
-from fx_passes.spellings.modules import MODULES
-from fx_passes.spellings.tables import FUNCTIONS, METHODS
+from fx_passes.spellings.registry import FIRST_RESULT, FUNCTIONS, METHODS, MODULES, OVERLOADS
 from tests.support.graphs import (
     after,
     calls,

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import nn
+
 from fx_passes import ops
-from fx_passes.spellings.builders.base import Built, Call, spread, static
+from fx_passes.spellings.registry import Built, Call, row, spread, static
+
+aten = torch.ops.aten
 
 
 def max_pool(n: int) -> Callable[..., Built]:
@@ -89,3 +95,38 @@ def reduction(kind: str) -> Callable[..., Built]:
         return Call(ops.reduce, (input, kind, dims, keepdim)) if dims else None
 
     return build
+
+
+_MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+_AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+_INDICES = ("output_size", "return_indices")
+_WITH_INDICES = {2: [aten.max_pool2d_with_indices.default], 3: [aten.max_pool3d_with_indices.default]}
+_PRIVATE_ADAPTIVE = {2: [aten._adaptive_avg_pool2d.default], 3: [aten._adaptive_avg_pool3d.default]}
+for _n in (1, 2, 3):
+    row(
+        max_pool(_n),
+        functions=[getattr(F, f"max_pool{_n}d"), getattr(torch, f"max_pool{_n}d")],
+        overloads=[getattr(aten, f"max_pool{_n}d").default],
+        first_result=_WITH_INDICES.get(_n, []),
+        modules={getattr(nn, f"MaxPool{_n}d"): _MAX},
+    )
+    row(
+        avg_pool(_n),
+        functions=[getattr(F, f"avg_pool{_n}d")],
+        overloads=[getattr(aten, f"avg_pool{_n}d").default],
+        modules={getattr(nn, f"AvgPool{_n}d"): _AVG if _n == 1 else (*_AVG, "divisor_override")},
+    )
+    row(
+        adaptive_pool("avg", _n),
+        functions=[getattr(F, f"adaptive_avg_pool{_n}d")],
+        overloads=[getattr(aten, f"adaptive_avg_pool{_n}d").default, *_PRIVATE_ADAPTIVE.get(_n, [])],
+        modules={getattr(nn, f"AdaptiveAvgPool{_n}d"): ("output_size",)},
+    )
+    row(
+        adaptive_pool("max", _n),
+        functions=[getattr(F, f"adaptive_max_pool{_n}d")],
+        first_result=[getattr(aten, f"adaptive_max_pool{_n}d").default],
+        modules={getattr(nn, f"AdaptiveMaxPool{_n}d"): _INDICES},
+    )
+for _name, _kind in (("mean", "mean"), ("sum", "sum"), ("amax", "max"), ("amin", "min")):
+    row(reduction(_kind), _name)

@@ -1,120 +1,37 @@
-"""Convolution, linear, matrix products, attention."""
+"""Linear layers, matrix products, attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Any
 
-from torch import fx
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.graph.inference import rank
-from fx_passes.spellings.builders.base import Built, Call, is_number, spread, static
+from fx_passes.spellings.registry import Built, Call, is_number, row, spelled, static
+
+aten = torch.ops.aten
 
 
-def conv(n: int) -> Callable[..., Built]:
-    """Builder of F.conv{n}d."""
-
-    def build(
-        input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: Any = 1
-    ) -> Built:
-        if not static(stride, padding, dilation, groups):
-            return None
-        stride, dilation = spread(stride, n), spread(dilation, n)
-        if isinstance(padding, str):
-            if padding != "valid":
-                return None  # "same" depends on the kernel size; the module form knows it
-            padding = 0
-        pads = spread(padding, n)
-        return _convolution(input, weight, bias, stride, pads, pads, dilation, groups)
-
-    return build
-
-
-def _convolution(
-    src: Any, weight: Any, bias: Any, stride: Any, padding_l: Any, padding_r: Any, dilation: Any, groups: int
-) -> Call:
-    return Call(
-        ops.convolution,
-        (src, weight, bias),
-        {
-            "stride": stride,
-            "padding_l": padding_l,
-            "padding_r": padding_r,
-            "dilation": dilation,
-            "groups": groups,
-            "post_ops": (),
-        },
-    )
-
-
-def same_padding(
-    n: int, input: Any, weight: Any, bias: Any, kernel: Sequence[int], dilation: Any, groups: int
-) -> Built:
-    """Convolution with padding="same" (stride 1), whose kernel size is known; the odd one goes to the right."""
-    dilation = spread(dilation, n)
-    total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-    left = tuple(t // 2 for t in total)
-    right = tuple(t - t // 2 for t in total)
-    return _convolution(input, weight, bias, (1,) * n, left, right, dilation, groups)
-
-
-def conv_transpose(n: int) -> Callable[..., Built]:
-    """Builder of F.conv_transpose{n}d."""
-
-    def build(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: Any = 1,
-        dilation: Any = 1,
-    ) -> Built:
-        if not static(stride, padding, output_padding, groups, dilation):
-            return None
-        kwargs = {
-            "stride": spread(stride, n),
-            "padding": spread(padding, n),
-            "output_padding": spread(output_padding, n),
-            "dilation": spread(dilation, n),
-            "groups": groups,
-            "post_ops": (),
-        }
-        return Call(ops.deconvolution, (input, weight, bias), kwargs)
-
-    return build
-
-
-def aten_convolution(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-) -> Built:
-    """aten.convolution."""
-    if not static(stride, padding, dilation, output_padding):
-        return None
-    n = max(len(stride), len(padding), len(dilation))
-    if transposed:
-        return conv_transpose(n)(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return conv(n)(input, weight, bias, stride, padding, dilation, groups)
-
-
+@spelled(
+    functions=[F.linear],
+    overloads=[aten.linear.default],
+    modules=dict.fromkeys((nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear), ("weight", "bias")),
+)
 def linear(input: Any, weight: Any, bias: Any = None) -> Built:
     return Call(ops.linear, (input, weight, bias), {"post_ops": ()})
 
 
+@spelled("matmul", "bmm", "mm", functions=[operator.matmul])
 def matmul(input: Any, other: Any, *, out: Any = None) -> Built:
     return None if out is not None else Call(ops.matmul, (input, other), {"post_ops": ()})
 
 
+@spelled(functions=[torch.baddbmm], overloads=[aten.baddbmm.default])
 def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Built:
     """beta * input + alpha * batch1 @ batch2, as post-ops of the product."""
     if out is not None or not is_number(beta) or not is_number(alpha) or not isinstance(input, fx.Node):
@@ -126,6 +43,7 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any =
     return Call(ops.binary, (product, input if beta == 1 else Call(ops.binary, (input, beta, "mul")), "add"))
 
 
+@spelled(functions=[torch.addmm], overloads=[aten.addmm.default])
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Built:
     """input + mat1 @ mat2, mat2 the transpose of a linear's weight: its bias where input is a vector."""
     if out is not None or not (is_number(beta) and is_number(alpha)) or (beta, alpha) != (1, 1):
@@ -135,6 +53,7 @@ def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, ou
     return Call(ops.linear, (mat1, Call(ops.transpose, (mat2, 0, 1)), input), {"post_ops": ()})
 
 
+@spelled(functions=[torch.einsum])
 def einsum(equation: Any, *operands: Any) -> Built:
     """Matrix products: labels summed over, labels of each operand alone, all others common, in any order."""
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
@@ -166,6 +85,9 @@ def einsum(equation: Any, *operands: Any) -> Built:
     return built if isinstance(built, Call) else None
 
 
+row(lambda equation, tensors, *, path=None: einsum(equation, tensors), overloads=[aten.einsum.default])
+
+
 def _joined(value: Any, start: int, counts: tuple[int, int]) -> Any:
     """value with the two groups of dimensions from `start` on made one dimension each."""
     first, second = counts
@@ -183,6 +105,7 @@ def _arranged(value: Any, labels: Sequence[str], wanted: Sequence[str]) -> Any:
     return Call(ops.permute, (value, tuple(list(labels).index(label) for label in wanted)))
 
 
+@spelled(functions=[F.scaled_dot_product_attention], overloads=[aten.scaled_dot_product_attention.default])
 def attention(
     query: Any,
     key: Any,

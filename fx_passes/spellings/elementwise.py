@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.spellings.builders.base import Built, Call, is_number
+from fx_passes.spellings.registry import Built, Call, is_number, row, spelled
 
 
 def unary(kind: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[..., Built]:
@@ -18,18 +19,34 @@ def unary(kind: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[..., Bui
     )
 
 
+row(unary("relu"), "relu", modules={nn.ReLU: ()})
+row(unary("clip", 0.0, 6.0), "relu6", modules={nn.ReLU6: ()})
+row(unary("logistic"), "sigmoid", modules={nn.Sigmoid: ()})
+row(unary("tanh"), "tanh", modules={nn.Tanh: ()})
+row(unary("swish", 1.0), "silu", modules={nn.SiLU: ()})
+row(unary("hardswish"), "hardswish", modules={nn.Hardswish: ()})
+row(unary("hardsigmoid"), "hardsigmoid", modules={nn.Hardsigmoid: ()})
+row(unary("mish"), "mish", modules={nn.Mish: ()})
+for _kind in ("exp", "log", "sqrt", "rsqrt", "square", "abs", "round"):
+    row(unary(_kind), _kind)
+
+
+@spelled("leaky_relu", modules={nn.LeakyReLU: ("negative_slope",)})
 def leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Built:
     return Call(ops.eltwise, (input, "relu", negative_slope, 0.0)) if is_number(negative_slope) else None
 
 
+@spelled("elu", modules={nn.ELU: ("alpha",)})
 def elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Built:
     return Call(ops.eltwise, (input, "elu", alpha, 0.0)) if is_number(alpha) else None
 
 
+@spelled("hardtanh", modules={nn.Hardtanh: ("min_val", "max_val")})
 def hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Built:
     return clamp(input, min_val, max_val)
 
 
+@spelled("clamp", "clip")
 def clamp(input: Any, min: Any = None, max: Any = None) -> Built:
     """Limits that are numbers in order (of min > max eager makes max everywhere; clip need not), or 0 and none."""
     if max is None and is_number(min) and min == 0:
@@ -39,15 +56,18 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Built:
     return Call(ops.eltwise, (input, "clip", min, max))
 
 
+@spelled("gelu", modules={nn.GELU: ("approximate",)})
 def gelu(input: Any, approximate: str = "none") -> Built:
     kind = {"none": "gelu_erf", "tanh": "gelu_tanh"}.get(approximate)
     return Call(ops.eltwise, (input, kind, 0.0, 0.0)) if kind else None
 
 
+@spelled("softplus", modules={nn.Softplus: ("beta", "threshold")})
 def softplus(input: Any, beta: Any = 1, threshold: Any = 20) -> Built:
     return Call(ops.eltwise, (input, "soft_relu", 0.0, 0.0)) if (beta, threshold) == (1, 20) else None
 
 
+@spelled("pow", functions=[operator.pow])
 def power(input: Any, exponent: Any, *, out: Any = None) -> Built:
     if out is not None or not is_number(exponent):
         return None
@@ -56,10 +76,12 @@ def power(input: Any, exponent: Any, *, out: Any = None) -> Built:
     return Call(ops.eltwise, (input, *entry))
 
 
+@spelled("neg", functions=[operator.neg])
 def negative(input: Any, *, out: Any = None) -> Built:
     return None if out is not None else Call(ops.binary, (input, -1, "mul"))
 
 
+@spelled("prelu", modules={nn.PReLU: ("weight",)})
 def prelu(input: Any, weight: Any) -> Built:
     return Call(ops.prelu, (input, weight)) if isinstance(weight, fx.Node) else None
 
@@ -82,3 +104,15 @@ def binary(kind: str) -> Callable[..., Built]:
 def reversed_binary(kind: str) -> Callable[..., Built]:
     """Builder of Tensor.__radd__ and friends, torch.rsub."""
     return lambda input, other, *, alpha=1: binary(kind)(other, input, alpha=alpha)
+
+
+row(binary("add"), "add", functions=[operator.add], inplace={operator.iadd: operator.add})
+row(binary("sub"), "sub", "subtract", functions=[operator.sub], inplace={operator.isub: operator.sub})
+row(binary("mul"), "mul", "multiply", functions=[operator.mul], inplace={operator.imul: operator.mul})
+row(
+    binary("div"), "div", "divide", "true_divide",
+    functions=[operator.truediv], inplace={operator.itruediv: operator.truediv},
+)  # fmt: skip
+row(binary("max"), "maximum")
+row(binary("min"), "minimum")
+row(reversed_binary("sub"), "rsub")
