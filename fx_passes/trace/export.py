@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
-from fx_passes.graph.graph import replace
+from fx_passes.graph.graph import copy_graph, replace
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.seeding import refuse_seeding
@@ -29,7 +30,16 @@ from fx_passes.trace.state import Snapshot
 log = logging.getLogger("zendnn_cffi.passes")
 aten = torch.ops.aten
 
+_GUARDS = "_guards_fn"  # the submodule of an exported module that checks its inputs, from PyTorch 2.9 on
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
+class Arguments(NamedTuple):
+    """Example inputs by position and by name at once."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class _TensorLike(NamedTuple):
@@ -124,17 +134,27 @@ class StateChanged(Exception):
         self.changed = changed
 
 
+def is_exported(module: nn.Module) -> bool:
+    """Whether module is what ExportedProgram.module() returns: a graph of operators alone, so of one mode for good."""
+    if not isinstance(module, fx.GraphModule) or not isinstance(module.graph._codegen, _PyTreeCodeGen):
+        return False
+    return all(node.target == _GUARDS for node in module.graph.find_nodes(op="call_module"))
+
+
 def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[fx.Graph, Guards]:
     """Return the graph of root (its constants are put on root) and the guards it rests on.
 
+    A root that was exported before has both.
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
-    gm: Any = _export(root, args, kwargs).module()
-    check = getattr(gm, "_guards_fn", None)
+    gm: Any = root if is_exported(root) else _export(root, args, kwargs).module()
+    if gm is root:
+        gm = fx.GraphModule(root, copy_graph(gm.graph))
+    check = getattr(gm, _GUARDS, None)
     inline_modes(gm)
     graph: fx.Graph = gm.graph
     for node in list(graph.nodes):
-        if node.op == "call_module" and node.target == "_guards_fn":
+        if node.op == "call_module" and node.target == _GUARDS:
             graph.erase_node(node)
         elif node.op == "get_attr":
             owner, _, name = node.target.rpartition(".")

@@ -28,7 +28,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import CREATED, copy_graph
 from fx_passes.graph.hooks import computed_weights, has_hooks
-from fx_passes.trace.export import Call, Guards, StateChanged, export
+from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
 from fx_passes.trace.state import Snapshot
@@ -228,7 +228,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     Where nothing can be traced, the result has no graph and the reason stands in leaves[WHOLE]. Submodules whose
     forward changes attributes, lists or globals are leaves, and what they write to is their own.
     """
-    if model.training:
+    if model.training and not is_exported(model):
         raise ValueError(
             f"{type(model).__name__} is in training mode, and optimize() keeps evaluation semantics only: call"
             " model.eval() first"
@@ -251,7 +251,8 @@ def retrace(traced: Traced) -> Traced:
 def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any], given: frozenset[str]) -> Traced:
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
-    if example is not None and any(isinstance(module, _COMPOSITE) for module in root.modules()):
+    exported = is_exported(root)
+    if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
         try:
             return _trace_by_export(root, example)
         except _Untraceable as failure:
@@ -373,6 +374,8 @@ def _remedy(example: Call | None) -> str:
 
 def _as_call(example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor) -> Call:
     """Positional and keyword arguments."""
+    if isinstance(example_inputs, Arguments):
+        return example_inputs.args, example_inputs.kwargs
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}

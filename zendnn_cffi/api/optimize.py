@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
+from zendnn_cffi.api import exported
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.log import get_logger
 from zendnn_cffi.primitives import checks
@@ -24,7 +26,7 @@ _warned = False
 
 
 def optimize(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram | str | os.PathLike[str],
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
@@ -34,7 +36,10 @@ def optimize(
 ) -> fx.GraphModule:
     """Return `model` rewritten for inference, with its convolutions, matrix products and what surrounds them in ZenDNN.
 
-    model           in evaluation mode; not changed. Weights are shared with it until prepacked.
+    model           in evaluation mode; not changed. Weights are shared with it until prepacked. An ExportedProgram,
+                    what its module() returns, or the path of a file that torch.export.save wrote: what is exported is
+                    optimized, and calls that the export is not made for raise as there. Exported modules cannot be
+                    pickled, nor can the result.
     example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: where
                     torch.fx cannot trace symbolically
     dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were; around
@@ -59,23 +64,25 @@ def optimize(
                     layer holds. Layers, parameters and hooks of the original that are replaced afterwards are not
                     seen: the result has a module tree of its own. A submodule whose forward changes its attributes,
                     a list or a global stays plain PyTorch, and its state is the result's own.
-    Raises          TypeError, ValueError (training mode, another dtype). What is not supported is no error: it stays
-                    plain PyTorch, and explain() says why; without a usable library all does, with one warning.
+    Raises          TypeError, FileNotFoundError, ValueError (training mode, another dtype, a file without an exported
+                    program). What is not supported is no error: it stays plain PyTorch, and explain() says why; without
+                    a usable library all does, with one warning.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model, example_inputs = exported.as_module(model, example_inputs)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}")
     if tune not in TUNE_MODES:
         raise ValueError(f"tune must be one of {', '.join(map(repr, TUNE_MODES))}, got {tune!r}")
     allow_winograd = checks.as_bool(allow_winograd, "allow_winograd")
     release_weights = checks.as_bool(release_weights, "release_weights")
-    if model.training:
-        raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
     from fx_passes.pipeline import build
     from fx_passes.region.options import RegionOptions
     from fx_passes.region.region import RegionFactory
+    from fx_passes.trace.export import is_exported
     from fx_passes.trace.trace import trace
+
+    if model.training and not is_exported(model):
+        raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
 
     inputs = _arguments(example_inputs)
     traced = trace(model, inputs)
@@ -101,7 +108,7 @@ def build_plain(traced: Traced) -> OptimizedModule:
 
 def _arguments(
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
-) -> tuple[Any, ...] | dict[str, Any] | None:
+) -> Sequence[Any] | dict[str, Any] | None:
     """Positional arguments, or keyword arguments where they were given by name."""
     if example_inputs is None:
         return None
@@ -109,6 +116,8 @@ def _arguments(
         return (example_inputs,)
     if isinstance(example_inputs, Mapping):
         return dict(example_inputs)
+    if hasattr(example_inputs, "_fields"):  # fx_passes.trace.export.Arguments, of an exported program
+        return example_inputs
     if not isinstance(example_inputs, Sequence) or isinstance(example_inputs, str):
         raise TypeError(
             "example_inputs must be a tensor, a sequence of the model's positional arguments or a mapping of its"
