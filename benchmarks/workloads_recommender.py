@@ -1,4 +1,4 @@
-"""The recommender row of the workload table: a deep learning recommendation model (DLRM) as MLPerf's, smaller."""
+"""The recommender rows of the workload table: a deep learning recommendation model (DLRM) as MLPerf's, smaller."""
 
 from __future__ import annotations
 
@@ -23,12 +23,24 @@ class DLRM(nn.Module):
 
     def forward(self, dense: Tensor, indices: Tensor) -> Tensor:
         """dense [N, 13], indices [N, TABLES, BAG]; returns [N, 1]."""
+        return self.interact(dense, [table(indices[:, i]) for i, table in enumerate(self.tables)])
+
+    def interact(self, dense: Tensor, bags: list[Tensor]) -> Tensor:
+        """dense [N, 13], bags [N, WIDTH] each; returns [N, 1]."""
         low = self.bottom(dense)
-        bags = [table(indices[:, i]) for i, table in enumerate(self.tables)]
         stacked = torch.cat([low, *bags], 1).view(dense.shape[0], TABLES + 1, WIDTH)
         products = torch.bmm(stacked, stacked.transpose(1, 2))
         result: Tensor = self.top(torch.cat([low, products[:, self.pairs[0], self.pairs[1]]], 1))
         return result
+
+
+class OffsetsDLRM(DLRM):
+    """The same with bags between offsets, as recommenders in production have them."""
+
+    def forward(self, dense: Tensor, offsets: Tensor, *indices: Tensor) -> Tensor:
+        """dense [N, 13], offsets [TABLES, N], indices [any number] per table; returns [N, 1]."""
+        bags = [table(i, offsets[k]) for k, (table, i) in enumerate(zip(self.tables, indices, strict=True))]
+        return self.interact(dense, bags)
 
 
 def _mlp(*widths: int) -> nn.Sequential:
@@ -43,6 +55,11 @@ def _dlrm(calibrate: bool = True) -> nn.Module:
     return DLRM().eval()
 
 
+def _dlrm_offsets(calibrate: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return OffsetsDLRM().eval()
+
+
 def _clicks(batch: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(batch, 13, generator=generator), torch.randint(
@@ -50,6 +67,14 @@ def _clicks(batch: int) -> tuple[Tensor, ...]:
     )
 
 
+def _clicks_between_offsets(batch: int) -> tuple[Tensor, ...]:
+    """The same clicks, a flat tensor of indices per table; offsets [TABLES, N], evenly spaced."""
+    dense, indices = _clicks(batch)
+    offsets = (torch.arange(batch) * BAG).repeat(TABLES, 1)
+    return dense, offsets, *(indices[:, t].reshape(-1) for t in range(TABLES))
+
+
 def recommender_rows() -> dict[str, Workload]:
     """The rows by name."""
-    return {"dlrm": Workload("dlrm", _dlrm, _clicks)}
+    rows = (Workload("dlrm", _dlrm, _clicks), Workload("dlrm_offsets", _dlrm_offsets, _clicks_between_offsets))
+    return {row.name: row for row in rows}

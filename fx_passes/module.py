@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import copy_graph
-from fx_passes.memoize.remembering import Remembering
 from fx_passes.memoize.watched import is_traced_by_fx, is_watched
 from fx_passes.trace.state import HOOK_ATTRIBUTES
 from fx_passes.trace.trace import WHOLE, Traced, forward_signature, retrace
@@ -264,7 +263,7 @@ class OptimizedModule(fx.GraphModule):
     def _forget(self, names: set[str]) -> None:
         for part in self.keeping():
             if names.intersection(part.constants):
-                part.forget() if isinstance(part, Remembering) else part.invalidate()
+                part.forget() if hasattr(part, "forget") else part.invalidate()
 
     def release_after_first_call(self) -> None:
         """Free, after the first call, the parameters of which only packed copies are needed from then on."""
@@ -315,7 +314,7 @@ class OptimizedModule(fx.GraphModule):
         for region in self.regions().values():
             region.invalidate()
         for module in self._held.values():
-            if isinstance(module, Remembering):
+            if hasattr(module, "forget"):
                 module.forget()
 
     def train(self, mode: bool = True) -> OptimizedModule:

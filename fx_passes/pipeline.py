@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from fx_passes.bags.offset_bags import join_offset_bags
 from fx_passes.fold.batch_norm import fold_batch_norm
 from fx_passes.fold.casts import fold_casts
 from fx_passes.fold.channel_scale import fold_channel_scale
@@ -20,6 +21,7 @@ from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
 from fx_passes.fuse.gates import fuse_gates
 from fx_passes.fuse.l2_normalize import fuse_l2_normalize
+from fx_passes.fuse.offset_bags import fuse_offset_bags
 from fx_passes.fuse.permutes import fuse_permutes
 from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
@@ -58,6 +60,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_l2_normalize,
     fuse_rotary,
     fuse_embedding_bags,
+    fuse_offset_bags,
     fuse_projections,
     fuse_rotations,
     fuse_gates,
@@ -70,12 +73,18 @@ PASSES: tuple[Pass, ...] = (
 def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]:
     """Those that follow: parts of the graph become modules, which read root's parameters."""
     return (
+        _with(join_offset_bags, root=root, tune=tune_of(make_region)),
         _with(memoize_sizes, root=root),
         memoize_masks,
         move_lookups_in,
         _with(partition, make_region=make_region, root=root),
         write_out_structure,
     )
+
+
+def tune_of(make_region: MakeRegion) -> str:
+    """How implementations are chosen: "off" where regions are none of ours."""
+    return str(getattr(getattr(make_region, "options", None), "tune", "off"))
 
 
 def _with(run_pass: Callable[..., fx.GraphModule], **arguments: Any) -> Pass:

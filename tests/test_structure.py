@@ -33,6 +33,7 @@ ORDER = (
     "fx_passes.fuse",
     "fx_passes.partition",
     "fx_passes.memoize",
+    "fx_passes.bags",
     "fx_passes.candidates",  # what the stages of lowering share
     "fx_passes.lower",
     "fx_passes.layout",

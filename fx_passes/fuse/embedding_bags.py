@@ -7,7 +7,7 @@
     After:  embedding_bags((w0, w1), (i0, i1), "row")
 
 Indices that are slices of one tensor, s[:, 0], s[:, 1], ..., are replaced by that tensor. Only bags of fixed length
-(two-dimensional indices) from constant tables: with offsets, each call may have another number of indices.
+(two-dimensional indices) from constant tables: those between offsets are fx_passes.fuse.offset_bags's.
 """
 
 from __future__ import annotations
@@ -37,9 +37,14 @@ def fuse_embedding_bags(gm: fx.GraphModule) -> fx.GraphModule:
         run = match_bags(gm, concat, lookups=not aliasing.writers)
         if run is not None and all(aliasing.may_move_down(bag, concat) for bag in concat.args[0][run]):
             fuse(gm, concat, run)
-    for bag in gm.graph.find_nodes(op="call_function", target=ops.embedding_bag):
-        bag.meta["reason"] = refusal(gm, bag) or "not concatenated with bags of its kind from other tables"
+    note_refusals(gm)
     return finish(gm)
+
+
+def note_refusals(gm: fx.GraphModule) -> None:
+    """Say of the bags that are left why each is one by itself."""
+    for bag in gm.graph.find_nodes(op="call_function", target=ops.embedding_bag):
+        bag.meta["reason"] = refusal(bag) or "not concatenated with bags of its kind from other tables"
 
 
 def match_bags(gm: fx.GraphModule, concat: fx.Node, lookups: bool) -> slice | None:
@@ -76,7 +81,8 @@ def _read(gm: fx.GraphModule, node: fx.Node) -> tuple[str, str, fx.Node] | None:
     """(mode, name of the table, indices) of a bag or a lookup."""
     if is_call(node, ops.embedding_bag):
         weight: Any = node.args[1]
-        return (str(node.args[3]), weight.target, node.args[0]) if not refusal(gm, node) else None
+        between = node.args[2] is not None
+        return (str(node.args[3]), weight.target, node.args[0]) if not between and not refusal(node) else None
     found = read_lookup(gm, node)
     return None if found is None else ("row", *found)
 
@@ -99,11 +105,9 @@ def read_lookup(gm: fx.GraphModule, node: fx.Node) -> tuple[str, fx.Node] | None
     return (str(table.target), indices) if fixed and isinstance(indices, fx.Node) else None
 
 
-def refusal(gm: fx.GraphModule, bag: fx.Node) -> str:
+def refusal(bag: fx.Node) -> str:
     """Why a bag cannot be computed together with others; empty where it can."""
-    _, weight, offsets, mode, per_sample_weights, _, padding_idx = bag.args
-    if offsets is not None:
-        return "bags between offsets: each call may have another number of indices"
+    _, weight, _, mode, per_sample_weights, _, padding_idx = bag.args
     if mode not in MODES:
         return f"bags of mode {mode}: joined tables give sums and means"
     if per_sample_weights is not None or padding_idx is not None:
@@ -117,8 +121,7 @@ def fuse(gm: fx.GraphModule, concat: fx.Node, run: slice) -> None:
     """Make the concatenation the operation that computes these of its pieces."""
     pieces: Any = tuple(concat.args[0])
     bags = pieces[run]
-    source = "; ".join(str(bag.meta.get("source", bag.name)) for bag in bags[:2])
-    concat.meta["source"] = f"{source}, ... ({len(bags)} bags)" if len(bags) > 2 else source
+    concat.meta["source"] = sources(bags)
     found: Any = [_read(gm, bag) for bag in bags]
     with concat.graph.inserting_before(concat):
         weights = tuple(table_node(concat.graph, target) for _, target, _ in found)
@@ -127,6 +130,12 @@ def fuse(gm: fx.GraphModule, concat: fx.Node, run: slice) -> None:
     concat.args = (weights, indices, found[0][0], pieces[: run.start], pieces[run.stop :])
     for bag in bags:
         concat.graph.erase_node(bag)
+
+
+def sources(bags: Sequence[fx.Node]) -> str:
+    """Where bags come from, for explain()."""
+    source = "; ".join(str(bag.meta.get("source", bag.name)) for bag in bags[:2])
+    return f"{source}, ... ({len(bags)} bags)" if len(bags) > 2 else source
 
 
 def table_node(graph: fx.Graph, target: str) -> fx.Node:

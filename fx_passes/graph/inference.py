@@ -126,6 +126,8 @@ def _rank(node: Any) -> _Rule:
         return None if a is None or b is None else max(a, b)
     if node.target is ops.embedding_bag or (node.target is ops.embedding_bags and node.args[2] != "row"):
         return 2
+    if node.target in (ops.offset_bags, ops.concat_bags):
+        return 3 if node.target is ops.offset_bags else 2
     if node.target is ops.concat:
         for part in node.args[0]:
             if (found := (yield part)) is not None:

@@ -18,6 +18,7 @@ from fx_passes.lower.attention.attention import lower_additive_mask, lower_atten
 from fx_passes.lower.attention.caches import lower_cached_attention, lower_grow
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
 from fx_passes.lower.movement.aliases import VIEWS, add_views
+from fx_passes.lower.movement.concat_bags import lower_concat_bags
 from fx_passes.lower.movement.embedding import lower_embedding
 from fx_passes.lower.movement.embedding_bags import lower_embedding_bags
 from fx_passes.lower.movement.gather import lower_pick
@@ -65,6 +66,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.rotation: lower_rotation,
     ops.embedding: lower_embedding,
     ops.embedding_bags: lower_embedding_bags,
+    ops.concat_bags: lower_concat_bags,
     ops.pick: lower_pick,
     ops.concat: lower_concat,
     ops.reshape: lower_reshape,

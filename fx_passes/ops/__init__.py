@@ -49,7 +49,7 @@ from fx_passes.ops.products import gated_linear, linear, matmul
 from fx_passes.ops.registry import TRAITS, Traits, having
 from fx_passes.ops.rows import batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
 from fx_passes.ops.sizes import rank, size
-from fx_passes.ops.tables import embedding, embedding_bag, embedding_bags, pick
+from fx_passes.ops.tables import concat_bags, embedding, embedding_bag, embedding_bags, offset_bags, pick
 from fx_passes.ops.windows import adaptive_pool, convolution, deconvolution, pool, resample
 
 COMPUTE = having(kind=registry.COMPUTE)

@@ -61,6 +61,34 @@ def embedding_bags(
     return torch.cat([*before, *bags, *after], 1)
 
 
+@op(kind=COMPUTE, no_rule="outside, the number of indices may be another in each call")
+def offset_bags(
+    weights: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    offsets: Tensor | Sequence[Tensor],
+    mode: str,
+    include_last_offset: bool,
+) -> Tensor:
+    """Return bags between offsets [N, T, D], of each table those of its own indices, as F.embedding_bag.
+
+    weights  T of [E_t, D]
+    indices  T of [K_t]
+    offsets  T of [N], or the first of one tensor [T or more, N] or list; with include_last_offset one more than N
+    mode     "sum" or "mean"
+    """
+    bags = [
+        F.embedding_bag(i, w, offsets[t], mode=mode, include_last_offset=include_last_offset)
+        for t, (i, w) in enumerate(zip(indices, weights, strict=True))
+    ]
+    return torch.stack(bags, 1)
+
+
+@op(kind=COMPUTE, light=True)
+def concat_bags(bags: Tensor, before: Sequence[Tensor] = (), after: Sequence[Tensor] = ()) -> Tensor:
+    """Return before, the bags [N, T, D] of each table, then after ([N, *]), side by side along dimension 1."""
+    return torch.cat([*before, bags.flatten(1), *after], 1)
+
+
 @op(kind=COMPUTE)
 def pick(src: Tensor, dim: int, indices: Sequence[Tensor]) -> Tensor:
     """Return src[:, ..., i, j, ...]: elements (i[k], j[k], ...) of the dimensions from dim on, index tensors [K]."""

@@ -127,8 +127,8 @@ _WORTH_A_REGION = ops.COMPUTE & ops.having(opens_region=True)
 
 def is_real(node: fx.Node) -> bool:
     """Whether node computes what primitives compute in, as far as is known: masks and positions stay outside."""
-    if node.target is ops.embedding_bag:
-        return False  # one by itself: PyTorch's own, outside, where it reads its indices in place
+    if node.target in (ops.embedding_bag, ops.offset_bags):
+        return False  # PyTorch's own, outside, where it reads its indices in place
     value = node.meta.get("val")
     return not isinstance(value, torch.Tensor) or value.is_floating_point()
 

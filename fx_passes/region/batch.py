@@ -51,7 +51,7 @@ def _keeps_samples_apart(node: fx.Node, values: RegionValues, batch: int) -> boo
             return len(arguments["normalized_shape"]) < ndim
         case ops.reduce:
             return all(dim % ndim for dim in arguments["dims"])
-        case ops.embedding | ops.embedding_bags | ops.pick:
+        case ops.embedding | ops.embedding_bags | ops.concat_bags | ops.pick:
             return True  # pick begins behind dimension 0
         case ops.matmul:
             both = all(_is_per_sample(arguments[name], node, values, batch) for name in ("a", "b"))

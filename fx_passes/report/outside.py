@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from fx_passes.bags.offset_bags import JoinedOffsetBags
 from fx_passes.report.explanation import NodeExplanation
 
 if TYPE_CHECKING:
@@ -28,11 +29,20 @@ _REASONS = {
 def explain_outside(node: fx.Node, gm: OptimizedModule) -> NodeExplanation:
     """Return what a node of the outer graph, which is no call of a region, is."""
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    became = _became(node)
+    became, described = _became(node), _described(node, gm)
+    if described:
+        source = str(node.meta.get("source", target))
+        return NodeExplanation("", "", node.name, source, "embedding_bags", "torch", "", (), described)
     source = str(node.meta.get("source", target))
     implementation = "torch" if became in ("torch", "movement") else ""
     reason = _REASONS.get(became) or _why_torch(node, gm)
     return NodeExplanation("", "", node.name, source, became, implementation, "", (), reason)
+
+
+def _described(node: fx.Node, gm: OptimizedModule) -> str:
+    """What the module of the bags of all tables says of itself."""
+    module = gm.get_submodule(str(node.target)) if node.op == "call_module" and node.target not in gm.leaves else None
+    return module.described if isinstance(module, JoinedOffsetBags) else ""
 
 
 def _became(node: fx.Node) -> str:

@@ -16,6 +16,7 @@ from fx_passes import ops
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, TorchTemplate, Weights
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
+from fx_passes.lower.movement.concat_bags import side_by_side
 from fx_passes.lower.movement.embedding import INDEX_DTYPES
 from zendnn_cffi.runtime.joined_tables import BagGroup, join_tables
 
@@ -87,7 +88,7 @@ class _BagsCall:
         self.batch, width = shape
         before, after = beside
         self.bags = slice(sum(before), width - sum(after))
-        self.places = [*_side_by_side(0, before), *_side_by_side(self.bags.stop, after)]
+        self.places = [*side_by_side(0, before), *side_by_side(self.bags.stop, after)]
         self._groups: dict[tuple[int, ...], BagGroup] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -117,9 +118,3 @@ class _BagsCall:
                 group = BagGroup(each, self.lengths, self.batch, "sum" if self.mode == "row" else self.mode)
             self._groups = {addresses: group}
         return group
-
-
-def _side_by_side(start: int, widths: Sequence[int]) -> list[slice]:
-    """The columns of pieces that lie side by side from `start` on."""
-    ends = [start + sum(widths[: i + 1]) for i in range(len(widths))]
-    return [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]

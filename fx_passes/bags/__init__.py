@@ -1,0 +1,1 @@
+"""Bags between offsets: the module that computes those of all tables, outside of regions."""
