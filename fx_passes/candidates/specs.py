@@ -4,53 +4,90 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fx_passes import ops
 from fx_passes.candidates.layouts import is_describable
+from fx_passes.candidates.shapes.elementwise import after_post_ops
+from fx_passes.candidates.shapes.rules import infer
+from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
 from fx_passes.graph.free_sizes import growing_inputs
 
+__all__ = ["Constants", "RegionValues", "TensorSpec", "evaluate_constants", "overlaps_itself"]
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """What is known of a tensor before it exists: shape, dtype, and the strides (elements) eager would give it.
 
-    grows  whether another call with the same signature may have another shape, which nothing may depend on
-    """
+class Constants(MutableMapping[fx.Node, Any]):
+    """The value of every node that depends on parameters alone: get_attr nodes, and folds over them, once asked for."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    strides: tuple[int, ...]
-    grows: bool = False
+    def __init__(self, graph: fx.Graph, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._values: dict[fx.Node, Any] = {}
+        self._nodes: dict[fx.Node, None] = {}
+        for node in graph.nodes:
+            reads = node.all_input_nodes
+            if node.op == "get_attr" or (
+                node.op == "call_function" and reads and all(source in self._nodes for source in reads)
+            ):
+                self._nodes[node] = None
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+    def __getitem__(self, node: fx.Node) -> Any:
+        if node not in self._nodes:
+            raise KeyError(node)
+        if node not in self._values:
+            with torch.no_grad():
+                self._evaluate(node)
+        return self._values[node]
 
-    @property
-    def numel(self) -> int:
-        n = 1
-        for size in self.shape:
-            n *= size
-        return n
+    def _evaluate(self, wanted: fx.Node) -> None:
+        """Not recursive: folds may be deeper than Python's stack."""
+        waiting = [wanted]
+        while waiting:
+            node = waiting[-1]
+            if missing := [source for source in node.all_input_nodes if source not in self._values]:
+                waiting += missing
+                continue
+            waiting.pop()
+            if node.op == "get_attr":
+                self._values[node] = _resolved(self._parameters[node.target].detach())
+            elif node not in self._values:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+                self._values[node] = _resolved(node.target(*args, **kwargs))
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
+    def __contains__(self, node: object) -> bool:
+        return node in self._nodes
 
-    def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+    def __setitem__(self, node: fx.Node, value: Any) -> None:
+        self._nodes[node] = None
+        self._values[node] = value
+
+    def __delitem__(self, node: fx.Node) -> None:
+        del self._nodes[node]
+        self._values.pop(node, None)
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def clear(self) -> None:
+        """Let go of every value."""
+        self._nodes.clear()
+        self._values.clear()
 
 
 class RegionValues:
-    """What each node of a region's graph stands for under one signature, found by running plain-torch bodies on fakes.
+    """What each node of a region's graph stands for under one signature. Nothing is computed to find out.
+
+    The rules of fx_passes.candidates.shapes tell most; fake tensors, run through the plain-torch bodies, the rest.
 
     specs      node -> TensorSpec, for nodes that compute a tensor at run time
     constants  node -> real tensor, for nodes that depend on parameters alone
@@ -62,15 +99,14 @@ class RegionValues:
         self.specs: dict[fx.Node, TensorSpec] = {}
         self.numbers: dict[fx.Node, Any] = {}
         self.bases: dict[fx.Node, TensorSpec] = {}
-        self.constants = evaluate_constants(graph, parameters)
-        self._mode = FakeTensorMode()
-        self._fakes: dict[fx.Node, Any] = {}
+        self.constants: MutableMapping[fx.Node, Any] = Constants(graph, parameters)
+        self._known: dict[fx.Node, Any] = {}  # as specs and numbers, and specs of constants
+        self._fakes = Fakes(self)
         placeholders = iter(inputs)
         for node in graph.nodes:
             if node.op == "placeholder":
                 spec = next(placeholders)
-                with self._mode:
-                    self._record(node, torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu"))
+                self._record(node, TensorSpec(spec.shape, spec.dtype, spec.strides))
             elif node.op in ("call_function", "get_attr"):
                 self.infer(node)
         for node in (*growing_inputs(graph), *graph.find_nodes(op="call_function", target=ops.grow)):
@@ -79,27 +115,48 @@ class RegionValues:
     def infer(self, node: fx.Node) -> None:
         """Find out what a call_function or get_attr node stands for; its inputs must be known. Nothing is computed."""
         if node in self.constants:
-            value = self.constants[node]
-            self._fakes[node] = self._mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+            self._known[node] = self._spec_of_constant(node)
             return
-        with self._mode, torch.no_grad():
-            args, kwargs = fx.map_arg((node.args, node.kwargs), self._fakes.__getitem__)
-            if kwargs.get("post_ops"):
-                base = node.target(*args, **{**kwargs, "post_ops": ()})
-                self.bases[node] = TensorSpec.of(base)
-                self._record(node, ops.apply_post_ops(base, kwargs["post_ops"]))
+        try:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._clear)
+            if post_ops := kwargs.get("post_ops"):
+                base = infer(node.target, args, {**kwargs, "post_ops": ()})
+                self.bases[node], result = base, after_post_ops(base, post_ops)
             else:
-                self._record(node, node.target(*args, **kwargs))
+                result = infer(node.target, args, kwargs)
+        except Unclear:
+            result = self._fakes.run(node)
+        self._record(node, result)
+
+    def _clear(self, node: fx.Node) -> Any:
+        value = self._known[node]
+        if isinstance(value, torch.Tensor):
+            raise Unclear
+        return value
+
+    def _spec_of_constant(self, node: fx.Node) -> Any:
+        """A constant's spec; the constant itself, where it is no tensor with strides."""
+        if node.op == "call_function":
+            try:
+                return infer(node.target, *fx.map_arg((node.args, node.kwargs), self._clear))
+            except Unclear:
+                pass
+        value = self.constants[node]
+        return TensorSpec.of(value) if isinstance(value, torch.Tensor) and value.layout is torch.strided else value
 
     def _record(self, node: fx.Node, result: Any) -> None:
-        if isinstance(result, torch.Tensor) and node.op != "placeholder" and _needs_copy(result):
-            # a value has memory of its own, for every element
-            result = torch.empty(result.shape, dtype=result.dtype, device=result.device)
-        self._fakes[node] = result
-        if isinstance(result, torch.Tensor):
-            self.specs[node] = TensorSpec.of(result)
+        if isinstance(result, TensorSpec):
+            if node.op != "placeholder" and _needs_copy(result):
+                # a value has memory of its own, for every element
+                result = row_major(result.shape, result.dtype)
+            self.specs[node] = result
         else:
             self.numbers[node] = result
+        self._known[node] = result
+
+    def known(self, node: fx.Node) -> Any:
+        """The spec of a tensor, constants included; what anything else is."""
+        return self._known[node]
 
     def base(self, node: fx.Node) -> TensorSpec:
         """The spec of a node's result before its post-ops."""
@@ -152,7 +209,7 @@ class RegionValues:
     def with_constants(self, constants: Mapping[fx.Node, torch.Tensor]) -> RegionValues:
         """The same with other numbers in some constants, of equal shapes and dtypes."""
         other = copy.copy(self)
-        other.constants = {**self.constants, **constants}
+        other.constants = ChainMap({**constants}, self.constants)
         return other
 
     def computation(self, node: fx.Node, operands: Sequence[fx.Node]) -> Callable[..., Any]:
@@ -183,14 +240,55 @@ class RegionValues:
         return {name: self.concrete(value) for name, value in bound.arguments.items()}
 
 
-def _needs_copy(tensor: torch.Tensor) -> bool:
-    return overlaps_itself(tensor) or not is_describable(tuple(tensor.shape), tuple(tensor.stride()))
+class Fakes:
+    """Runs plain-torch bodies on fake tensors, where no rule is clear. Made when it is first needed."""
+
+    def __init__(self, values: RegionValues) -> None:
+        self._values = values
+        self._mode: FakeTensorMode | None = None
+        self._found: dict[fx.Node, Any] = {}
+
+    def run(self, node: fx.Node) -> Any:
+        """What a node stands for, tensors as TensorSpecs; the spec before post-ops goes to the values' bases."""
+        mode = self._mode = self._mode or FakeTensorMode()
+        # before the mode is on: constants may be computed now, for real
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: self._fake(source, mode))
+        with mode, torch.no_grad():
+            if post_ops := kwargs.get("post_ops"):
+                base = node.target(*args, **{**kwargs, "post_ops": ()})
+                self._values.bases[node] = TensorSpec.of(base)
+                result = ops.apply_post_ops(base, post_ops)
+            else:
+                result = node.target(*args, **kwargs)
+        return tree_map_only(torch.Tensor, TensorSpec.of, result)
+
+    def _fake(self, node: fx.Node, mode: FakeTensorMode) -> Any:
+        if node not in self._found:
+            constant = self._values.constants.get(node)
+            if isinstance(constant, torch.Tensor):
+                self._found[node] = mode.from_tensor(constant)
+            else:
+                with mode:
+                    self._found[node] = tree_map_only(TensorSpec, _empty, self._values.known(node))
+        return self._found[node]
+
+
+def _empty(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
+
+
+def _needs_copy(spec: TensorSpec) -> bool:
+    return _overlaps(spec.shape, spec.strides) or not is_describable(spec.shape, spec.strides)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements may share memory (expanded dimensions): nothing can be written there."""
+    return _overlaps(tuple(tensor.shape), tensor.stride())
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
     reach = 0
-    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
         if stride <= reach:
             return True
         reach += (size - 1) * stride
@@ -198,21 +296,13 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _has_tensor(value: Any) -> bool:
-    """Whether a value is, or holds, a (fake) tensor."""
-    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
+    """Whether a value is, or holds, the spec of a tensor."""
+    return any(isinstance(leaf, TensorSpec | torch.Tensor) for leaf in tree_leaves(value))
 
 
 def evaluate_constants(graph: fx.Graph, parameters: Mapping[str, torch.Tensor]) -> dict[fx.Node, Any]:
     """Return the value of every node that depends on parameters alone (get_attr nodes and folds over them)."""
-    values: dict[fx.Node, Any] = {}
-    with torch.no_grad():
-        for node in graph.nodes:
-            if node.op == "get_attr":
-                values[node] = _resolved(parameters[node.target].detach())
-            elif node.op == "call_function" and node.all_input_nodes and all(n in values for n in node.all_input_nodes):
-                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = _resolved(node.target(*args, **kwargs))
-    return values
+    return dict(Constants(graph, parameters))
 
 
 def _resolved(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fx_passes import ops
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 
 
@@ -46,3 +47,16 @@ def test_a_computation_goes_through_tuples_of_tensors_to_where_they_came_from() 
     given = torch.randn(3, 8)
     assert torch.equal(function(given), given[:, :4])
     assert list(held(function)) == [parts]
+
+
+def test_constants_that_fakes_ask_for_are_computed_for_real() -> None:
+    """They are computed when they are first asked for, which may be while a body runs on fake tensors."""
+    graph = fx.Graph()
+    x, weight = graph.placeholder("x"), graph.get_attr("weight")
+    turned = graph.call_function(ops.transpose, (weight, 0, 1))
+    node = graph.call_function(torch.mm, (x, turned))  # no operation, so no rule
+    graph.output(node)
+    parameter = torch.randn(4, 6)
+    values = RegionValues(graph, [TensorSpec.of(torch.empty(6, 6))], {"weight": parameter})
+    assert values.specs[node] == TensorSpec((6, 4), torch.float32, (4, 1))
+    assert torch.equal(values.constants[turned], parameter.t())

@@ -1,0 +1,116 @@
+"""What an operation makes of shapes, dtypes and strides: a rule a row, for what common models are made of.
+
+A rule answers where the answer is clear, and raises Unclear elsewhere: integers that are promoted, channels-last
+convolutions, empty tensors. Whoever asks then runs the plain-torch body on fake tensors, which knows everything. Those
+take 200 us an operation, and PyTorch imports its whole compiler for the first of them: two seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fx_passes import ops
+from fx_passes.candidates.shapes import elementwise, movement, products, rows, windows
+from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
+from fx_passes.graph.graph import ARITHMETIC
+
+Rule = Callable[..., Any]
+
+
+def _size(src: TensorSpec, dim: int | None = None) -> Any:
+    shape = torch.Size(src.shape)
+    return shape if dim is None else shape[dim]
+
+
+def _rank(src: TensorSpec) -> int:
+    return src.ndim
+
+
+def _fold_bn_bias(
+    bias: TensorSpec | None,
+    mean: TensorSpec,
+    var: TensorSpec,
+    bn_weight: Any,
+    bn_bias: Any,
+    eps: float,
+    like: TensorSpec,
+) -> TensorSpec:
+    return row_major(mean.shape, like.dtype)
+
+
+def _add_channels(bias: TensorSpec | None, summand: TensorSpec, like: TensorSpec) -> TensorSpec:
+    return row_major(like.shape[:1], like.dtype)
+
+
+def _no_bias(weight: TensorSpec) -> TensorSpec:
+    return row_major(weight.shape[:1], weight.dtype)
+
+
+RULES: dict[Callable[..., Any], Rule] = {
+    ops.size: _size,
+    ops.rank: _rank,
+    ops.eltwise: elementwise.eltwise,
+    ops.binary: elementwise.binary,
+    ops.prelu: elementwise.prelu,
+    ops.rotary: elementwise.rotary,
+    ops.fold_bn_weight: elementwise.scaled,
+    ops.fold_bn_deconv_weight: elementwise.scaled,
+    ops.fold_pre_bn_weight: elementwise.scaled,
+    ops.scale_channels: elementwise.scaled,
+    ops.fold_bn_bias: _fold_bn_bias,
+    ops.add_channels: _add_channels,
+    ops.no_bias: _no_bias,
+    ops.convolution: windows.convolution,
+    ops.deconvolution: windows.deconvolution,
+    ops.pool: windows.pool,
+    ops.adaptive_pool: windows.adaptive_pool,
+    ops.resample: windows.resample,
+    ops.pad: windows.padded,
+    ops.linear: products.linear,
+    ops.gated_linear: products.gated_linear,
+    ops.matmul: products.matmul,
+    ops.attention: products.attention,
+    ops.cached_attention: products.attention,
+    ops.batch_norm: rows.batch_norm,
+    ops.layer_norm: rows.layer_norm,
+    ops.group_norm: rows.group_norm,
+    ops.softmax: rows.softmax,
+    ops.rms_norm: rows.rms_norm,
+    ops.l2_normalize: rows.l2_normalize,
+    ops.reduce: rows.reduce,
+    ops.embedding: rows.embedding,
+    ops.concat: movement.concat,
+    ops.grow: movement.grow,
+    ops.reshape: movement.reshape,
+    ops.reshape_as: movement.reshape_as,
+    ops.flatten: movement.flatten,
+    ops.unflatten: movement.unflatten,
+    ops.contiguous: movement.contiguous,
+    **{operation: movement.viewed(operation) for operation in movement.VIEWED},
+}
+
+
+def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what target(*args, **kwargs) is, tensors as TensorSpecs in and out. Raises Unclear."""
+    rule = RULES.get(target)
+    if rule is None:
+        if target not in ARITHMETIC or any(isinstance(argument, TensorSpec) for argument in args):
+            raise Unclear
+        return target(*args, **kwargs)
+    if any(0 in spec.shape for spec in specs_in((args, kwargs))):
+        raise Unclear
+    return rule(*args, **kwargs)
+
+
+def specs_in(argument: Any) -> list[TensorSpec]:
+    """The TensorSpecs in nested lists, tuples and dictionaries."""
+    if isinstance(argument, TensorSpec):
+        return [argument]
+    if isinstance(argument, list | tuple):
+        return [spec for item in argument for spec in specs_in(item)]
+    if isinstance(argument, Mapping):
+        return [spec for item in argument.values() for spec in specs_in(item)]
+    return []

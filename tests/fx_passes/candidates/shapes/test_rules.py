@@ -1,0 +1,190 @@
+"""Rules say of shapes, strides and dtypes what fake tensors say, which say what eager does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from fx_passes import ops
+from fx_passes.candidates.shapes.rules import RULES, infer
+from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, channels_last, row_major
+
+F32, BF16 = torch.float32, torch.bfloat16
+SAME = {"stride": (1, 1), "padding_l": (1, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1}
+HALF = {"stride": (2, 2), "padding_l": (0, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1}
+POOL = {"kernel": (3, 2), "stride": (2, 2), "padding_l": (1, 0), "padding_r": (1, 0), "dilation": (1, 1)}
+UP = {"stride": (2, 2), "padding": (0, 1), "output_padding": (1, 0), "dilation": (1, 1), "groups": 1}
+
+
+def tensor(*shape: int, dtype: torch.dtype = F32) -> TensorSpec:
+    return row_major(shape, dtype)
+
+
+def last(*shape: int, dtype: torch.dtype = F32) -> TensorSpec:
+    return channels_last(shape, dtype)
+
+
+def vector(n: int) -> TensorSpec:
+    return row_major((n,), F32)
+
+
+def norms(n: int) -> list[TensorSpec]:
+    return [vector(n)] * 4
+
+
+# operation -> calls of it that a rule has to be clear of, on operands as layers of common models meet them
+X, Y, TOKENS = tensor(2, 8, 9, 7), last(2, 8, 9, 7), tensor(2, 5, 8)
+HEADS = TensorSpec((2, 4, 5, 8), F32, (160, 8, 32, 1))
+IDS = row_major((2, 5), torch.int64)
+CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    ops.size: [((X,), {}), ((X, -1), {})],
+    ops.rank: [((X,), {})],
+    ops.eltwise: [((src, kind), {}) for src in (X, Y, TOKENS, HEADS, vector(3)) for kind in ops.ELTWISE],
+    ops.binary: [
+        ((a, b, kind), {})
+        for kind in ops.BINARY
+        for a, b in ((X, X), (Y, Y), (X, tensor(2, 8, 1, 1)), (Y, tensor(2, 8, 1, 1)), (TOKENS, vector(8)), (X, Y))
+    ]
+    + [((2, 3, "mul"), {}), ((X, 2.0, "mul"), {}), ((1, Y, "sub"), {})],
+    ops.prelu: [((X, vector(8)), {}), ((Y, vector(1)), {})],
+    ops.rotary: [((tensor(2, 4, 5, 8), tensor(5, 8), tensor(5, 8)), {"interleaved": i}) for i in (False, True)],
+    ops.fold_bn_weight: [((tensor(4, 8, 3, 3), vector(4), vector(4), 1e-5), {})],
+    ops.fold_bn_deconv_weight: [((tensor(8, 4, 3, 3), vector(4), None, 1e-5, 1), {})],
+    ops.fold_pre_bn_weight: [((tensor(4, 8, 3, 3), vector(8), vector(8), 1e-5), {})],
+    ops.fold_bn_bias: [((None, *norms(4), 1e-5, tensor(4, 8, 3, 3)), {}), ((vector(4), *norms(4), 1e-5, TOKENS), {})],
+    ops.scale_channels: [((tensor(8, 2, 3, 3), vector(8)), {})],
+    ops.add_channels: [((None, vector(1), tensor(8, 2)), {}), ((vector(8), vector(8), tensor(8, 2)), {})],
+    ops.no_bias: [((tensor(8, 2, dtype=BF16),), {})],
+    ops.convolution: [
+        ((src, weight, vector(4)), options)
+        for src in (X, Y)
+        for weight in (tensor(4, 8, 3, 3), last(4, 8, 3, 3), tensor(4, 8, 1, 1), last(4, 8, 1, 1))
+        for options in (SAME, HALF)
+    ]
+    + [
+        ((tensor(2, 8, 9), tensor(4, 8, 3)), dict(SAME, stride=(1,), padding_l=(1,), padding_r=(1,), dilation=(2,))),
+        ((X, tensor(8, 1, 3, 3)), dict(SAME, groups=8)),
+        ((last(2, 8, 1, 1), last(4, 8, 1, 1)), dict(SAME, padding_l=(0, 0), padding_r=(0, 0))),
+    ],
+    ops.deconvolution: [((src, tensor(8, 4, 3, 2), vector(4)), UP) for src in (X, Y)],
+    ops.pool: [
+        ((src, kind), {**POOL, "ceil_mode": ceil})
+        for src in (X, Y)
+        for kind in ("max", "avg_include_padding", "avg_exclude_padding")
+        for ceil in (False, True)
+    ],
+    ops.adaptive_pool: [
+        ((src, kind, size), {}) for src in (X, Y) for kind in ("avg", "max") for size in ((1, 1), (3, None))
+    ],
+    ops.resample: [
+        ((X, kind, *size), {}) for kind in ("nearest", "bilinear") for size in (((5, 4), None), (None, (2.0, 3.0)))
+    ],
+    ops.pad: [((src, (1, 2, 0, 1)), {}) for src in (X, Y, TOKENS)],
+    ops.linear: [((TOKENS, tensor(4, 8), vector(4)), {}), ((tensor(3, 8), tensor(4, 8)), {})],
+    ops.gated_linear: [((tensor(1, 8), tensor(4, 8), tensor(4, 8), "swish", 1.0), {})],
+    ops.matmul: [((tensor(5, 8), tensor(8, 3)), {}), ((HEADS, TensorSpec((2, 4, 8, 5), F32, (160, 8, 1, 32))), {})],
+    ops.attention: [
+        ((HEADS, HEADS, HEADS, mask), {}) for mask in (None, tensor(2, 1, 1, 5), tensor(1, 1, 5, 5, dtype=torch.bool))
+    ]
+    + [((HEADS, HEADS, HEADS), {"is_causal": True})],
+    ops.cached_attention: [((tensor(2, 4, 1, 8), HEADS, HEADS), {})],
+    ops.batch_norm: [((src, *norms(8)), {"eps": 1e-5}) for src in (X, Y)],
+    ops.layer_norm: [((src, (8,), vector(8), vector(8)), {"eps": 1e-5}) for src in (TOKENS, HEADS)],
+    ops.group_norm: [((X, 2, vector(8), vector(8)), {"eps": 1e-5})],
+    ops.softmax: [((TOKENS, -1), {}), ((HEADS, 1), {}), ((TOKENS, -1, True), {})],
+    ops.rms_norm: [((TOKENS, vector(8)), {"eps": 1e-6}), ((TOKENS, None), {"eps": None})],
+    ops.l2_normalize: [((TOKENS, -1), {"eps": 1e-12})],
+    ops.reduce: [
+        ((src, kind, (2, 3), keep), {})
+        for src in (X, Y)
+        for kind in ("mean", "sum", "max", "min")
+        for keep in (True, False)
+    ],
+    ops.embedding: [((tensor(10, 8), IDS), {})],
+    ops.concat: [(((X, X), 1), {}), (((Y, Y), 1), {}), (((TOKENS, tensor(2, 1, 8)), 1), {})],
+    ops.grow: [((tensor(2, 4, 5, 8), tensor(2, 4, 1, 8), 2), {})],
+    ops.reshape: [((X, (2, -1)), {}), ((Y, (2, -1)), {}), ((HEADS, (2, 4, 40)), {})],
+    ops.reshape_as: [((X, tensor(2, 8, 63)), {})],
+    ops.flatten: [((X, 1), {}), ((Y, 1), {}), ((last(1, 8, 1, 1), 1), {}), ((X, 0, 0), {}), ((TOKENS,), {})],
+    ops.unflatten: [((TOKENS, -1, (2, -1)), {})],
+    ops.contiguous: [((X,), {}), ((Y,), {})],
+    ops.permute: [((X, (0, 2, 3, 1)), {})],
+    ops.transpose: [((TOKENS, 1, 2), {})],
+    ops.narrow: [((X, 1, 2, 5), {}), ((X, 1, -3, None), {})],
+    ops.index: [((TOKENS, (slice(None), 0)), {}), ((TOKENS, (Ellipsis, None)), {})],
+    ops.unsqueeze: [((TOKENS, 1), {})],
+    ops.expand: [((tensor(1, 1, 8), (2, -1, 8)), {})],
+    ops.chunk: [((Y, 2, 1), {})],
+    ops.split: [((X, (3, 5), 1), {}), ((X, 3, 1), {})],
+}
+
+
+def name_of(operation: Callable[..., Any]) -> str:
+    return operation.__name__
+
+
+def on_fakes(target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What target makes of fake tensors like these, tensors as TensorSpecs."""
+
+    def fake(spec: TensorSpec) -> torch.Tensor:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
+
+    with FakeTensorMode(), torch.no_grad():
+        args, kwargs = tree_map_only(TensorSpec, fake, (tuple(args), kwargs))
+        return tree_map_only(torch.Tensor, TensorSpec.of, target(*args, **kwargs))
+
+
+def test_every_rule_has_calls_that_it_is_clear_of() -> None:
+    assert CLEAR.keys() == RULES.keys()
+    assert RULES.keys() <= ops.VOCABULARY
+
+
+@pytest.mark.parametrize("operation", CLEAR, ids=name_of)
+def test_the_rule_is_clear_and_says_what_fake_tensors_say(operation: Callable[..., Any]) -> None:
+    for args, kwargs in CLEAR[operation]:
+        assert infer(operation, args, kwargs) == on_fakes(operation, args, kwargs), (args, kwargs)
+
+
+@st.composite
+def specs(draw: st.DrawFn, like: TensorSpec) -> TensorSpec:
+    """A tensor of as many dimensions, of other small sizes now and then, in strides that views have."""
+    shape = list(like.shape)
+    for dim in range(len(shape)):
+        if draw(st.integers(0, 3)) == 0:
+            shape[dim] = draw(st.sampled_from((1, 2, size := shape[dim], size)))
+    order = draw(st.permutations(range(len(shape))))
+    order = draw(st.sampled_from((tuple(range(len(shape))), tuple(order))))
+    steps, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        steps[dim] = step
+        step *= shape[dim] + draw(st.sampled_from((0, 0, 0, 1, shape[dim])))
+    dtype = draw(st.sampled_from((like.dtype, like.dtype, like.dtype, BF16))) if like.dtype == F32 else like.dtype
+    return TensorSpec(tuple(shape), dtype, tuple(steps))
+
+
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize(
+    "operation", [o for o in CLEAR if o not in ops.CONSTANT], ids=lambda operation: operation.__name__
+)
+@given(st.data())
+def test_a_rule_is_right_or_unclear_whatever_the_operands(operation: Callable[..., Any], data: st.DataObject) -> None:
+    args, kwargs = data.draw(st.sampled_from(CLEAR[operation]))
+    args = tree_map_only(
+        TensorSpec, lambda spec: data.draw(specs(spec)) if data.draw(st.booleans()) else spec, tuple(args)
+    )
+    try:
+        found = infer(operation, args, kwargs)
+    except (Unclear, RuntimeError, ValueError, IndexError):
+        return  # fake tensors are asked, and say what is wrong
+    try:
+        expected = on_fakes(operation, args, kwargs)
+    except Exception:
+        return  # eager refuses it, so no graph has it
+    assert found == expected
