@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -126,8 +127,20 @@ class OptimizedModule(fx.GraphModule):
         else:
             source[0].root.__dict__[name] = value
 
+    @contextmanager
+    def compiled_once(self) -> Iterator[None]:
+        """Write the graph as Python code when all passes have run, not after each of them."""
+        self.__dict__["_is_in_work"] = True
+        try:
+            yield
+        finally:
+            self.__dict__["_is_in_work"] = False
+        self.recompile()
+
     def recompile(self) -> Any:
         """As fx.GraphModule's; calls then pass through this class before they reach the graph's code."""
+        if self.__dict__.get("_is_in_work"):
+            return None
         code = super().recompile()
         cls: Any = type(self)
         run_graph = cls.forward

@@ -125,12 +125,13 @@ def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> Optimized
     """Run every pass on a traced model."""
     gm: Any = OptimizedModule(traced, build, {"make_region": make_region})
     notes = CompileNotes(gm, debug_root())
-    for run_pass in (*PASSES, *cutting_passes(traced.root, make_region)):
-        gm = run_pass(gm)
-        notes.after(run_pass.__name__, gm)
-        log.debug("%s: %d nodes", run_pass.__name__, len(gm.graph.nodes))
-        if log.isEnabledFor(logging.DEBUG):
-            verify(gm)
+    with gm.compiled_once():
+        for run_pass in (*PASSES, *cutting_passes(traced.root, make_region)):
+            gm = run_pass(gm)
+            notes.after(run_pass.__name__, gm)
+            log.debug("%s: %d nodes", run_pass.__name__, len(gm.graph.nodes))
+            if log.isEnabledFor(logging.DEBUG):
+                verify(gm)
     result: OptimizedModule = gm
     result.begin_watch()
     notes.end(result)

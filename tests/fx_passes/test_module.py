@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fx_passes.module import OptimizedModule
 from fx_passes.pipeline import PlainRegion, compile_graph
@@ -142,3 +142,14 @@ def test_made_in_inference_mode() -> None:
         model = Net()
         gm = compile_graph(model)
         torch.testing.assert_close(gm(image())["y"], model(image())["y"])
+
+
+def test_the_graph_becomes_code_once_and_not_after_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    python_code = fx.Graph.python_code
+    monkeypatch.setattr(fx.Graph, "python_code", lambda *a, **k: written.append(1) or python_code(*a, **k))
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    gm = compile_graph(model)
+    assert len(written) <= 4  # the empty graph, the traced one, and what the passes left
+    x = torch.randn(1, 3, 5, 5)
+    assert torch.allclose(gm(x), model(x), atol=1e-6)
