@@ -28,10 +28,17 @@ def _along(vector: Tensor, axis: int, ndim: int) -> Tensor:
     return vector.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
+def _times(weight: Tensor, factor: Tensor) -> Tensor:
+    """weight * factor, an f64 factor, rounded once to the dtype of weight; no f64 copy where nobody differentiates."""
+    if torch.is_grad_enabled():
+        return (weight.double() * factor).to(weight.dtype)
+    return torch.mul(weight, factor, out=torch.empty_like(weight))
+
+
 @op(kind=CONSTANT)
 def fold_bn_weight(weight: Tensor, var: Tensor, bn_weight: Tensor | None, eps: float) -> Tensor:
     """Weight [O, ...] of a convolution or linear that computes its batch normalization as well."""
-    return (weight.double() * _along(_scale(bn_weight, var, eps), 0, weight.ndim)).to(weight.dtype)
+    return _times(weight, _along(_scale(bn_weight, var, eps), 0, weight.ndim))
 
 
 @op(kind=CONSTANT)
@@ -86,7 +93,7 @@ def fold_pre_bn_bias(
 @op(kind=CONSTANT)
 def scale_channels(weight: Tensor, scale: Tensor) -> Tensor:
     """Weight [O, ...] or bias [O], multiplied by one factor per output (or a single one)."""
-    return (weight.double() * _along(scale.double().reshape(-1), 0, weight.ndim)).to(weight.dtype)
+    return _times(weight, _along(scale.double().reshape(-1), 0, weight.ndim))
 
 
 @op(kind=CONSTANT)

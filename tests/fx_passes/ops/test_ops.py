@@ -63,3 +63,18 @@ def test_folded_weights_round_once(groups: int, deconv: bool) -> None:
         folded = ops.fold_bn_weight(weight, *args)
         exact = ops.fold_bn_weight(double, args[0].double(), args[1].double(), args[2])
     assert folded.dtype == torch.float32 and torch.equal(folded, exact.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_folded_weights_are_the_same_numbers_whether_anybody_differentiates(
+    dtype: torch.dtype, memory_format: torch.memory_format
+) -> None:
+    weight = torch.randn(6, 4, 3, 3).to(dtype).to(memory_format=memory_format)
+    mean, var = torch.randn(6), torch.rand(6) + 0.1
+    for fold in (lambda: ops.fold_bn_weight(weight, var, mean, 1e-5), lambda: ops.scale_channels(weight, var)):
+        with torch.enable_grad():
+            expected = fold()
+        with torch.no_grad():
+            found = fold()
+        assert torch.equal(found, expected) and found.stride() == expected.stride() and found.dtype == dtype
