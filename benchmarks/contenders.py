@@ -8,6 +8,7 @@ for PyTorch's compilers, static shapes for the ONNX runtimes, the plain contiguo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -188,6 +189,8 @@ def _openvino(case: Case) -> Start:
 
     def start() -> Runner:
         core = openvino.Core()
+        if folder := os.environ.get("ZENDNN_CFFI_BENCHMARK_OPENVINO_CACHE"):  # cold_start.py
+            core.set_property({"CACHE_DIR": folder})
         compiled = core.compile_model(core.read_model(str(case.onnx_file)), "CPU", settings)
         request = compiled.create_infer_request()
         for index, array in enumerate(inputs):
