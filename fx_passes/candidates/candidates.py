@@ -15,6 +15,7 @@ from torch import fx
 
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from zendnn_cffi.primitives.attributes import ARG_SCRATCHPAD
+from zendnn_cffi.primitives.lpgemm import Gemm
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
@@ -158,6 +159,33 @@ class TorchTemplate:
 
 
 @dataclass(frozen=True)
+class GemmTemplate:
+    """One product of [M, K] with constant weights by AOCL-BLIS.
+
+    weights   in the layout gemm.weights
+    operands  what post-ops read, in their order
+    """
+
+    gemm: Gemm
+    src: Argument
+    weights: Weights
+    dst: Argument
+    operands: tuple[Argument, ...] = ()
+
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        return self.src, self.weights, self.dst, *self.operands
+
+    @property
+    def key(self) -> str:
+        """Equal for equal work."""
+        return repr(self.gemm)
+
+
+Template = PrimitiveTemplate | TorchTemplate | GemmTemplate  # of one call
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One way to compute an operation.
 
@@ -177,7 +205,7 @@ class Candidate:
     implementation: str
     srcs: tuple[MemoryDesc, ...]
     dst: MemoryDesc
-    calls: tuple[PrimitiveTemplate | TorchTemplate, ...]
+    calls: tuple[Template, ...]
     overwrites: int | None = None
     may_overwrite: int | None = None
     slices_bytes: tuple[int, ...] = ()
@@ -213,7 +241,7 @@ class Operation:
     with_values: Callable[[RegionValues], Operation] | None = None
 
 
-def arguments_of(template: PrimitiveTemplate | TorchTemplate) -> tuple[Argument, ...]:
+def arguments_of(template: Template) -> tuple[Argument, ...]:
     """What a call's template says of its arguments; none of a PyTorch call on the operands as they are."""
     return tuple(template.args.values()) if isinstance(template, PrimitiveTemplate) else template.args
 

@@ -12,6 +12,7 @@ from fx_passes.candidates.candidates import Weights
 from fx_passes.candidates.layouts import same_bytes, strided
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.lpgemm import PackedLayout
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
 from zendnn_cffi.runtime import huge_pages
@@ -79,6 +80,11 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
     if weights.below:
         return stack((weights.plain, *weights.below), weights.desc, allocate)
     desc, plain = weights.desc, weights.plain.detach()
+    if isinstance(desc, PackedLayout):
+        with torch.inference_mode(False):
+            packed = allocate(desc.size_bytes)
+        desc.pack(plain.to(desc.dtype).contiguous(), packed)
+        return packed
     plain = (plain.t() if weights.transposed else plain).reshape(desc.dims)
     if desc.outer_strides is None and desc.dtype is not None:
         plain = plain.to(desc.dtype)  # Winograd's transform is a reorder from that dtype alone

@@ -21,22 +21,24 @@ from fx_passes.candidates.candidates import (
     PrimitiveTemplate,
     Result,
     Scratchpad,
+    Template,
     Temporary,
     TorchTemplate,
     Weights,
     arguments_of,
     temporaries_bytes,
 )
-from fx_passes.candidates.layouts import GrowingDesc, row_major, same_bytes
+from fx_passes.candidates.layouts import row_major, same_bytes
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import eager_layout
 from fx_passes.plan.buffers import END, Buffer, assign_slots, nest_pieces
+from fx_passes.plan.materialise import materialise
 from fx_passes.plan.prepack import Prepacked, WeightStore
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
-from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
-from zendnn_cffi.runtime.places import Slot, TensorView
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.runtime.calls import Call
+from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import OutputSpec, Program
 
 
@@ -46,7 +48,7 @@ class Step:
 
     name: str
     operation: Operation | None
-    template: PrimitiveTemplate | TorchTemplate
+    template: Template
     srcs: list[tuple[Buffer, MemoryDesc]]
     dst: tuple[Buffer, MemoryDesc]
     scratchpad: Buffer | None = None
@@ -129,9 +131,7 @@ class Schedule:
             self.checked.setdefault(candidate.check.function, []).append(temporaries[candidate.check.index])
         self.places[operation.node] = [(candidate.dst, result)]
 
-    def _needed(
-        self, candidate: Candidate, sources: Sequence[Buffer], result: Buffer
-    ) -> Sequence[PrimitiveTemplate | TorchTemplate]:
+    def _needed(self, candidate: Candidate, sources: Sequence[Buffer], result: Buffer) -> Sequence[Template]:
         """The candidate's calls, without the copies of pieces that are written straight into their slice."""
         if not candidate.slices_bytes:
             return candidate.calls
@@ -205,21 +205,10 @@ def build_program(
 
 
 def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Call:
-    if isinstance(step.template, TorchTemplate):
-        own, operation = step.template, step.operation
-        kind = operation.kind if operation is not None else "check"
-        flops = own.flops if own.args or operation is None else operation.flops
-        arguments = own.args or (*map(Operand, range(len(step.srcs))), Result())
-        views = [_view(*_place(argument, step, slots, constants)) for argument in arguments]
-        return TorchCall(
-            step.name, own.function, tuple(views[:-1]), views[-1], kind, flops, into=own.into, allocate=own.allocate
-        )
-    args = {arg: _place(argument, step, slots, constants) for arg, argument in step.template.args.items()}
-    primitive = Primitive(step.template.pd)
-    flops = step.operation.flops if step.operation is not None else 0
-    if step.template.flops is not None:
-        flops = step.template.flops
-    return PrimitiveCall(step.name, primitive, args, step.template.kind, flops)
+    def place(argument: Argument) -> tuple[Slot, MemoryDesc]:
+        return _place(argument, step, slots, constants)
+
+    return materialise(step.template, step.name, step.operation, len(step.srcs), place)
 
 
 def _place(
@@ -247,9 +236,3 @@ def _only_reading(function: Callable[[torch.Tensor], None]) -> Callable[[torch.T
         function(numbers)
 
     return read
-
-
-def _view(slot: Slot, desc: MemoryDesc) -> TensorView:
-    """A slot as the torch tensor that desc describes (always plain: torch calls ask for eager layouts)."""
-    assert desc.strides is not None and desc.dtype is not None
-    return TensorView(slot, desc.dims, desc.strides, desc.dtype, isinstance(desc, GrowingDesc))

@@ -31,6 +31,7 @@ from torch import fx
 from fx_passes.report.drawing import draw
 from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
+from zendnn_cffi.runtime.gemm_call import GemmCall
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
@@ -202,6 +203,10 @@ def layouts_of(call: Call) -> str:
             for name, desc in operands
             if name
         )
+    if isinstance(call, GemmCall):
+        m, k, n = call.gemm.sizes
+        dtypes = (str(dtype).removeprefix("torch.") for dtype in (call.gemm.dtype, call.gemm.result))
+        return "src {0}[{2}, {3}], weights {0}[{4}, {3}] packed, dst {1}[{2}, {4}]".format(*dtypes, m, k, n)
     if isinstance(call, TorchCall):
         views = [*(("src", view) for view in call.srcs), ("dst", call.dst)]
         return ", ".join(f"{name} {str(v.dtype).removeprefix('torch.')}{list(v.shape)}" for name, v in views)

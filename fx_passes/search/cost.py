@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import torch
 
-from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate, weights_bytes
+from fx_passes.candidates.candidates import (
+    Candidate,
+    GemmTemplate,
+    Operation,
+    PrimitiveTemplate,
+    TorchTemplate,
+    weights_bytes,
+)
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 _FLOPS_PER_NS = 110.0  # f32, per core
 _BYTES_PER_NS = 10.0
 _CALL_NS = 2_000.0
 _TORCH_CALL_NS = 15_000.0
+_GEMM_CALL_NS = 3_000.0  # so that AOCL-BLIS is taken where it was measured to be faster, never by estimate
+
+_CALLS_NS = {PrimitiveTemplate: _CALL_NS, TorchTemplate: _TORCH_CALL_NS, GemmTemplate: _GEMM_CALL_NS}
 
 # Share of the peak by the start of the implementation's name, first match wins. Winograd does 2.25 times fewer
 # multiplications with 2x2 tiles (4 with 4x4), at a lower share.
@@ -45,7 +55,7 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
     moved = candidate.dst.size_bytes + sum(src.size_bytes for src in candidate.srcs)
     time_ns = moved / _BYTES_PER_NS / _vector_share(candidate) + weights_bytes(candidate) / _BYTES_PER_NS
     for template in candidate.calls:
-        time_ns += _TORCH_CALL_NS if isinstance(template, TorchTemplate) else _CALL_NS
+        time_ns += _CALLS_NS[type(template)]
     if operation.flops:
         bf16 = 2.0 if candidate.srcs[0].dtype == torch.bfloat16 else 1.0
         time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * bf16 * threads * _share(candidate)))

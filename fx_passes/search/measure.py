@@ -11,6 +11,7 @@ import torch
 from fx_passes.candidates.candidates import (
     Argument,
     Candidate,
+    GemmTemplate,
     Operand,
     Operation,
     Result,
@@ -23,6 +24,7 @@ from fx_passes.candidates.candidates import (
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.layout.reorder import reorder_into
+from fx_passes.plan.materialise import materialise
 from fx_passes.plan.prepack import prepack
 from fx_passes.search import database
 from fx_passes.search.noise import noise_for, twins_on_noise
@@ -31,8 +33,8 @@ from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
 from zendnn_cffi.runtime import huge_pages
-from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
-from zendnn_cffi.runtime.places import Slot, TensorView
+from zendnn_cffi.runtime.calls import PrimitiveCall
+from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import Program
 
 # Largest error relative to the largest output. f32: Winograd's transforms and long sums in another order; bf16: inputs,
@@ -156,7 +158,6 @@ class Bench:
             result = candidate.overwrites
         else:  # zeroed: the right numbers of a candidate before must not be taken for this one's
             buffers.append(self._buffer(candidate.dst.size_bytes).zero_())
-        calls: list[Call] = []
         temporaries: dict[int, Slot] = {}
         sizes = temporaries_bytes(candidate)
 
@@ -179,19 +180,8 @@ class Bench:
                 case Weights():
                     return added(prepack(argument)), argument.desc
 
-        for template in candidate.calls:
-            if isinstance(template, TorchTemplate):
-                arguments = template.args or (*map(Operand, range(len(candidate.srcs))), Result())
-                views = [_view(*place(argument)) for argument in arguments]
-                calls.append(
-                    TorchCall(
-                        self.operation.name, template.function, tuple(views[:-1]), views[-1], self.operation.kind,
-                        into=template.into,
-                    )
-                )  # fmt: skip
-                continue
-            args = {arg: place(argument) for arg, argument in template.args.items()}
-            calls.append(PrimitiveCall(self.operation.name, Primitive(template.pd), args, template.kind))
+        operation, operands = self.operation, len(candidate.srcs)
+        calls = [materialise(template, operation.name, operation, operands, place) for template in candidate.calls]
         return Program(calls, (), buffers), buffers[result]
 
     def _error(self, result: torch.Tensor, desc: MemoryDesc) -> float:
@@ -242,11 +232,6 @@ def _largest(values: torch.Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def _view(slot: Slot, desc: MemoryDesc) -> TensorView:
-    assert desc.strides is not None and desc.dtype is not None
-    return TensorView(slot, desc.dims, desc.strides, desc.dtype)
-
-
 def aligned_buffer(desc: MemoryDesc) -> torch.Tensor:
     """Zeroed memory for a descriptor, of the kind that programs compute in."""
     return huge_pages.allocate(max(desc.size_bytes, 1)).zero_()
@@ -274,6 +259,9 @@ def fingerprint(candidate: Candidate) -> str:
     for template in candidate.calls:
         if isinstance(template, TorchTemplate):
             digest.update(repr((template.key, *map(_torch_layout, (*candidate.srcs, candidate.dst)))).encode())
+            continue
+        if isinstance(template, GemmTemplate):
+            digest.update(template.key.encode())
             continue
         pd = template.pd
         digest.update(repr((template.kind, pd.implementation, sorted(pd.op.params.items()) if pd.op else ())).encode())

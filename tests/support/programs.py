@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fx_passes.candidates.layouts import row_major
 from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD
 from zendnn_cffi.runtime.arenas import Arena
 from zendnn_cffi.runtime.calls import PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.context import Context
+from zendnn_cffi.runtime.gemm_call import GemmCall
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import Program
 
@@ -78,6 +80,12 @@ def touched(program: Program, call: Any) -> Touched:
         reads = [_mask(program, view.slot, view) for view in call.srcs]
         writes, pads = [_mask(program, call.dst.slot, call.dst)], []
         spans, spaces = _spans((v.slot, v) for v in (*call.srcs, call.dst)), (call.dst.slot.space,)
+    elif isinstance(call, GemmCall):
+        m, k, n = call.gemm.sizes
+        src, dst = row_major((m, k), call.gemm.dtype), row_major((m, n), call.gemm.result)
+        reads = [_mask(program, *where) for where in ((call.src, src), *call.operands)]
+        writes, pads = [_mask(program, call.dst, dst)], []
+        spans, spaces = _spans([(call.src, src), (call.dst, dst), *call.operands]), (call.dst.space,)
     else:
         assert isinstance(call, PrimitiveCall)
         args = call.args

@@ -9,18 +9,18 @@ import torch
 
 from zendnn_cffi.functional._arrays import as_input
 from zendnn_cffi.primitives import allocation, checks
+from zendnn_cffi.primitives.lpgemm import (
+    ALGORITHMS,
+    BIAS,
+    ELTWISE,
+    KINDS,
+    MATRIX_ADD,
+    MATRIX_MUL,
+    MAX_POST_OPS,
+    SCALE,
+    STORAGE,
+)
 
-MAX_POST_OPS = 8
-_STORAGE = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.int8: 2,
-    torch.uint8: 3,
-    torch.int32: 5,
-}  # AOCL_PARAMS_STORAGE_TYPES
-_ELTWISE, _BIAS, _SCALE, _MATRIX_ADD, _MATRIX_MUL = 2, 3, 4, 5, 6  # AOCL_POST_OP_TYPE
-_KINDS = {_ELTWISE: "eltwise", _BIAS: "bias", _SCALE: "sum", _MATRIX_ADD: "matrix_add", _MATRIX_MUL: "matrix_mul"}
-_ALGORITHMS = {"relu": 0, "prelu": 1, "gelu_tanh": 2, "gelu_erf": 3, "clip": 4, "swish": 5, "tanh": 6, "logistic": 7}
 _INT8 = (torch.int8, torch.uint8)
 
 
@@ -78,18 +78,18 @@ class GemmPostOps:
         tensor = self._keep(name, tensor.contiguous())
         if self.n == 1 and self.src in _INT8 and tensor.dtype == torch.float32:
             # one column of an 8-bit product gets another row's bias: add it as a matrix
-            self._append_matrix(_MATRIX_ADD, "matrix_add", self._keep(name, tensor.expand(self.m, 1).contiguous()))
+            self._append_matrix(MATRIX_ADD, "matrix_add", self._keep(name, tensor.expand(self.m, 1).contiguous()))
             return
-        self._sequence.append(_BIAS)
-        self._entries["bias"].append({"bias": tensor, "stor_type": _STORAGE[tensor.dtype]})
+        self._sequence.append(BIAS)
+        self._entries["bias"].append({"bias": tensor, "stor_type": STORAGE[tensor.dtype]})
 
     def _eltwise(self, kind: str, numbers: Sequence[float], name: str) -> None:
         alpha, beta = (*numbers, 0.0, 0.0)[:2]
         if kind == "relu" and alpha:
             kind = "prelu"
-        elif kind == "prelu" or kind not in _ALGORITHMS:
+        elif kind == "prelu" or kind not in ALGORITHMS:
             raise ValueError(
-                f"the kind of {name} must be one of {', '.join(k for k in _ALGORITHMS if k != 'prelu')}; got {kind!r}"
+                f"the kind of {name} must be one of {', '.join(k for k in ALGORITHMS if k != 'prelu')}; got {kind!r}"
             )
         if kind in ("clip", "prelu") and self.result in (*_INT8, torch.int32):
             raise ValueError(
@@ -101,8 +101,8 @@ class GemmPostOps:
         if kind == "clip" and len(numbers) < 2:
             raise ValueError(f"{name} needs clip's bounds: ('eltwise', 'clip', low, high)")
         values = [self._keep(name, allocation.numbers([v], torch.float32)) for v in (alpha, beta)]
-        self._sequence.append(_ELTWISE)
-        self._entries["eltwise"].append({"algo": _ALGORITHMS[kind], "alpha": values[0], "beta": values[1]})
+        self._sequence.append(ELTWISE)
+        self._entries["eltwise"].append({"algo": ALGORITHMS[kind], "alpha": values[0], "beta": values[1]})
 
     def _matrix(self, kind: str, other: Any, name: str) -> None:
         if kind not in ("add", "mul"):
@@ -116,7 +116,7 @@ class GemmPostOps:
         if (tensor.stride(1) != 1 and self.n > 1) or (self.m > 1 and tensor.stride(0) < self.n):
             tensor = tensor.contiguous()
         self._keep(f"the tensor of {name}", tensor)
-        self._append_matrix(_MATRIX_ADD if kind == "add" else _MATRIX_MUL, "matrix_" + kind, tensor)
+        self._append_matrix(MATRIX_ADD if kind == "add" else MATRIX_MUL, "matrix_" + kind, tensor)
 
     def _append_matrix(self, number: int, kind: str, tensor: torch.Tensor) -> None:
         one = self._keep(kind, allocation.numbers([1.0], torch.float32))
@@ -127,7 +127,7 @@ class GemmPostOps:
                 "scale_factor": one,
                 "scale_factor_len": 1,
                 "ldm": tensor.stride(0) if self.m > 1 else self.n,
-                "stor_type": _STORAGE[tensor.dtype],
+                "stor_type": STORAGE[tensor.dtype],
             }
         )
 
@@ -140,14 +140,14 @@ class GemmPostOps:
         shift = None
         if self.src == torch.bfloat16 and bool(zeros.any()):  # its kernels misread f32 zero points: add them as a bias
             shift, zeros = zeros, self._keep(name, allocation.numbers([0.0], torch.float32))
-        self._sequence.append(_SCALE)
+        self._sequence.append(SCALE)
         self._entries["sum"].append(
             {
                 "scale_factor": scales,
                 "zero_point": zeros,
                 "scale_factor_len": scales.numel(),
                 "zero_point_len": zeros.numel(),
-                "zp_stor_type": _STORAGE[kind],
+                "zp_stor_type": STORAGE[kind],
                 "sf_stor_type": 0,
             }
         )
@@ -171,16 +171,16 @@ class GemmPostOps:
         """Return what no |result| exceeds before it is rounded, where no |sum| before post-ops exceeds ``largest``."""
         rows = {kind: iter(entries) for kind, entries in self._entries.items()}
         for number in self._sequence:
-            row = next(rows[_KINDS[number]])
-            if number == _ELTWISE:
+            row = next(rows[KINDS[number]])
+            if number == ELTWISE:
                 largest = max(largest, 1.0, *(abs(float(row[k])) for k in ("alpha", "beta")))
-            elif number == _SCALE:
+            elif number == SCALE:
                 largest = largest * _largest(row["scale_factor"]) + _largest(row["zero_point"])
-            elif number == _BIAS:
+            elif number == BIAS:
                 largest += _largest(row["bias"])
             else:
                 size = _largest(row["matrix"])
-                largest = largest + size if number == _MATRIX_ADD else largest * size
+                largest = largest + size if number == MATRIX_ADD else largest * size
         return largest
 
     def for_result(self, dtype: torch.dtype) -> GemmPostOps:
@@ -191,7 +191,7 @@ class GemmPostOps:
             {
                 **row,
                 "zero_point": chain._keep("zero points", row["zero_point"].to(torch.float32)),
-                "zp_stor_type": _STORAGE[torch.float32],
+                "zp_stor_type": STORAGE[torch.float32],
             }
             for row in self._entries["sum"]
         ]

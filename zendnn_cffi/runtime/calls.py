@@ -116,8 +116,8 @@ class TorchCall:
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A Python function with C's convention: 0 is success. Tensors that stay where they are, are made once."""
         views = (*self.srcs, self.dst)
-        tensors = [None if _moves(view) else context.tensor(view) for view in views]
-        moving = [(index, view) for index, view in enumerate(views) if _moves(view)]
+        tensors = [None if view.slot.moves else context.tensor(view) for view in views]
+        moving = [(index, view) for index, view in enumerate(views) if view.slot.moves]
         if self.dst.grows and not self.is_allocated_ahead:
             return self._run, (context, tensors, moving, self._replace)
         return self._run, (context, tensors, moving, self._write if self.into else self._copy)
@@ -153,11 +153,6 @@ class TorchCall:
             result = self.allocate(tensors[0])
             self.function(*tensors[:-1], result)
         context.outputs[self.dst.slot.index] = result
-
-
-def _moves(view: TensorView) -> bool:
-    """Whether the tensor is another one in each run."""
-    return view.slot.space in ("input", "output")
 
 
 class Call(Protocol):

@@ -47,15 +47,18 @@ class Context:
         """The memory handle of a slot seen through desc; one per pair, shared by the calls that read it."""
         memory = self._memories.get((slot, desc))
         if memory is None:
-            fixed = None
-            if slot.space == "constant":
-                fixed = self.constants[slot.index].data_ptr() + slot.offset_bytes
-            elif slot.space == "arena":
-                fixed = self._arena_pointer + slot.offset_bytes
+            fixed = None if slot.moves else self.address(slot)
             memory = self._memories[slot, desc] = Memory(desc, fixed)
             if fixed is None:
                 self.moving.append((slot.space, slot.index, slot.offset_bytes, memory.handle))
         return memory
+
+    def address(self, slot: Slot) -> int:
+        """Where the slot's bytes begin: in this run, where its memory moves between runs."""
+        if slot.space == "arena":
+            return self._arena_pointer + slot.offset_bytes
+        spaces = {"input": self.inputs, "output": self.outputs, "constant": self.constants}
+        return spaces[slot.space][slot.index].data_ptr() + slot.offset_bytes
 
     def tensor(self, view: TensorView) -> torch.Tensor:
         """The slot as a torch tensor."""

@@ -20,6 +20,11 @@ class Slot:
     index: int = 0
     offset_bytes: int = 0
 
+    @property
+    def moves(self) -> bool:
+        """Whether its memory is another one in each run."""
+        return self.space in ("input", "output")
+
     def behind(self, offset_bytes: int) -> Slot:
         """The place that many bytes further on."""
         return Slot(self.space, self.index, self.offset_bytes + offset_bytes)

@@ -134,7 +134,7 @@ class Program:
                 start = time.perf_counter_ns()
                 status = function(*arguments)
                 times_ns.append(time.perf_counter_ns() - start)
-                check(status, f"{call.name}: executing {call.kind}")
+                check(status or 0, f"{call.name}: executing {call.kind}")
         except BaseException:
             self._abandon(context)
             raise

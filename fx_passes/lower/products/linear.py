@@ -31,6 +31,7 @@ from fx_passes.lower.context import (
 )
 from fx_passes.lower.post_ops import Chain, build_chain, fits_view
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized
+from fx_passes.lower.products.lpgemm import lpgemm_candidates
 from fx_passes.lower.products.matrix_vector import matrix_vector_candidates
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
@@ -77,10 +78,13 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         ]
     otherwise = "no matmul or inner_product implementation takes these shapes"
     keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]), or_reference=True)
+    own = Weights(names[0], weight, row_major((n, k), dtype))
+    shift = None if bias is None else Weights(names[1], bias, row_major((n,), torch.float32))
     if m == 1 and dtype == base.dtype == torch.float32:
-        own = Weights(names[0], weight, row_major((n, k), dtype))
-        shift = None if bias is None else Weights(names[1], bias, row_major((n,), dtype))
         operation.candidates += matrix_vector_candidates(own, shift, post_ops, chain, srcs, dst)
+    apart = build_chain(post_ops, operands, dst, dtype, view=(m, n))  # it writes its result before it adds the residual
+    for written in dict.fromkeys(candidate.dst for candidate in operation.candidates):
+        operation.candidates += lpgemm_candidates((m, k, n), own, shift, post_ops, apart.args, srcs, written)
     return operation
 
 

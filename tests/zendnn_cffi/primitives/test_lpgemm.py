@@ -1,0 +1,68 @@
+"""AOCL-BLIS's products with packed weights, between unreadable pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from zendnn_cffi.primitives.lpgemm import Gemm, GemmPostOp, PackedLayout, is_offered
+
+pytestmark = pytest.mark.skipif(
+    not all(is_offered(dtype, dtype) for dtype in (torch.float32, torch.bfloat16)),
+    reason="AOCL-BLIS's kernels need AVX-512 with bf16: run on a CPU that has it",
+)
+
+BETWEEN_PAGES = """
+import itertools
+import torch
+from zendnn_cffi.primitives.lpgemm import Gemm, GemmPostOp
+from zendnn_cffi.primitives.verification.places import Guarded
+
+torch.set_num_threads({threads})
+torch.manual_seed(0)
+for dtype, result in ((torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)):
+    for m, n, k in itertools.product((1, 2, 3, 5), (1, 3, 16, 17, 65, 130), (1, 3, 17, 64, 479)):
+        def put(tensor):
+            place = Guarded(tensor.numel() * tensor.element_size(), {at_end})
+            place.inside.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            return place
+        x, w, b, z = (t.to(dtype) for t in (torch.randn(m, k), torch.randn(n, k), torch.randn(n), torch.randn(m, n)))
+        bias, added = (GemmPostOp(kind, operand=dtype) for kind in ("bias", "matrix_add"))
+        gemm = Gemm((m, k, n), dtype, result, (bias, GemmPostOp("swish", (1.0, 0.0)), added))
+        places, plain = (put(x), put(b), put(z)), put(w)
+        packed = Guarded(-(-gemm.weights.size_bytes // 64) * 64, {at_end})
+        gemm.weights.pack(plain.inside.view(dtype).view(n, k), packed.inside)
+        dst = Guarded(m * n * result.itemsize, {at_end})
+        src, *operands = (place.inside.data_ptr() for place in places)
+        function, arguments, alive = gemm.bind(src, packed.inside.data_ptr(), dst.inside.data_ptr(), operands)
+        function(*arguments)
+        wanted = torch.nn.functional.silu(x.double() @ w.double().t() + b.double()) + z.double()
+        error = (dst.inside.view(result).view(m, n) - wanted).abs().max() / wanted.abs().max().clamp(min=1)
+        assert error <= (2e-2 if torch.bfloat16 in (dtype, result) else 1e-5), (dtype, m, n, k, error)
+print("whole")
+"""
+
+
+@pytest.mark.parametrize("at_end", (True, False))
+@pytest.mark.parametrize("threads", (1, 2))
+def test_nothing_beyond_the_operands_is_touched(run_python: Any, at_end: bool, threads: int) -> None:
+    done = run_python(BETWEEN_PAGES.format(at_end=at_end, threads=threads), check=False)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+
+
+def test_packed_weights_do_not_depend_on_what_their_memory_held() -> None:
+    layout = PackedLayout((13, 7), torch.bfloat16)
+    plain = torch.randn(13, 7).to(torch.bfloat16)
+    packed = [torch.full((layout.size_bytes,), fill, dtype=torch.uint8) for fill in (0, 255)]
+    for target in packed:
+        layout.pack(plain, target)
+    assert torch.equal(*packed)
+    assert len({layout.key, PackedLayout((7, 13), torch.bfloat16).key, PackedLayout((13, 7), torch.float32).key}) == 3
+
+
+def test_an_unknown_post_op_is_refused() -> None:
+    gemm = Gemm((2, 3, 4), torch.float32, torch.float32, (GemmPostOp("bias"),))
+    with pytest.raises(ValueError, match="no such post-op"):
+        gemm.bind(0, 0, 0, ())
