@@ -102,7 +102,12 @@ def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return target(*args, **kwargs)
     if any(0 in spec.shape for spec in specs_in((args, kwargs))):
         raise Unclear
-    return rule(*args, **kwargs)
+    try:
+        return rule(*args, **kwargs)
+    except Unclear:
+        raise
+    except Exception as error:  # a table as an index, say; what is wrong, the plain-torch body says better
+        raise Unclear from error
 
 
 def specs_in(argument: Any) -> list[TensorSpec]:

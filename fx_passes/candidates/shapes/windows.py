@@ -126,7 +126,7 @@ def _as_convolved(
 
 
 def _untouched(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
 
 
 def pool(

@@ -60,3 +60,15 @@ def test_constants_that_fakes_ask_for_are_computed_for_real() -> None:
     values = RegionValues(graph, [TensorSpec.of(torch.empty(6, 6))], {"weight": parameter})
     assert values.specs[node] == TensorSpec((6, 4), torch.float32, (4, 1))
     assert torch.equal(values.constants[turned], parameter.t())
+
+
+def test_a_constant_indexed_by_a_constant_is_known() -> None:
+    """A table of positions, looked up in a table of biases: no rule knows the shape, the plain-torch body does."""
+    graph = fx.Graph()
+    x, table, positions = graph.placeholder("x"), graph.get_attr("table"), graph.get_attr("positions")
+    rows = graph.call_function(ops.index, (table, positions))
+    graph.output(graph.call_function(ops.binary, (x, rows, "add")))
+    parameters = {"table": torch.randn(5, 3), "positions": torch.tensor([4, 0, 4, 1])}
+    values = RegionValues(graph, [TensorSpec.of(torch.empty(4, 3))], parameters)
+    assert values.constants[rows].equal(parameters["table"][parameters["positions"]])
+    assert values.known(rows) == TensorSpec.of(torch.empty(4, 3))
