@@ -76,7 +76,9 @@ def test_the_package_has_results_and_they_can_be_read() -> None:
         read = records.verified(name)
         found = read.kinds()
         assert read.about["machine"] == name and read.about["cpu"] and read.about["kinds"] == len(found) > 1000
-        assert {kind.split()[0] for kind in found} >= {"convolution", "inner_product", "matmul", "pooling", "reorder"}
+        kinds = {kind.split()[0] for kind in found}
+        assert kinds >= {"convolution", "inner_product", "matmul", "pooling"}
+        assert "reorder" in kinds or "groups" in read.about  # a file that is not complete says so
         assert 0 < sum(map(bool, found.values())) < len(found) / 5
 
 
