@@ -167,13 +167,12 @@ def is_offered(dtype: torch.dtype, result: torch.dtype) -> bool:
     """Whether the library in use has these products, the CPU their instructions, and PyTorch sets their threads."""
     if THREADS_VARIABLE in os.environ or (dtype, result) not in _FUNCTIONS:
         return False
-    library = load()
-    needed = library.const(_ISA[dtype])
-    if library.fn("get_effective_cpu_isa")() & needed != needed:
-        return False
-    reorder = _REORDERS[dtype]
+    library, reorder = load(), _REORDERS[dtype]
     names = f"gemm_{_FUNCTIONS[dtype, result]}", f"reorder_{reorder}", f"get_reorder_buf_size_{reorder}"
-    return all(hasattr(library.blis_lib, f"aocl_{name}") for name in names)
+    if not all(hasattr(library.blis_lib, f"aocl_{name}") for name in names):
+        return False  # asked first: a library without them may lack names of instruction sets, too
+    needed = int(library.const(_ISA[dtype]))
+    return bool(library.fn("get_effective_cpu_isa")() & needed == needed)
 
 
 @lru_cache(maxsize=4096)
