@@ -1,7 +1,7 @@
 """How long until the first answer: from weights in memory, in a fresh process, with empty and with filled caches.
 
     python benchmarks/cold_start.py                                       ours beside eager
-    python benchmarks/cold_start.py --models resnet50 bert_base_b1 --peers
+    python benchmarks/cold_start.py --models resnet50 bert-base-128 --peers
 
 Each row is the median of --repeats processes, which take turns. `import` is that of the contender's own packages, of
 ours after PyTorch's. `make` is optimize(), compile() or the session; then come the first and the second call. `steady`
