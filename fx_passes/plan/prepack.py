@@ -87,7 +87,7 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
         return packed
     plain = (plain.t() if weights.transposed else plain).reshape(desc.dims)
     if desc.outer_strides is None and desc.dtype is not None:
-        plain = plain.to(desc.dtype)  # Winograd's transform is a reorder from that dtype alone
+        plain = plain.to(desc.dtype).contiguous()  # Winograd's transform is a reorder from that alone
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
     if same_bytes(have, desc):
         if weights.is_streamed:
