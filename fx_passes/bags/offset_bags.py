@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import finish, run, unique_name
-from fx_passes.partition.partition import Constants, copy_nodes, replace_by_call
+from fx_passes.graph.graph import finish, run
+from fx_passes.partition.partition import Constants, add_module, copy_nodes, replace_by_call
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.primitives.ambient import is_watched
-from zendnn_cffi.runtime.offset_bags import INDEX_DTYPES, OffsetBags
+from zendnn_cffi.runtime.joined_tables import INDEX_DTYPES
+from zendnn_cffi.runtime.offset_bags import OffsetBags
 
 JOINED, EACH = "one call over joined tables", "one call per table"
 _ROUNDS, _ENOUGH_NS = 7, 20e6
@@ -34,17 +35,19 @@ _TENSORS = (Tensor, nn.Parameter)
 def join_offset_bags(gm: fx.GraphModule, root: nn.Module, tune: str = "off") -> fx.GraphModule:
     """Make a module of each operation offset_bags, which looks its tables up in root; tune: as optimize() has it."""
     for node in gm.graph.find_nodes(op="call_function", target=ops.offset_bags):
-        tables = set(node.args[0])
-        inputs = [source for source in node.all_input_nodes if source not in tables]
-        inner, copies = copy_nodes([node], inputs)
-        inner.output(copies[node])
-        inner.lint()
-        name = unique_name(gm, "offset_bags")
-        names = tuple(dict.fromkeys(str(n.target) for n in inner.find_nodes(op="get_attr")))
-        gm.add_submodule(name, JoinedOffsetBags(inner, Constants(root, names), tune))
-        call = replace_by_call(gm.graph, [node], name, inputs, [node])
-        call.meta["source"] = node.meta.get("source", name)
+        join(gm, node, root, tune)
     return finish(gm)
+
+
+def join(gm: fx.GraphModule, node: fx.Node, root: nn.Module, tune: str) -> None:
+    """Put the call of a module in place of one operation."""
+    tables = set(node.args[0])
+    inputs = [source for source in node.all_input_nodes if source not in tables]
+    inner, copies = copy_nodes([node], inputs)
+    inner.output(copies[node])
+    name = add_module(gm, "offset_bags", inner, lambda names, _: JoinedOffsetBags(inner, Constants(root, names), tune))
+    call = replace_by_call(gm.graph, [node], name, inputs, [node])
+    call.meta["source"] = node.meta.get("source", name)
 
 
 class JoinedOffsetBags(nn.Module):

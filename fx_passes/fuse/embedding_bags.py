@@ -12,7 +12,7 @@ Indices that are slices of one tensor, s[:, 0], s[:, 1], ..., are replaced by th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -32,19 +32,26 @@ FEWEST = 2
 
 def fuse_embedding_bags(gm: fx.GraphModule) -> fx.GraphModule:
     """Fuse the longest run of bags in each concatenation along dimension 1; say of the others why they stay."""
+    return fuse_runs(gm, lambda concat, aliasing: match_bags(gm, concat, lookups=not aliasing.writers), fuse)
+
+
+def fuse_runs(
+    gm: fx.GraphModule,
+    match: Callable[[fx.Node, Aliasing], slice | None],
+    fuse: Callable[[fx.GraphModule, fx.Node, slice], None],
+) -> fx.GraphModule:
+    """Fuse what match finds among the pieces of each concatenation, where that may be computed as late as there.
+
+    Of the bags that are left, say why each is one by itself.
+    """
     aliasing = Aliasing(gm)
     for concat in gm.graph.find_nodes(op="call_function", target=ops.concat):
-        run = match_bags(gm, concat, lookups=not aliasing.writers)
+        run = match(concat, aliasing)
         if run is not None and all(aliasing.may_move_down(bag, concat) for bag in concat.args[0][run]):
             fuse(gm, concat, run)
-    note_refusals(gm)
-    return finish(gm)
-
-
-def note_refusals(gm: fx.GraphModule) -> None:
-    """Say of the bags that are left why each is one by itself."""
     for bag in gm.graph.find_nodes(op="call_function", target=ops.embedding_bag):
         bag.meta["reason"] = refusal(bag) or "not concatenated with bags of its kind from other tables"
+    return finish(gm)
 
 
 def match_bags(gm: fx.GraphModule, concat: fx.Node, lookups: bool) -> slice | None:
@@ -52,12 +59,17 @@ def match_bags(gm: fx.GraphModule, concat: fx.Node, lookups: bool) -> slice | No
 
     lookups  whether rows count as well; they may have more than two dimensions, so dimension -1 has to be 1 for certain
     """
+    lookups = lookups and (concat.args[1] == 1 or rank(concat) == 2)
+    return longest_run(concat, lambda piece: _kind(gm, piece, concat, lookups))
+
+
+def longest_run(concat: fx.Node, kind_of: Callable[[Any], Any]) -> slice | None:
+    """Which neighbouring pieces of a concatenation along dimension 1 are of one kind, None for no kind: the most."""
     pieces, dim = concat.args
     if dim not in (1, -1) or not isinstance(pieces, list | tuple):
         return None
-    lookups = lookups and (dim == 1 or rank(concat) == 2)
     best, start = slice(0, 0), 0
-    for kind, group in groupby(_kind(gm, piece, concat, lookups) for piece in pieces):
+    for kind, group in groupby(map(kind_of, pieces)):
         length = len(list(group))
         if kind is not None and length > best.stop - best.start:
             best = slice(start, start + length)

@@ -11,41 +11,24 @@ list.
 from __future__ import annotations
 
 import operator
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.fuse.embedding_bags import FEWEST, note_refusals, refusal, sources, table_node
-from fx_passes.graph.graph import finish, get_attribute, is_call, only_user
+from fx_passes.fuse.embedding_bags import fuse_runs, longest_run, refusal, sources, table_node
+from fx_passes.graph.graph import get_attribute, is_call, only_user
 
 
 def fuse_offset_bags(gm: fx.GraphModule) -> fx.GraphModule:
     """Fuse the longest run of bags between offsets in each concatenation along dimension 1."""
-    aliasing = Aliasing(gm)
-    for concat in gm.graph.find_nodes(op="call_function", target=ops.concat):
-        run = match_bags(gm, concat)
-        if run is not None and all(aliasing.may_move_down(bag, concat) for bag in concat.args[0][run]):
-            fuse(gm, concat, run)
-    note_refusals(gm)
-    return finish(gm)
+    return fuse_runs(gm, lambda concat, _: match_bags(gm, concat), fuse)
 
 
 def match_bags(gm: fx.GraphModule, concat: fx.Node) -> slice | None:
     """Which pieces of the concatenation are bags of one kind, read by nothing else: the longest run of them."""
-    pieces, dim = concat.args
-    if dim not in (1, -1) or not isinstance(pieces, list | tuple):
-        return None
-    best, start = slice(0, 0), 0
-    for kind, group in groupby(_kind(gm, piece, concat) for piece in pieces):
-        length = len(list(group))
-        if kind is not None and length > best.stop - best.start:
-            best = slice(start, start + length)
-        start += length
-    return best if best.stop - best.start >= FEWEST else None
+    return longest_run(concat, lambda piece: _kind(gm, piece, concat))
 
 
 def _kind(gm: fx.GraphModule, bag: Any, concat: fx.Node) -> tuple[Any, ...] | None:

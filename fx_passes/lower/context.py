@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
-from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, strided
+from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate, Weights
+from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, row_major, strided
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
 
@@ -118,9 +118,17 @@ def residual_to_overwrite(
 
 
 def constant_name(node: fx.Node, parameter: str) -> str:
-    """The name of the constant node given for a parameter of the op: the key of its prepacked copies."""
+    """The name of the constant node given for a parameter of the op, "None" where none is: the key of packed copies."""
     bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
-    return str(bound.arguments[parameter])
+    return str(bound.arguments.get(parameter))
+
+
+def bias_weights(node: fx.Node, bias: Any, context: LoweringContext) -> Weights | None:
+    """The constant bias [N] of a convolution or linear layer, as primitives want it: dense, float32."""
+    if bias is None:
+        return None
+    plain = context.constant(bias, "bias")
+    return Weights(constant_name(node, "bias"), plain, row_major(tuple(plain.shape), torch.float32))
 
 
 def torch_operation(node: fx.Node, values: RegionValues, reason: str) -> Operation:

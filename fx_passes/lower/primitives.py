@@ -6,15 +6,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fx_passes.candidates.candidates import (
+    Argument,
     Arguments,
     Candidate,
+    Operand,
     Operation,
+    PackedWeights,
     PrimitiveTemplate,
+    Result,
+    Weights,
     primitive_template,
 )
 from fx_passes.lower.context import NotLowered, SplitPostOps
+from fx_passes.lower.post_ops import Chain
 from zendnn_cffi.errors import ZenDNNError
-from zendnn_cffi.primitives.attributes import Attr, PostOps
+from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, PostOps
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
@@ -60,6 +66,18 @@ def first_optimized(
     for pd in optimized_implementations(describe, *operands, **parameters):
         return primitive_template(pd, args, kind, flops)
     return None
+
+
+def weighted_arguments(
+    weights: PackedWeights,
+    bias: Weights | None,
+    chain: Chain,
+    src: MemoryDesc | None = None,
+    dst: MemoryDesc | None = None,
+) -> dict[int, Argument | PackedWeights]:
+    """What a convolution or product runs on: operand 0, constants, what post-ops read; seen through src and dst."""
+    args = {ARG_SRC: Operand(0, src), ARG_WEIGHTS: weights, ARG_DST: Result(dst), **chain.args}
+    return args if bias is None else {**args, ARG_BIAS: bias}
 
 
 def candidates(

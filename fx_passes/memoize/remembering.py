@@ -12,8 +12,8 @@ import torch
 from torch import fx, nn
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import finish, is_constant, is_pure, is_shape, is_vocabulary, run, unique_name
-from fx_passes.partition.partition import copy_nodes
+from fx_passes.graph.graph import finish, is_constant, is_pure, is_shape, is_vocabulary, run
+from fx_passes.partition.partition import add_module, copy_nodes
 from zendnn_cffi.locks import new_lock
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -85,10 +85,7 @@ def move_into_module(
     inner, copies = copy_nodes(list(members), list(arguments))
     read = [node for node in members if any(user not in inside for user in node.users)]
     inner.output(tuple(copies[node] for node in read))
-    inner.lint()
-    names = tuple(dict.fromkeys(str(n.target) for n in inner.find_nodes(op="get_attr")))
-    name = unique_name(gm, name)
-    gm.add_submodule(name, make(inner, names))
+    name = add_module(gm, name, inner, lambda names, _: make(inner, names))
     with gm.graph.inserting_after(members[-1]):
         call = gm.graph.call_module(name, tuple(arguments))
     for number, node in enumerate(read):

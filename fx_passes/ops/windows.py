@@ -28,7 +28,7 @@ _ADAPTIVE_POOL = {
 }
 
 
-def _pads(padding_l: Sequence[int], padding_r: Sequence[int]) -> list[int]:
+def borders(padding_l: Sequence[int], padding_r: Sequence[int]) -> list[int]:
     """F.pad's argument for per-dimension paddings: last dimension first."""
     return [p for pair in zip(reversed(padding_l), reversed(padding_r), strict=True) for p in pair]
 
@@ -52,7 +52,7 @@ def convolution(
     """
     conv = _CONV[len(stride)]
     if padding_l != padding_r:
-        src, padding_l = F.pad(src, _pads(padding_l, padding_r)), (0,) * len(stride)
+        src, padding_l = F.pad(src, borders(padding_l, padding_r)), (0,) * len(stride)
     return apply_post_ops(conv(src, weight, bias, stride, padding_l, dilation, groups), post_ops)
 
 
@@ -94,7 +94,7 @@ def pool(
     if kind == "max":
         return _MAX_POOL[len(kernel)](src, kernel, stride, padding_l, dilation, ceil_mode)
     if padding_l != padding_r:
-        src, padding_l = F.pad(src, _pads(padding_l, padding_r)), (0,) * len(kernel)
+        src, padding_l = F.pad(src, borders(padding_l, padding_r)), (0,) * len(kernel)
     return _AVG_POOL[len(kernel)](src, kernel, stride, padding_l, ceil_mode, kind == "avg_include_padding")
 
 

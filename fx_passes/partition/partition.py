@@ -191,13 +191,22 @@ def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, r
     inner, copies = copy_nodes(nodes, inputs)
     outputs = [n for n in nodes if any(is_read_outside(user, inside) for user in n.users)]
     inner.output(copies[outputs[0]] if len(outputs) == 1 else tuple(copies[n] for n in outputs))
-    inner.lint()
-
-    name = unique_name(gm, "zen_region")
-    names = tuple(dict.fromkeys(n.target for n in inner.find_nodes(op="get_attr")))
-    gm.add_submodule(name, make_region(inner, Constants(root, names), name))
+    name = add_module(gm, "zen_region", inner, lambda names, name: make_region(inner, Constants(root, names), name))
     log.debug("partition: %s: %d nodes, %d inputs, %d outputs", name, len(nodes), len(inputs), len(outputs))
     return replace_by_call(gm.graph, nodes, name, inputs, outputs)
+
+
+def add_module(
+    gm: fx.GraphModule, prefix: str, inner: fx.Graph, make: Callable[[tuple[str, ...], str], nn.Module]
+) -> str:
+    """Give gm the submodule that make makes of inner; return its name.
+
+    make  takes the names of the constants that inner reads, and the submodule's own
+    """
+    inner.lint()
+    name = unique_name(gm, prefix)
+    gm.add_submodule(name, make(tuple(dict.fromkeys(str(n.target) for n in inner.find_nodes(op="get_attr"))), name))
+    return name
 
 
 def copy_nodes(nodes: list[fx.Node], inputs: list[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:

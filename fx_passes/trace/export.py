@@ -147,9 +147,8 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     A root that was exported before has both.
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
-    gm: Any = root if is_exported(root) else _export(root, args, kwargs).module()
-    if gm is root:
-        gm = fx.GraphModule(root, copy_graph(gm.graph))
+    own: Any = root
+    gm = fx.GraphModule(root, copy_graph(own.graph)) if is_exported(root) else _export(root, args, kwargs).module()
     check = getattr(gm, _GUARDS, None)
     inline_modes(gm)
     graph: fx.Graph = gm.graph

@@ -5,31 +5,34 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+if TYPE_CHECKING:
+    from fx_passes.trace.export import Arguments
 
-def as_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Any]:
-    """Return the module to optimize and its example inputs: those given, or those that a program was exported with.
+
+def as_module(model: Any) -> tuple[nn.Module, Arguments | None]:
+    """Return the module to optimize, and the arguments that it was exported with, where a program holds them.
 
     model   nn.Module, ExportedProgram, or the path of a file
     Raises  TypeError for anything else, FileNotFoundError, ValueError for a file that holds no exported program
     """
     if isinstance(model, nn.Module):
-        return model, example_inputs
+        return model, None
     if isinstance(model, str | os.PathLike):
         model = _load(Path(model))
     if not _is_program(model):
         kinds = "a torch.nn.Module, a torch.export.ExportedProgram or the path of a .pt2 file"
         raise TypeError(f"model must be {kinds}, got {type(model).__name__}")
-    if example_inputs is None and model.example_inputs is not None:
-        from fx_passes.trace.export import Arguments
+    if model.example_inputs is None:
+        return model.module(), None
+    from fx_passes.trace.export import Arguments
 
-        args, kwargs = model.example_inputs
-        example_inputs = Arguments(tuple(args), dict(kwargs))
-    return model.module(), example_inputs
+    args, kwargs = model.example_inputs
+    return model.module(), Arguments(tuple(args), dict(kwargs))
 
 
 def _is_program(model: object) -> bool:

@@ -68,7 +68,7 @@ def optimize(
                     program). What is not supported is no error: it stays plain PyTorch, and explain() says why; without
                     a usable library all does, with one warning.
     """
-    model, example_inputs = exported.as_module(model, example_inputs)
+    model, exported_with = exported.as_module(model)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}")
     if tune not in TUNE_MODES:
@@ -84,7 +84,7 @@ def optimize(
     if model.training and not is_exported(model):
         raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
 
-    inputs = _arguments(example_inputs)
+    inputs = _arguments(example_inputs) if example_inputs is not None else exported_with
     traced = trace(model, inputs)
     if not is_available():
         _warn_once()
@@ -108,7 +108,7 @@ def build_plain(traced: Traced) -> OptimizedModule:
 
 def _arguments(
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
-) -> Sequence[Any] | dict[str, Any] | None:
+) -> tuple[Any, ...] | dict[str, Any] | None:
     """Positional arguments, or keyword arguments where they were given by name."""
     if example_inputs is None:
         return None
@@ -116,8 +116,6 @@ def _arguments(
         return (example_inputs,)
     if isinstance(example_inputs, Mapping):
         return dict(example_inputs)
-    if hasattr(example_inputs, "_fields"):  # fx_passes.trace.export.Arguments, of an exported program
-        return example_inputs
     if not isinstance(example_inputs, Sequence) or isinstance(example_inputs, str):
         raise TypeError(
             "example_inputs must be a tensor, a sequence of the model's positional arguments or a mapping of its"

@@ -22,6 +22,7 @@ from torch import Tensor
 from zendnn_cffi.primitives import allocation
 from zendnn_cffi.runtime import huge_pages
 
+INDEX_DTYPES = (torch.int32, torch.int64)
 MODES = {"sum": 0, "mean": 1}  # those whose kernel only reads the rows asked for; aten's numbers
 
 
@@ -99,7 +100,7 @@ class BagGroup:
         self.mode = MODES[mode]
         rows = [table.shape[0] for table in tables]
         self.fewest = min(rows)
-        self.limits = torch.repeat_interleave(_whole(rows), _whole(lengths))
+        self.limits = torch.repeat_interleave(whole(rows), whole(lengths))
         huge_pages.advise(tables)
         joined = join_tables(tables)
         self.parts = [_part(group, lengths, batch) for group in joined]
@@ -125,21 +126,22 @@ class BagGroup:
 
 def _part(joined: Joined, lengths: Sequence[int], batch: int) -> _Part:
     """What to call for one joined table."""
-    own = _whole([lengths[m] for m in joined.members])
-    starts = torch.cat([_whole([0]), _whole(lengths).cumsum(0)])
+    own = whole([lengths[m] for m in joined.members])
+    starts = torch.cat([whole([0]), whole(lengths).cumsum(0)])
     columns: slice | Tensor = torch.cat(
         [torch.arange(int(starts[m]), int(starts[m + 1]), device="cpu") for m in joined.members]
     )
     begins = own.cumsum(0) - own
     offsets = (torch.arange(batch, device="cpu").unsqueeze(1) * int(own.sum()) + begins).view(-1)
-    first = torch.repeat_interleave(_whole(joined.first), own) if len(own) > 1 else None
+    first = torch.repeat_interleave(whole(joined.first), own) if len(own) > 1 else None
     places = _runs(joined.members)
     if len(places) == 1:
         columns = slice(int(starts[joined.members[0]]), int(starts[joined.members[-1] + 1]))
     return _Part(joined.table, columns, offsets, first, places)
 
 
-def _whole(numbers: Sequence[int]) -> Tensor:
+def whole(numbers: Sequence[int]) -> Tensor:
+    """Numbers as PyTorch's kernels for bags take them."""
     return allocation.numbers(numbers, torch.int64)
 
 

@@ -17,11 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zendnn_cffi.primitives import allocation
 from zendnn_cffi.runtime import huge_pages
-from zendnn_cffi.runtime.joined_tables import MODES, Joined, join_tables
+from zendnn_cffi.runtime.joined_tables import MODES, Joined, join_tables, whole
 
-INDEX_DTYPES = (torch.int32, torch.int64)
 MOST_PARTS = 8  # joined tables; of more, each would be few tables, and their calls as many
 _address = torch.Tensor.data_ptr
 
@@ -148,7 +146,7 @@ class _Offsets:
 
     @classmethod
     def of(cls, lengths: list[int], given: Tensor, include_last: bool) -> _Offsets:
-        sizes, starts = _whole(lengths), given.to(torch.int64)
+        sizes, starts = whole(lengths), given.to(torch.int64)
         is_right = not include_last or torch.equal(starts[:, -1], sizes)
         starts = starts[:, :-1] if include_last else starts
         ends = sizes.cumsum(0)
@@ -165,8 +163,8 @@ class _Offsets:
 
 def _part(joined: Joined, tables: Sequence[Tensor]) -> _Part:
     rows = [tables[m].shape[0] for m in joined.members]
-    first = _whole(joined.first).view(-1, 1) if len(rows) > 1 else None
-    return _Part(joined, first, _whole(rows).view(-1, 1), min(rows))
+    first = whole(joined.first).view(-1, 1) if len(rows) > 1 else None
+    return _Part(joined, first, whole(rows).view(-1, 1), min(rows))
 
 
 def _in_range(rows: Tensor, part: _Part, sizes: Tensor | None) -> bool:
@@ -179,7 +177,3 @@ def _in_range(rows: Tensor, part: _Part, sizes: Tensor | None) -> bool:
     if sizes is None:
         return bool((rows.view(part.limits.shape[0], -1) < part.limits).all())
     return bool((rows < torch.repeat_interleave(part.limits.view(-1), sizes, output_size=rows.numel())).all())
-
-
-def _whole(numbers: Sequence[int]) -> Tensor:
-    return allocation.numbers(numbers, torch.int64)

@@ -18,6 +18,7 @@ from fx_passes.candidates.shapes.spec import (
     plain,
     row_major,
 )
+from fx_passes.ops.windows import borders
 
 
 def padded(src: TensorSpec, padding: Sequence[int], value: float = 0.0) -> TensorSpec:
@@ -31,7 +32,7 @@ def padded(src: TensorSpec, padding: Sequence[int], value: float = 0.0) -> Tenso
 
 
 def _with_borders(src: TensorSpec, padding_l: tuple[int, ...], padding_r: tuple[int, ...]) -> TensorSpec:
-    return padded(src, [p for pair in zip(reversed(padding_l), reversed(padding_r), strict=True) for p in pair])
+    return padded(src, borders(padding_l, padding_r))
 
 
 def convolution(

@@ -8,8 +8,7 @@ from torch import Tensor, fx
 from fx_passes.candidates.candidates import Candidate, Operand, Operation, Result, TorchTemplate, Weights
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
-
-INDEX_DTYPES = (torch.int32, torch.int64)
+from zendnn_cffi.runtime.joined_tables import INDEX_DTYPES
 
 
 def lower_embedding(node: fx.Node, context: LoweringContext) -> Operation:

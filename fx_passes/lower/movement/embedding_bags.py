@@ -17,8 +17,7 @@ from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operat
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
 from fx_passes.lower.movement.concat_bags import side_by_side
-from fx_passes.lower.movement.embedding import INDEX_DTYPES
-from zendnn_cffi.runtime.joined_tables import BagGroup, join_tables
+from zendnn_cffi.runtime.joined_tables import INDEX_DTYPES, BagGroup, join_tables
 
 _COPIED_BYTES = 256 << 20
 

@@ -32,13 +32,10 @@ from fx_passes.candidates.candidates import (
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import is_call, only_user
-from fx_passes.lower.context import (
-    LoweringContext,
-    NotLowered,
-)
+from fx_passes.lower.context import LoweringContext, constant_name
 from fx_passes.lower.post_ops import Chain, EltwisePostOp, translate, translate_eltwise
-from fx_passes.lower.primitives import first_optimized, optimized
-from fx_passes.lower.products.linear import Product, constant_name
+from fx_passes.lower.primitives import first_optimized, keep_optimized
+from fx_passes.lower.products.linear import Product
 from fx_passes.lower.products.matrix_vector import NAME, batched_product, by_pieces, equal_pieces
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, PostOps, arg_post_op
@@ -91,7 +88,7 @@ def lower_gated_linear(node: fx.Node, context: LoweringContext) -> Operation:
     arguments, spec = context.values.arguments(node), context.values.specs[node]
     src = context.tensor(arguments["src"], "src")
     gate, up = (context.constant(arguments[name], name) for name in ("gate", "up"))
-    names = constant_name(node, 1, "gate"), constant_name(node, 2, "up")
+    names = constant_name(node, "gate"), constant_name(node, "up")
     entry = translate_eltwise(*(arguments[name] for name in ("kind", "alpha", "beta")))
     assert entry is not None
     n, k = gate.shape
@@ -100,9 +97,7 @@ def lower_gated_linear(node: fx.Node, context: LoweringContext) -> Operation:
     srcs = (row_major(src.shape, torch.float32),)
     for calls in _pairs((gate, up), names, entry[0]):
         operation.candidates.append(Candidate(calls[0].pd.implementation, srcs, dst, calls))
-    operation.candidates = optimized(operation.candidates)
-    if not operation.candidates:
-        raise NotLowered("no optimized product takes these shapes")
+    keep_optimized(operation, "no optimized product takes these shapes")
     both = Weights(" ".join(names), gate, row_major((2 * n, k), torch.float32), (up,))
     operation.candidates += _in_one_product(both, entry[0], srcs, dst)
     return operation

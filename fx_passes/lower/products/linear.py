@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import (
-    Argument,
     Candidate,
     Operand,
     Operation,
@@ -26,15 +25,17 @@ from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
     SplitPostOps,
+    bias_weights,
+    constant_name,
     residual_to_overwrite,
     run_time_operands,
 )
 from fx_passes.lower.post_ops import Chain, build_chain, fits_view
-from fx_passes.lower.primitives import candidates, implementations, keep_optimized
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized, weighted_arguments
 from fx_passes.lower.products.lpgemm import lpgemm_candidates
 from fx_passes.lower.products.matrix_vector import matrix_vector_candidates
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
@@ -43,7 +44,7 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     arguments = context.values.arguments(node)
     src = context.tensor(arguments["src"], "src")
     weight = context.constant(arguments["weight"], "weight")
-    bias = None if arguments["bias"] is None else context.constant(arguments["bias"], "bias")
+    bias = bias_weights(node, arguments["bias"], context)
     if src.dtype != weight.dtype or src.ndim < 2 or weight.ndim != 2:
         raise NotLowered(f"src {src} with weight {list(weight.shape)} of {weight.dtype}")
     dtype, base = context.dtype(src), context.values.base(node)
@@ -63,8 +64,8 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         sum_node=residual_to_overwrite(node, arguments["src"], post_ops, context),
         view=(m, n),
     )
-    names = constant_name(node, 1, "weight"), constant_name(node, 2, "bias")
-    product = Product((m, k, n), dtype, weight, bias, chain, names, dtype)
+    name = constant_name(node, "weight")
+    product = Product((m, k, n), dtype, weight, name, bias, chain, dtype)
     srcs = (row_major(src.shape, dtype), *chain.srcs)
     operation.candidates = [
         Candidate(template.pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites)
@@ -78,13 +79,12 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
         ]
     otherwise = "no matmul or inner_product implementation takes these shapes"
     keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]), or_reference=True)
-    own = Weights(names[0], weight, row_major((n, k), dtype))
-    shift = None if bias is None else Weights(names[1], bias, row_major((n,), torch.float32))
+    own = Weights(name, weight, row_major((n, k), dtype))
     if m == 1 and dtype == base.dtype == torch.float32:
-        operation.candidates += matrix_vector_candidates(own, shift, post_ops, chain, srcs, dst)
+        operation.candidates += matrix_vector_candidates(own, bias, post_ops, chain, srcs, dst)
     apart = build_chain(post_ops, operands, dst, dtype, view=(m, n))  # it writes its result before it adds the residual
     for written in dict.fromkeys(candidate.dst for candidate in operation.candidates):
-        operation.candidates += lpgemm_candidates((m, k, n), own, shift, post_ops, apart.args, srcs, written)
+        operation.candidates += lpgemm_candidates((m, k, n), own, bias, post_ops, apart.args, srcs, written)
     return operation
 
 
@@ -93,23 +93,23 @@ class Product:
     """A linear layer on [M, K] with constant weights [N, K]: what both primitives that compute it are made of.
 
     sizes   M, K and N
-    names   of the weight's and the bias' constants: the keys of their packed copies
+    name    of the weight's constant: the key of its packed copies
     result  dtype of what is written
     """
 
     sizes: tuple[int, int, int]
     dtype: torch.dtype
     weight: torch.Tensor
-    bias: torch.Tensor | None
+    name: str
+    bias: Weights | None
     chain: Chain
-    names: tuple[str, str]
     result: torch.dtype
 
     @classmethod
     def of_row(cls, weight: torch.Tensor, name: str, chain: Chain) -> Product:
         """One float32 row, no bias."""
         n, k = weight.shape
-        return cls((1, k, n), torch.float32, weight, None, chain, (name, ""), torch.float32)
+        return cls((1, k, n), torch.float32, weight, name, None, chain, torch.float32)
 
     def templates(self) -> Iterator[PrimitiveTemplate]:
         yield from self.as_matmul()
@@ -117,13 +117,12 @@ class Product:
 
     def as_inner_product(self) -> Iterator[PrimitiveTemplate]:
         _, k, n = self.sizes
-        bias = None if self.bias is None else row_major((n,), torch.float32)
-        return self._templates(descriptors.inner_product, MemoryDesc((n, k), self.dtype, "any"), bias)
+        return self._templates(descriptors.inner_product, MemoryDesc((n, k), self.dtype, "any"), self.bias)
 
     def as_matmul(self) -> Iterator[PrimitiveTemplate]:
         """With weights seen as [K, N]. Its kernel packs them the other way round, and reads memory faster."""
         _, k, n = self.sizes
-        bias = None if self.bias is None else row_major((1, n), torch.float32)
+        bias = self.bias and replace(self.bias, desc=row_major((1, n), torch.float32))
         return self._templates(descriptors.matmul, MemoryDesc((k, n), self.dtype, "any"), bias)
 
     @property
@@ -131,18 +130,12 @@ class Product:
         return row_major((self.sizes[0], self.sizes[2]), self.result)
 
     def _templates(
-        self, describe: Callable[..., Any], weights: MemoryDesc, bias: MemoryDesc | None
+        self, describe: Callable[..., Any], weights: MemoryDesc, bias: Weights | None
     ) -> Iterator[PrimitiveTemplate]:
         src, kind = row_major(self.sizes[:2], self.dtype), describe.__name__
-        args: dict[int, Argument | PackedWeights] = {
-            ARG_SRC: Operand(0, src),
-            ARG_WEIGHTS: PackedWeights(self.names[0], self.weight, transposed=kind == "matmul"),
-            ARG_DST: Result(self._dst),
-            **self.chain.args,
-        }
-        if self.bias is not None and bias is not None:
-            args[ARG_BIAS] = Weights(self.names[1], self.bias, bias)
-        found = implementations(describe, src, weights, bias, self._dst, post_ops=self.chain.post_ops)
+        packed = PackedWeights(self.name, self.weight, transposed=kind == "matmul")
+        args = weighted_arguments(packed, bias, self.chain, src, self._dst)
+        found = implementations(describe, src, weights, bias and bias.desc, self._dst, post_ops=self.chain.post_ops)
         for pd in sorted(found, key=lambda pd: "gemm:" in pd.implementation):  # seldom the fastest: last among equals
             yield primitive_template(pd, args, kind)
 
@@ -176,9 +169,3 @@ def _transposed(node: fx.Node, spec: TensorSpec, dtype: torch.dtype, context: Lo
     assert dense is not None
     wanted = (*dense[:-2], 1, k)
     return [strided(spec.shape, dtype, steps) for steps in context.plain_strides(node) if steps == wanted]
-
-
-def constant_name(node: fx.Node, position: int, name: str) -> str:
-    """The name of the constant node given as an argument: the key of its prepacked copies."""
-    argument: Any = node.args[position] if len(node.args) > position else node.kwargs.get(name)
-    return str(argument)

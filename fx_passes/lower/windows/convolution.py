@@ -10,21 +10,29 @@ from typing import Any
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, PackedWeights, Result, Weights
+from fx_passes.candidates.candidates import Candidate, Operand, Operation, PackedWeights, Weights
 from fx_passes.candidates.layouts import layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
+    bias_weights,
+    constant_name,
     residual_to_overwrite,
     run_time_operands,
 )
-from fx_passes.lower.post_ops import Chain, PostOp, build_chain, fits_view
-from fx_passes.lower.primitives import candidates, implementations, keep_optimized, optimized_implementations
+from fx_passes.lower.post_ops import PostOp, build_chain, fits_view
+from fx_passes.lower.primitives import (
+    candidates,
+    implementations,
+    keep_optimized,
+    optimized_implementations,
+    weighted_arguments,
+)
 from fx_passes.lower.windows.gated_weights import GATED
 from fx_passes.lower.windows.winograd import result_dtypes, takes_winograd
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
+from zendnn_cffi.primitives.attributes import ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 _FEW_CHANNELS = 4  # up to here a kernel may read plain nchw and write blocks: the first layer of a network
@@ -40,9 +48,8 @@ class _Convolution:
     src: TensorSpec
     base: TensorSpec
     weight: torch.Tensor
-    bias: torch.Tensor | None
+    bias: Weights | None
     weight_key: str
-    bias_key: str
     stride: tuple[int, ...]
     padding_l: tuple[int, ...]
     padding_r: tuple[int, ...]
@@ -88,21 +95,18 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
 def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> _Convolution:
     src = context.tensor(arguments["src"], "src")
     weight_node, weight = _weight(arguments["weight"], context)
-    bias = None if arguments["bias"] is None else context.constant(arguments["bias"], "bias")
+    bias = bias_weights(node, arguments["bias"], context)
     stride: tuple[int, ...] = tuple(arguments["stride"])
     if src.ndim != len(stride) + 2:
         raise NotLowered(f"src {src} has no batch dimension")
     if src.dtype != weight.dtype:
         raise NotLowered(f"src {src} and the weight have different dtypes")
-    named = node.args[1] if len(node.args) > 1 else node.kwargs["weight"]
-    bias_node = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
     return _Convolution(
         src,
         context.values.base(node),
         weight,
         bias,
-        str(named),
-        str(bias_node),
+        constant_name(node, "weight"),
         stride,
         tuple(arguments["padding_l"]),
         tuple(arguments["padding_r"]),
@@ -146,13 +150,11 @@ def _candidates(
     assert src.dtype is not None and dst.dtype is not None
     chain = build_chain(post_ops, operands, dst, dst.dtype, sum_node=sum_node)
     weight = conv.grouped_weight
-    bias = None if conv.bias is None else row_major(tuple(conv.bias.shape), torch.float32)
-
     found = implementations(
         descriptors.convolution,
         src,
         MemoryDesc(weight.shape, src.dtype, "any"),
-        bias,
+        conv.bias and conv.bias.desc,
         dst,
         strides=conv.stride,
         dilation=conv.dilation,
@@ -161,7 +163,7 @@ def _candidates(
         algorithm=algorithm,
         post_ops=chain.post_ops,
     )
-    args = _arguments(conv, PackedWeights(conv.weight_key, weight), chain)
+    args = weighted_arguments(PackedWeights(conv.weight_key, weight), conv.bias, chain)
     if conv.weight_node is None:
         return candidates(found, args, "convolution", (src, *chain.srcs), dst, overwrites=chain.overwrites)
     args[ARG_WEIGHTS] = Operand(1)
@@ -171,20 +173,6 @@ def _candidates(
         wanted = (src, pd.weights_desc, *chain.srcs)
         gated += candidates([pd], args, "convolution", wanted, dst, overwrites=chain.overwrites)
     return gated
-
-
-def _arguments(
-    conv: _Convolution,
-    weights: PackedWeights,
-    chain: Chain,
-    src: MemoryDesc | None = None,
-    dst: MemoryDesc | None = None,
-) -> dict[int, Argument | PackedWeights]:
-    """What a primitive runs on, source and result seen through src and dst."""
-    args = {ARG_SRC: Operand(0, src), ARG_WEIGHTS: weights, ARG_DST: Result(dst), **chain.args}
-    if conv.bias is not None:
-        args[ARG_BIAS] = Weights(conv.bias_key, conv.bias, row_major(tuple(conv.bias.shape), torch.float32))
-    return args
 
 
 def _is_matrix_product(conv: _Convolution) -> bool:
@@ -209,12 +197,10 @@ def _inner_product_candidates(
     m = conv.src.numel // k
     src_view, dst_view = row_major((m, k), conv.dtype), row_major((m, n), result)
     chain = build_chain(post_ops, operands, dst, result, sum_node=sum_node, view=(m, n), channel_axis=1)
-    bias = None if conv.bias is None else row_major((n,), torch.float32)
-
-    weights = MemoryDesc((n, k), conv.dtype, "any")
+    bias, weights = conv.bias and conv.bias.desc, MemoryDesc((n, k), conv.dtype, "any")
     found = optimized_implementations(
         descriptors.inner_product, src_view, weights, bias, dst_view, post_ops=chain.post_ops
     )
     packed = PackedWeights(conv.weight_key, conv.weight.reshape(n, k))
-    args = _arguments(conv, packed, chain, src_view, dst_view)
+    args = weighted_arguments(packed, conv.bias, chain, src_view, dst_view)
     return candidates(found, args, "inner_product", (src, *chain.srcs), dst, overwrites=chain.overwrites)

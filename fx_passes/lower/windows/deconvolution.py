@@ -10,19 +10,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Candidate, Operand, Operation, PackedWeights, Result, Weights
-from fx_passes.candidates.layouts import layout, row_major, spatial_tags
+from fx_passes.candidates.candidates import Candidate, Operation, PackedWeights, Weights
+from fx_passes.candidates.layouts import layout, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
+    bias_weights,
+    constant_name,
     residual_to_overwrite,
     run_time_operands,
 )
 from fx_passes.lower.post_ops import PostOp, build_chain
-from fx_passes.lower.primitives import candidates, implementations, keep_optimized
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized, weighted_arguments
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
@@ -33,9 +34,8 @@ class _Deconvolution:
     src: TensorSpec
     base: TensorSpec
     weight: torch.Tensor
-    bias: torch.Tensor | None
+    bias: Weights | None
     weight_key: str
-    bias_key: str
     stride: tuple[int, ...]
     padding_l: tuple[int, ...]
     padding_r: tuple[int, ...]
@@ -63,7 +63,7 @@ def lower_deconvolution(node: fx.Node, context: LoweringContext) -> Operation:
 def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> _Deconvolution:
     src = context.tensor(arguments["src"], "src")
     weight = context.constant(arguments["weight"], "weight")
-    bias = None if arguments["bias"] is None else context.constant(arguments["bias"], "bias")
+    bias = bias_weights(node, arguments["bias"], context)
     stride, padding = tuple(arguments["stride"]), tuple(arguments["padding"])
     if src.ndim != len(stride) + 2:
         raise NotLowered(f"src {src} has no batch dimension")
@@ -74,8 +74,7 @@ def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext)
         context.values.base(node),
         _library_weight(weight, arguments["groups"]),
         bias,
-        f"{node.args[1]} transposed",
-        str(node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")),
+        f"{constant_name(node, 'weight')} transposed",
         stride,
         padding,
         tuple(p - o for p, o in zip(padding, arguments["output_padding"], strict=True)),
@@ -102,13 +101,11 @@ def _candidates(
 ) -> list[Candidate]:
     """Every usable implementation for one choice of layouts."""
     chain = build_chain(post_ops, operands, dst, deconv.dtype, sum_node=sum_node)
-    bias = None if deconv.bias is None else row_major(tuple(deconv.bias.shape), torch.float32)
-
     found = implementations(
         descriptors.deconvolution,
         src,
         MemoryDesc(tuple(deconv.weight.shape), deconv.dtype, "any"),
-        bias,
+        deconv.bias and deconv.bias.desc,
         dst,
         strides=deconv.stride,
         dilation=deconv.dilation,
@@ -116,8 +113,5 @@ def _candidates(
         padding_r=deconv.padding_r,
         post_ops=chain.post_ops,
     )
-    packed = PackedWeights(deconv.weight_key, deconv.weight)
-    args = {ARG_SRC: Operand(0), ARG_WEIGHTS: packed, ARG_DST: Result(), **chain.args}
-    if deconv.bias is not None and bias is not None:
-        args[ARG_BIAS] = Weights(deconv.bias_key, deconv.bias, bias)
+    args = weighted_arguments(PackedWeights(deconv.weight_key, deconv.weight), deconv.bias, chain)
     return candidates(found, args, "deconvolution", (src, *chain.srcs), dst, overwrites=chain.overwrites)
