@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES
+from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES, as_seconds
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
@@ -33,7 +33,7 @@ log = get_logger(__name__)
 MAX_BINDINGS = 64  # graphs bound to different parameters that one captured graph keeps (one per layer that shares it)
 _MAX_CHANGES = 4  # a tensor whose contents changed this often is an input, not a constant
 _numbers = itertools.count()
-_OPTIONS = {"dtype", "allow_winograd", "tune"}
+_OPTIONS = {"dtype", "allow_winograd", "tune", "tune_seconds"}
 _warned: set[str] = set()
 _bindings: weakref.WeakSet[Binding] = weakref.WeakSet()
 
@@ -46,8 +46,8 @@ def compiled_modules() -> list[fx.GraphModule]:
 def zendnn_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
     """Return a callable that computes gm; registered as the backends "zendnn" and "zendnn_cffi" of torch.compile.
 
-    options  torch.compile(..., options={"dtype": torch.bfloat16, "tune": "off", "allow_winograd": True}): as in
-             optimize()
+    options  torch.compile(..., options={"dtype": torch.bfloat16, "tune": "off", "allow_winograd": True,
+             "tune_seconds": 1.0}): as in optimize()
     Graphs that train, or whose inputs require gradients, run as plain PyTorch, with one warning.
     """
     options = _checked(dict(kwargs.get("options") or {}))
@@ -68,7 +68,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {options['dtype']!r}")
     if options.get("tune", "auto") not in TUNE_MODES:
         raise ValueError(f"tune must be one of {', '.join(map(repr, TUNE_MODES))}, got {options['tune']!r}")
-    return options
+    return options | {"tune_seconds": as_seconds(options["tune_seconds"])} if "tune_seconds" in options else options
 
 
 def _warn_once(message: str) -> None:
@@ -186,7 +186,7 @@ class Binding:
     ) -> None:
         from fx_passes.changes import Contents
         from fx_passes.pipeline import build
-        from fx_passes.region.options import RegionOptions
+        from fx_passes.region.options import TUNE_SECONDS, RegionOptions
         from fx_passes.region.region import RegionFactory
         from fx_passes.report.debug_folder import captured_by_dynamo
         from fx_passes.trace.trace import Traced
@@ -199,7 +199,10 @@ class Binding:
         self._inputs = tuple(i for i in range(len(args)) if i not in fixed)
         dtype = options.get("dtype")
         region = RegionOptions(
-            dtype if dtype == torch.bfloat16 else None, options.get("allow_winograd", True), options.get("tune", "auto")
+            dtype if dtype == torch.bfloat16 else None,
+            options.get("allow_winograd", True),
+            options.get("tune", "auto"),
+            tune_seconds=options.get("tune_seconds", TUNE_SECONDS),
         )
         with torch.no_grad(), captured_by_dynamo():
             root, graph = bind(gm, args, constants, floats)

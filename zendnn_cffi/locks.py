@@ -31,6 +31,7 @@ def new_lock() -> Any:
 
 
 _making = new_lock()
+_queue: list[None] = []  # a thread each that waits to make something
 _fork_waits = _waited = False
 
 
@@ -39,8 +40,21 @@ def making() -> Iterator[None]:
     """While a graph, a program or a kernel is made: by one thread at a time, and by none while the process forks."""
     while _fork_waits and not _making._is_owned():
         time.sleep(0.001)  # the lock is not fair: who makes one after the other would have it again at once
-    with _making:
+    if not _making.acquire(blocking=False):
+        _queue.append(None)
+        try:
+            _making.acquire()
+        finally:
+            _queue.pop()
+    try:
         yield
+    finally:
+        _making.release()
+
+
+def is_awaited() -> bool:
+    """Whether a thread, or a fork, waits until nothing is made: who has no hurry lets it."""
+    return _fork_waits or bool(_queue)
 
 
 def _wait_for_makers() -> None:
@@ -58,6 +72,7 @@ def _go_on_in_parent() -> None:
 
 def _go_on_in_child() -> None:
     _go_on_in_parent()
+    _queue.clear()
     for lock in list(_locks):
         if not lock._is_owned():
             lock._at_fork_reinit()

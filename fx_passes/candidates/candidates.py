@@ -6,6 +6,7 @@ comes from, not yet where that lies. Layout assignment picks one candidate per o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,9 @@ from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 # 15 to 60 us were seen on a Zen 4 core: a sum of 12,288 numbers took 6 us alone, 69 in an encoder.
 _COLD_TORCH_NS = 15e3
+# Two cores read 25 to 36 GB/s. Winograd's weights of 256 channels are 9 MB (tiles of 4x4) or 4 MB (2x2). On 14 x 14
+# pixels they take 330 and 380 us alone on a Zen 5 EPYC, 810 and 460 in ResNet-18.
+_MEMORY_BYTES_PER_NS, _LARGE_WEIGHTS_BYTES = 25.0, 2 << 20
 
 
 @dataclass(frozen=True)
@@ -219,8 +223,12 @@ class Candidate:
 
     @property
     def expected_ns(self) -> float:
-        """cost_ns, and what each call into PyTorch costs beyond it in a network: there its code is in no cache."""
-        return self.cost_ns + _COLD_TORCH_NS * sum(isinstance(call, TorchTemplate) for call in self.calls)
+        """cost_ns, and what it costs beyond in a network: large weights and PyTorch's code are in no cache there."""
+        torch_ns = _COLD_TORCH_NS * sum(isinstance(call, TorchTemplate) for call in self.calls)
+        read_bytes = weights_bytes(self)
+        if read_bytes < _LARGE_WEIGHTS_BYTES:
+            return self.cost_ns + torch_ns
+        return math.hypot(self.cost_ns, read_bytes / _MEMORY_BYTES_PER_NS) + torch_ns
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from fx_passes.candidates.shapes.elementwise import after_post_ops
 from fx_passes.candidates.shapes.rules import infer
 from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
 from fx_passes.graph.free_sizes import growing_inputs
+from zendnn_cffi.engine.openmp import single_threaded
 
 __all__ = ["Constants", "RegionValues", "TensorSpec", "evaluate_constants", "overlaps_itself"]
 
@@ -42,7 +43,7 @@ class Constants(MutableMapping[fx.Node, Any]):
         if node not in self._nodes:
             raise KeyError(node)
         if node not in self._values:
-            with torch.no_grad():
+            with torch.no_grad(), single_threaded():
                 self._evaluate(node)
         return self._values[node]
 

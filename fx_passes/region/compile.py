@@ -22,11 +22,11 @@ from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
 from fx_passes.plan.transforms import limit_transforms
 from fx_passes.region.options import RegionOptions
-from fx_passes.search.disturbance import measuring
 from fx_passes.search.measure import is_rival
 from fx_passes.search.progress import ProgressBar
 from fx_passes.search.refine import refine
 from fx_passes.search.tuner import Tuner
+from fx_passes.search.turn import Turn
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.verification.unchecked import unchecked
 from zendnn_cffi.runtime.program import Program
@@ -99,10 +99,12 @@ def lower_region(
     weights: WeightStore,
     options: RegionOptions,
     *,
+    turn: Turn | None = None,
     refined: bool = True,
 ) -> LoweredRegion:
     """Return the program for one signature. graph is edited: pass a copy.
 
+    turn     leave to measure (None: without limit)
     refined  whether implementations are chosen once more inside the network, where any are measured
     Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
     """
@@ -126,7 +128,7 @@ def lower_region(
         raise NotLowered("; ".join(reasons) or "nothing in it is computed")
     laps.end("candidates")
     with ProgressBar("zendnn_cffi: measuring implementations") as show:
-        tuner = Tuner(options.tune, show)
+        tuner = Tuner(options.tune, show, turn)
         tuner.price(operations, values)
     laps.end("measuring each alone" if measures else "estimating")
     placeholders = graph.find_nodes(op="placeholder")
@@ -134,7 +136,7 @@ def lower_region(
     results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
     leaving = [(node, values.specs[node]) for node in results]
     wanted = {node: eager_layout(spec) for node, spec in leaving}
-    with measuring(tuner.database):
+    with tuner.turn.measuring():
         choice = _choose(operations, arriving, wanted, tuner, values)
     laps.end("choosing layouts, checking numbers")
     alone_ns = sum(map(_fastest_alone_ns, operations)) if measures else 0.0
@@ -144,8 +146,7 @@ def lower_region(
 
     if measures and refined:
         tried = WeightStore()  # what is packed for a trial goes with it
-        with measuring(tuner.database):
-            choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.database, key)
+        choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.turn, key)
         laps.end("measuring inside the network")
     tuner.database.save()
     program = build(choice, weights)
@@ -175,7 +176,7 @@ def region_key(
 ) -> str:
     """A key that is equal for the same graph on the same shapes, of parameters too, with the same options."""
     shapes = {name: TensorSpec.of(value) for name, value in parameters.items()}
-    text = f"{graph}|{specs}|{shapes}|{options}"
+    text = f"{graph}|{specs}|{shapes}|{options.key}"
     return "region " + hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+TUNE_SECONDS = 1.0
+
 
 @dataclass(frozen=True)
 class RegionOptions:
@@ -15,6 +17,7 @@ class RegionOptions:
     allow_winograd  whether convolutions may use Winograd's algorithm
     tune            "auto", "off" or "full": how implementations are chosen (fx_passes.search.tuner)
     release_weights whether weights are to be few: the parameters will be given up (fx_passes.region.release)
+    tune_seconds    how long "auto" may measure for one signature (fx_passes.search.turn); large networks longer
     exponentials    whether attention may leave out the softmax's maximum (fx_passes.lower.attention.exponentials)
     """
 
@@ -22,4 +25,10 @@ class RegionOptions:
     allow_winograd: bool = True
     tune: str = "auto"
     release_weights: bool = False
+    tune_seconds: float = TUNE_SECONDS
     exponentials: bool = True
+
+    @property
+    def key(self) -> str:
+        """What measurements depend on."""
+        return f"{self.dtype} {self.allow_winograd} {self.release_weights} {self.exponentials}"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fx_passes.candidates.specs import evaluate_constants
+from fx_passes.candidates.specs import TensorSpec, evaluate_constants
 from fx_passes.graph.free_sizes import growing_inputs
 from fx_passes.lower.attention.exponentials import counted
 from fx_passes.lower.context import NotLowered
@@ -30,8 +30,11 @@ from fx_passes.plan.heap import give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.kept import Kept
+from fx_passes.region.later import later
 from fx_passes.region.options import RegionOptions
-from fx_passes.region.variants import choose_variant
+from fx_passes.region.variants import choose_variant, turn_of
+from fx_passes.search.noise import made_up
+from fx_passes.search.turn import Turn
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.locks import making, new_lock
 from zendnn_cffi.primitives.checks import check_storage
@@ -75,6 +78,7 @@ class ZenRegion(nn.Module):
         self._lowering_in = 0  # the thread that does
         self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
         self._reasons: dict[Signature, str] = {}
+        self._provisional: dict[Signature, list[TensorSpec]] = {}  # not all was measured; what it was called with
         self._borrowed: tuple[list[torch.Tensor], list[int]] = [], []  # parameters that programs read, where they lie
         self._plain: tuple[fx.Graph, dict[fx.Node, Any], dict[fx.Node, list[fx.Node]]] | None = None
         self._masks = mask_inputs(graph)
@@ -153,23 +157,69 @@ class ZenRegion(nn.Module):
                 return None
             self._lowering_in = threading.get_ident()
             try:
-                with making():
-                    lowered, reason = self._try_lower(inputs, signature[0][1:] if self._masks else ())
+                with making(), turn_of(self.options) as turn:
+                    lowered, reason = self._try_lower(inputs, self._kinds(signature), turn)
             finally:
                 self._lowering_in = 0
-            if lowered is None:
-                self._reasons[signature] = reason
-            while len(self._lowered) >= MAX_PROGRAMS:
-                self._drop_oldest()
-            self._lowered[signature] = lowered
-            if lowered is not None:
-                self._note_borrowed(lowered.program.constants)
-            while self._is_large():
-                self._drop_oldest()
+            self._keep(signature, lowered, reason)
+            if turn.left_out:
+                self._provisional[signature] = [TensorSpec.of(value) for value in inputs]
+                later.add(self)
             give_back_free_memory()  # lowering takes several times what it leaves
             if self.on_lowered is not None:
                 self.on_lowered(self, inputs, lowered, reason, time.perf_counter() - begun)
             return lowered
+
+    def _keep(self, signature: Signature, lowered: LoweredRegion | None, reason: str) -> None:
+        """Remember what a signature was lowered to, and make room."""
+        old = self._lowered.pop(signature, None)
+        if old is not None:
+            old.program.close()
+        self._reasons.pop(signature, None)
+        if lowered is None:
+            self._reasons[signature] = reason
+        while len(self._lowered) >= MAX_PROGRAMS:
+            self._drop_oldest()
+        self._lowered[signature] = lowered
+        if lowered is not None:
+            self._note_borrowed(lowered.program.constants)
+        while self._is_large():
+            self._drop_oldest()
+
+    def _kinds(self, signature: Signature) -> tuple[str, ...]:
+        """What each mask says."""
+        return signature[0][1:] if self._masks else ()
+
+    def calls(self) -> list[int]:
+        """Something that every call of a program changes."""
+        return [lowered.program.last_used for lowered in list(self._lowered.values()) if lowered is not None]
+
+    def improve(self, interrupted: Callable[[], bool]) -> bool:
+        """Measure what was left out, and lower again with all of it known; whether nothing is left.
+
+        interrupted  asked before each measurement: whether to leave it for now
+        """
+        if isinstance(self.constants, Kept):  # released: the weights are there in one layout alone
+            self._provisional.clear()
+        for signature, specs in list(self._provisional.items()):
+            if _threads(signature) != torch.get_num_threads():
+                continue
+            with turn_of(self.options, interrupted=interrupted) as turn:
+                if not turn.database.reload() and interrupted():
+                    return False
+                inputs = list(map(made_up, specs))
+                lowered, _ = self._try_lower(inputs, self._kinds(signature), turn, WeightStore())
+            if lowered is not None:
+                lowered.program.close()
+            if turn.left_out:
+                return False
+            with self._lock:
+                known = self._lowered.get(signature, _MISSING)
+                if self._provisional.pop(signature, None) is None or known is _MISSING:
+                    continue
+                lowered, reason = self._try_lower(inputs, self._kinds(signature), turn)
+                self._keep(signature, lowered, reason)
+        return not self._provisional
 
     def _note_borrowed(self, constants: Sequence[torch.Tensor]) -> None:
         """Remember where parameters lie that a program reads as they are: share_memory() of the model moves them."""
@@ -208,10 +258,14 @@ class ZenRegion(nn.Module):
             self._for_masks[kinds] = specialize(self.graph, self._masks, kinds)
         return self._for_masks[kinds]
 
-    def _try_lower(self, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...]) -> tuple[LoweredRegion | None, str]:
+    def _try_lower(
+        self, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], turn: Turn, weights: WeightStore | None = None
+    ) -> tuple[LoweredRegion | None, str]:
         """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours.
 
-        kinds  what each mask says
+        kinds    what each mask says
+        turn     leave to measure
+        weights  where packed weights are kept (None: the region's)
         """
         if not is_available():
             return None, unavailable_reason() or "the library is not available"
@@ -220,7 +274,13 @@ class ZenRegion(nn.Module):
         try:
             with torch.inference_mode(False), torch.no_grad(), _on_cpu():
                 lowered = choose_variant(
-                    self._graph_for(kinds), inputs, self.constants, self.weights, self.options, self.run_plain
+                    self._graph_for(kinds),
+                    inputs,
+                    self.constants,
+                    self.weights if weights is None else weights,
+                    self.options,
+                    self.run_plain,
+                    turn,
                 )
             self._plain = None  # made to measure plain PyTorch against
             return lowered, ""
@@ -296,6 +356,7 @@ class ZenRegion(nn.Module):
                 if lowered is not None:
                     lowered.program.close()
             self._lowered.clear()
+            self._provisional.clear()
             self._borrowed = [], []
             self._plain = None
 
@@ -318,6 +379,11 @@ class ZenRegion(nn.Module):
     def extra_repr(self) -> str:
         ops = sum(node.op == "call_function" for node in self.graph.nodes)
         return f"{ops} operations, lowered for {len(self._lowered)} signatures"
+
+
+def _threads(signature: Signature) -> int:
+    threads: int = signature[0][0] if isinstance(signature[0], tuple) else signature[0]
+    return threads
 
 
 def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

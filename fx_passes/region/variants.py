@@ -21,8 +21,8 @@ from fx_passes.region.batch import is_batchwise
 from fx_passes.region.compile import LoweredRegion, lower_region, region_key
 from fx_passes.region.options import RegionOptions
 from fx_passes.search.database import Result
-from fx_passes.search.disturbance import measuring
-from fx_passes.search.tuner import Tuner
+from fx_passes.search.tuner import database_for
+from fx_passes.search.turn import Turn
 from zendnn_cffi.runtime.program import OutputSpec, Program
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
 
@@ -40,6 +40,7 @@ _ENOUGH_BYTES = 32 << 20
 _ROUNDS, _FEWEST_ROUNDS, _ENOUGH_SECONDS = 7, 2, 1.5
 _HOPELESS = 1.5  # what took this many times longer than the fastest is not run again
 _LONG_NS, _VERY_LONG_NS = 1e8, 5e8  # if it took that long; the very first run of plain PyTorch also folds weights
+_SHARE_OF_BUILDING = 0.8  # of a turn's time: then no further variant is made
 _CLEARLY_FASTER = 0.9  # plain PyTorch must be this much faster before it gets the region back
 
 
@@ -50,16 +51,20 @@ def choose_variant(
     weights: WeightStore,
     options: RegionOptions,
     run_plain: Callable[[Sequence[torch.Tensor]], Any],
+    turn: Turn | None = None,
 ) -> LoweredRegion:
     """Return the fastest way to run the region on inputs like these; graph is not edited.
 
     run_plain  runs the region as plain PyTorch
+    turn       leave to measure (None: what the options say); where it leaves something out, the result is provisional
     Raises     NotLowered where no primitive fits, or plain PyTorch is faster.
     """
     specs = [TensorSpec.of(tensor) for tensor in inputs]
 
+    turn = turn or turn_of(options)
+
     def lower(batch_specs: Sequence[TensorSpec], refined: bool = True) -> LoweredRegion:
-        return lower_region(copy.deepcopy(graph), batch_specs, parameters, weights, options, refined=refined)
+        return lower_region(copy.deepcopy(graph), batch_specs, parameters, weights, options, turn=turn, refined=refined)
 
     if options.tune == "off":
         return lower(specs)
@@ -69,12 +74,21 @@ def choose_variant(
             raise NotLowered(f"{near.reason} (found for {', '.join(map(str, near.specs))})")
         return lower(specs)
     try:
-        lowered = _fastest(graph, specs, inputs, parameters, options, run_plain, lower)
+        with turn:
+            lowered = _fastest(graph, specs, inputs, parameters, options, run_plain, lower, turn)
     except NotLowered as reason:
-        _history.setdefault(graph, []).append(Measured(tuple(specs), str(reason)))
+        _remember(graph, specs, str(reason))
         raise
-    _history.setdefault(graph, []).append(Measured(tuple(specs), ""))
+    _remember(graph, specs, "")
     return lowered
+
+
+def turn_of(options: RegionOptions, interrupted: Callable[[], bool] | None = None) -> Turn:
+    """Leave to measure: "full" has all the time it wants, and so has who may be interrupted."""
+    threads = torch.get_num_threads()
+    insists = options.tune == "full"
+    seconds = math.inf if insists or interrupted is not None else options.tune_seconds
+    return Turn(database_for(threads), threads, seconds, insists=insists, interrupted=interrupted or bool)
 
 
 @dataclass(frozen=True)
@@ -88,13 +102,18 @@ class Measured:
 _history: WeakKeyDictionary[fx.Graph, list[Measured]] = WeakKeyDictionary()
 
 
+def _remember(graph: fx.Graph, specs: Sequence[TensorSpec], reason: str) -> None:
+    others = [m for m in _history.get(graph, ()) if m.specs != tuple(specs)]
+    _history[graph] = [*others, Measured(tuple(specs), reason)]
+
+
 def _nearest(graph: fx.Graph, specs: Sequence[TensorSpec]) -> Measured | None:
     """The measured signature nearest in size, once a region has met several; None where this one is to be measured.
 
     A region that is called with many shapes (sequence lengths) stops measuring: what won at the nearest shape is used.
     """
     measured = [m for m in _history.get(graph, ()) if _alike(m.specs, specs)]
-    if len(measured) < MEASURED_SIGNATURES:
+    if len(measured) < MEASURED_SIGNATURES or any(m.specs == tuple(specs) for m in measured):
         return None
 
     def distance(m: Measured) -> float:
@@ -116,13 +135,15 @@ def _fastest(
     options: RegionOptions,
     run_plain: Callable[[Sequence[torch.Tensor]], Any],
     lower: Callable[..., LoweredRegion],
+    turn: Turn,
 ) -> LoweredRegion:
     """Measure the variants, or remember what was measured; NotLowered where plain PyTorch wins.
 
-    Where there are several, they compete as lowered at first, and the winner alone is refined.
+    Where there are several, they compete as lowered at first, and the winner alone is refined. Where there is no leave
+    to measure, the whole batch is taken.
     """
     values = RegionValues(graph, specs, parameters)
-    database, key = Tuner(options.tune).database, region_key(graph, specs, parameters, options)
+    database, key = turn.database, region_key(graph, specs, parameters, options)
     ours = variant_names(graph, values, sum(t.numel() * t.element_size() for t in parameters.values()))
 
     def build(name: str, refined: bool = True) -> LoweredRegion:
@@ -130,40 +151,45 @@ def _fastest(
             return lower(specs, refined)
         return _sliced(int(name), values, specs, graph, lambda part: lower(part, refined))
 
-    def measure() -> LoweredRegion | None:
-        """Put the times into the database; return what was lowered where nothing competes with it but plain PyTorch."""
-        built = _built(ours, lambda name: build(name, refined=len(ours) == 1))
-        runs = {**{name: lowered.program for name, lowered in built.items()}, PLAIN: run_plain}
-        with measuring(database):
-            times = dict.fromkeys(ours, math.inf) | measure_in_turns(runs, inputs)
-            for name, time_ns in times.items():
-                database.put(f"{key} {name}", Result(time_ns, 0.0, True))
-        database.save()
-        if [*built] == ours == [WHOLE]:
-            return built[WHOLE]
-        for lowered in built.values():
-            lowered.program.close()
-        return None
-
-    lowered = None
-    if any(database.get(f"{key} {name}") is None for name in (*ours, PLAIN)):
-        lowered = measure()
+    built: dict[str, LoweredRegion] = {}
     known = {name: database.get(f"{key} {name}") for name in dict.fromkeys((WHOLE, *ours, PLAIN))}
     times = {name: result.time_ns for name, result in known.items() if result is not None}
+    if any(name not in times for name in (*ours, PLAIN)):
+        built = _built(ours, lambda name: build(name, refined=len(ours) == 1), turn)
+        times = _measured(built, run_plain, inputs, turn)
+        if not turn.left_out:  # what is provisional says nothing of the best there is
+            for name, time_ns in (dict.fromkeys(ours, math.inf) | times).items():
+                database.put(f"{key} {name}", Result(time_ns, 0.0, True))
+            database.save()
     log.debug("variants: %s", ", ".join(f"{name} {ns / 1e6:.2f} ms" for name, ns in times.items()))
     best = min(times, key=lambda name: times[name] / (_CLEARLY_FASTER if name == PLAIN else 1.0))
-    if best == PLAIN:
-        if lowered is not None:
+    is_final = len(ours) == 1 or turn.left_out > 0  # of several, the winner is refined
+    for name, lowered in built.items():
+        if name != best or not is_final:
             lowered.program.close()
+    if best == PLAIN:
         fastest = min(ns for name, ns in times.items() if name != PLAIN)
         raise NotLowered(f"plain PyTorch is faster here: {times[PLAIN] / 1e6:.3f} ms against {fastest / 1e6:.3f} ms")
-    return lowered or build(best)
+    return built[best] if is_final and best in built else build(best)
 
 
-def _built(names: Sequence[str], build: Callable[[str], LoweredRegion]) -> dict[str, LoweredRegion]:
+def _measured(
+    built: Mapping[str, LoweredRegion], run_plain: Run, inputs: Sequence[torch.Tensor], turn: Turn
+) -> dict[str, float]:
+    """The time of each, and of plain PyTorch, ns. Where none may be measured, the first of ours counts as fastest."""
+    if not turn.allows():
+        return {next(iter(built)): 0.0}
+    runs = {**{name: lowered.program for name, lowered in built.items()}, PLAIN: run_plain}
+    with turn.measuring():
+        return measure_in_turns(runs, inputs)
+
+
+def _built(names: Sequence[str], build: Callable[[str], LoweredRegion], turn: Turn) -> dict[str, LoweredRegion]:
     """What there is to measure; slices that cannot be made are no variant, and the whole batch is one if nothing is."""
     found: dict[str, LoweredRegion] = {}
     for name in names:
+        if found and not turn.allows(_SHARE_OF_BUILDING):
+            break
         try:
             found[name] = build(name)
         except (NotLowered, RuntimeError) as reason:

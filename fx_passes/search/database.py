@@ -44,6 +44,7 @@ class Database:
         self._lock = new_lock()
         self._new: dict[str, int] = {}  # not in the file yet; when each was put
         self._puts = 0
+        self._stamp = 0
         digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
         self.path = None if folder is None else folder / f"measured-{FORMAT}-{digest}.sqlite"
         self._machine = machine
@@ -109,7 +110,28 @@ class Database:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
+    def reload(self) -> bool:
+        """Take over what others measured since the file was read; what this process knows stays. Whether any came."""
+        if self._stamp == self._written():
+            return False
+        other = Database(self._machine, None)
+        other.path = self.path
+        other._load()
+        with self._lock:
+            self._stamp = other._stamp
+            known = len(self._results)
+            self._results = other._results | self._results
+            return len(self._results) > known
+
+    def _written(self) -> int:
+        """When the file was last written to, 0 where there is none."""
+        try:
+            return 0 if self.path is None else self.path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
     def _load(self) -> None:
+        self._stamp = self._written()
         if self.path is None or not self.path.is_file():
             return
         try:

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -40,15 +41,24 @@ def involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
+@dataclass
+class Observed:
+    """What became of a measurement; known when it has ended."""
+
+    disturbed: bool = False
+
+
 @contextmanager
-def measuring(database: Database) -> Iterator[None]:
+def measuring(database: Database) -> Iterator[Observed]:
     """What is put into the database meanwhile is kept by this process alone if other work disturbed it."""
     switches, start, mark = involuntary_switches(), time.perf_counter(), database.mark()
+    observed = Observed()
     try:
-        yield
+        yield observed
     finally:
         switches, seconds = involuntary_switches() - switches, time.perf_counter() - start
-        if switches >= _FEWEST and switches > LIMIT * seconds * torch.get_num_threads():
+        observed.disturbed = switches >= _FEWEST and switches > LIMIT * seconds * torch.get_num_threads()
+        if observed.disturbed:
             log.info(
                 "%d times measured on a busy machine (%d involuntary context switches in %.2f s): not kept on disk",
                 database.doubt(mark), switches, seconds,

@@ -10,7 +10,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, measurable
-from fx_passes.candidates.specs import RegionValues, overlaps_itself
+from fx_passes.candidates.specs import RegionValues, TensorSpec, overlaps_itself
 from fx_passes.graph.graph import argument
 from fx_passes.lower.context import NotLowered
 
@@ -77,3 +77,14 @@ def _variances(node: fx.Node, constants: Mapping[fx.Node, torch.Tensor]) -> list
     """The constants that node takes for variances: those are positive."""
     variance = argument(node, 2, "var") if node.target is ops.batch_norm else None
     return [variance] if variance in constants else []
+
+
+def made_up(spec: TensorSpec) -> torch.Tensor:
+    """Noise in the shape, strides and dtype of an input; zeros for integers (indices), True for booleans: a mask that
+    leaves nothing is no work like others.
+    """
+    span = sum((n - 1) * stride for n, stride in zip(spec.shape, spec.strides, strict=True)) + 1
+    memory = torch.full((span,), spec.dtype == torch.bool, dtype=spec.dtype, device="cpu")
+    if spec.dtype.is_floating_point:
+        memory.normal_(generator=torch.Generator().manual_seed(0))  # the global one is the user's
+    return memory.as_strided(spec.shape, spec.strides)

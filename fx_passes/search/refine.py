@@ -22,6 +22,8 @@ from fx_passes.candidates.candidates import Candidate, Operation, measurable, we
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.search.database import Database, Result
 from fx_passes.search.measure import fingerprint
+from fx_passes.search.noise import made_up
+from fx_passes.search.turn import Turn
 from zendnn_cffi.runtime.program import Program
 
 log = logging.getLogger("zendnn_cffi.search")
@@ -32,6 +34,8 @@ _FLOPS_PER_BYTE = 4  # of weights: with fewer, memory is slower than arithmetic 
 _CLEARLY_FASTER = 0.97
 _ROUNDS, _FEWEST_ROUNDS, _ENOUGH_SECONDS = 9, 3, 1.0
 
+_PACKED_PER_SECOND, _CALL_SECONDS = 0.5e9, 3e-4  # bytes; making the code of a call and running it a few times
+
 Build = Callable[[Sequence[Candidate]], Program]
 
 
@@ -40,13 +44,14 @@ def refine(
     choice: Sequence[Candidate],
     inputs: Sequence[TensorSpec],
     build: Build,
-    database: Database,
+    turn: Turn,
     key: str,
 ) -> list[Candidate]:
     """Return the choice with implementations replaced by those that are faster in their place; layouts stay.
 
     inputs    what the region is called with, to make inputs like them
     build     makes a program of a choice
+    turn      leave to measure, where the database does not know
     key       names the region and its inputs in the database
     """
     choices = [_alternatives(o, c) for o, c in zip(operations, choice, strict=True)]
@@ -55,12 +60,22 @@ def refine(
     keys = [[f"{key} {o.name} {fingerprint(c)}" if len(own) > 1 else "" for c in own]
             for o, own in zip(operations, choices, strict=True)]  # fmt: skip
     needed = f"{key} inside", *(name for names in keys for name in names if name)
+    database = turn.database
     if any(database.get(name) is None for name in needed):  # an earlier version knew other alternatives
-        _measure(operations, choices, keys, inputs, build, database, key)
+        if not turn.allows(needed=_expected_seconds(choices)):
+            return list(choice)
+        with turn.measuring():
+            _measure(operations, choices, keys, inputs, build, database, key)
     alone, inside = database.get(f"{key} alone"), database.get(f"{key} inside")
     if alone is None or inside is None or inside.time_ns >= alone.time_ns:
         return list(choice)
     return _fastest(choices, keys, database)
+
+
+def _expected_seconds(choices: Sequence[Sequence[Candidate]]) -> float:
+    """How long trying the choices takes, roughly: most of it goes into packing weights for each program."""
+    packed_bytes = sum(weights_bytes(own[0]) for own in choices)
+    return (max(map(len, choices)) + 2) * (packed_bytes / _PACKED_PER_SECOND + _CALL_SECONDS * len(choices))
 
 
 def _alternatives(operation: Operation, chosen: Candidate) -> list[Candidate]:
@@ -95,7 +110,7 @@ def _measure(
     key: str,
 ) -> None:
     """Put into the database each alternative's time in its place, and the time of the whole before and after."""
-    tensors = [_made_up(spec) for spec in inputs]
+    tensors = [made_up(spec) for spec in inputs]
     count = max(map(len, choices))
     programs = [build([own[min(k, len(own) - 1)] for own in choices]) for k in range(count)]
     times = _take_turns(programs, tensors)
@@ -156,14 +171,3 @@ def _by_operation(program: Program, rounds: Sequence[Sequence[int]]) -> dict[str
         for k, times in enumerate(rounds):
             own[k] += times[number]
     return found
-
-
-def _made_up(spec: TensorSpec) -> torch.Tensor:
-    """Noise in the shape, strides and dtype of an input; zeros for integers (indices), True for booleans: a mask that
-    leaves nothing is no work like others.
-    """
-    span = sum((n - 1) * stride for n, stride in zip(spec.shape, spec.strides, strict=True)) + 1
-    memory = torch.full((span,), spec.dtype == torch.bool, dtype=spec.dtype, device="cpu")
-    if spec.dtype.is_floating_point:
-        memory.normal_(generator=torch.Generator().manual_seed(0))  # the global one is the user's
-    return memory.as_strided(spec.shape, spec.strides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,6 @@ from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTempl
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.search.cost import estimate_ns, reorder_ns
 from fx_passes.search.database import Database, Result, cache_folder
-from fx_passes.search.disturbance import measuring
 from fx_passes.search.measure import (
     CHECK_ONLY,
     Bench,
@@ -25,6 +25,7 @@ from fx_passes.search.measure import (
     time_reorder,
 )
 from fx_passes.search.scratch import Scratch
+from fx_passes.search.turn import Turn
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.memory import MemoryDesc
 
@@ -34,7 +35,10 @@ TUNE_MODES = ("auto", "off", "full", "near")
 
 _PROSPECTS = 1.6  # "auto" measures candidates estimated within this factor of the best; "full" measures them all
 _NEAR_THE_BEST = 1.3  # what was measured within this factor is timed a second time
+SHARE = 0.6  # of a turn's time, for measuring operations alone; the rest is for whole programs
+_CALLS = 10  # a turn is as long as so many calls by estimate, if that is more than it has
 Progress = Callable[[int, int], None]
+Choose = Callable[[list[Candidate]], list[Candidate]]
 
 
 @lru_cache(maxsize=64)
@@ -53,48 +57,69 @@ class Tuner:
     mode      "auto": measure what may win, once; "full": measure everything; "off": estimates alone; "near": estimates,
               for one more shape of a region that was measured at several
     progress  called with (done, total) while measuring
+    turn      leave to measure (None: without limit); what it does not allow is estimated
     """
 
-    def __init__(self, mode: str = "auto", progress: Progress | None = None) -> None:
+    def __init__(self, mode: str = "auto", progress: Progress | None = None, turn: Turn | None = None) -> None:
         if mode not in TUNE_MODES:
             raise ValueError(f"tune must be one of {', '.join(TUNE_MODES)}, got {mode!r}")
         self.mode = mode
         self.progress = progress
         self.threads = torch.get_num_threads()
         self.database = database_for(self.threads)
+        self.turn = turn or Turn(self.database, self.threads)
         self.measured = 0
         self._scratch = Scratch()
         self._wrong: dict[str, list[str]] = {}  # operation -> keys of the candidates found wrong
+        self._ratios: list[float] = []  # measured over estimated times, of the best candidates
 
     def price(self, operations: Sequence[Operation], values: RegionValues) -> None:
         """Set cost_ns of every candidate; drop candidates whose numbers are wrong."""
         start = time.perf_counter()
-        for number, operation in enumerate(operations):
-            if self.progress is not None:
-                self.progress(number, len(operations))
-            estimates = [replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates]
-            if self.mode in ("off", "near"):
-                operation.candidates = [c for c in estimates if not is_rival(c)] or estimates
-            elif operation.kind == "concat":
-                with measuring(self.database):
-                    others = [self._priced_concat(c) for c in estimates if not is_rival(c)]
-                    rivals = self._measured(operation, values, [c for c in estimates if is_rival(c)])
-                operation.candidates = others + rivals
-            else:
-                with measuring(self.database):
-                    operation.candidates = self._measured(operation, values, estimates)
+        for operation in operations:
+            operation.candidates = [
+                replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates
+            ]
+        if self.mode in ("off", "near"):
+            for operation in operations:
+                operation.candidates = _without_rivals(operation.candidates)
+            return
+        self.turn.give_time(_CALLS * sum(map(_best_estimate_ns, operations)) / 1e9)
+        order = _most_promising_first(operations)
+        estimated = [operation.candidates for operation in order]
+        rounds = (self._near_the_best, self._prospects) if self.turn.is_limited else (self._prospects,)
+        for choose in rounds:
+            for number, (operation, candidates) in enumerate(zip(order, estimated, strict=True)):
+                if self.progress is not None:
+                    self.progress(number, len(order))
+                with self.turn.measuring():
+                    self._price(operation, values, candidates, choose)
         self._scratch.clear()
         if self.measured:
             log.info("measured %d candidates in %.1f s", self.measured, time.perf_counter() - start)
+        if self.turn.left_out:
+            log.info("not everything was measured: %s", self.turn.reason or "the time for it was over")
 
-    def _measured(self, operation: Operation, values: RegionValues, candidates: list[Candidate]) -> list[Candidate]:
+    def _price(self, operation: Operation, values: RegionValues, candidates: list[Candidate], choose: Choose) -> None:
+        if operation.kind != "concat":
+            operation.candidates = self._measured(operation, values, candidates, choose)
+            return
+        others = [self._priced_concat(c) for c in candidates if not is_rival(c)]
+        operation.candidates = others + self._measured(operation, values, [*filter(is_rival, candidates)], choose)
+
+    def _measured(
+        self, operation: Operation, values: RegionValues, candidates: list[Candidate], choose: Choose
+    ) -> list[Candidate]:
         rivals = measurable(candidates)
         if not rivals:
             return candidates
         bench: Bench | None = None
         best_ns, right, fresh = math.inf, list[tuple[str, Candidate]](), dict[str, Candidate]()
-        for candidate in sorted(self._prospects(rivals), key=lambda c: c.cost_ns):
-            key = fingerprint(candidate)
+        prospects = sorted(choose(rivals), key=lambda c: c.cost_ns)
+        keys = [fingerprint(c) for c in prospects]
+        if any(self.database.get(key) is None for key in keys) and not self.turn.allows(SHARE):
+            return [c for c in candidates if c not in rivals] + self._known_or_estimated(rivals)
+        for key, candidate in zip(keys, prospects, strict=True):
             result = self.database.get(key)
             if result is None:
                 bench = bench or Bench(operation, values, self._scratch)
@@ -105,12 +130,36 @@ class Tuner:
                 right.append((key, replace(candidate, cost_ns=result.time_ns)))
         again: dict[str, float] = {}
         if bench is not None:
-            again = self._look_again(bench, fresh, best_ns)
+            again = {} if self.turn.is_limited else self._look_again(bench, fresh, best_ns)
             bench.close()
         if not any(not is_rival(c) for _, c in right):
             self.doubt(operation)
         timed = [replace(c, cost_ns=again.get(key, c.cost_ns)) for key, c in right]
+        if timed:
+            self._ratios.append(min(c.cost_ns for c in timed) / max(1.0, prospects[0].cost_ns))
         return [c for c in candidates if c not in rivals] + timed
+
+    def _known_or_estimated(self, rivals: list[Candidate]) -> list[Candidate]:
+        """Those whose times are known; in other layouts estimates, brought to what was measured. None of PyTorch's."""
+        known, unknown = [], []
+        for candidate in rivals:
+            result = self.database.get(fingerprint(candidate))
+            if result is None:
+                unknown.append(candidate)
+            elif result.right:
+                known.append((candidate, result.time_ns))
+        ratios = [time_ns / max(1.0, candidate.cost_ns) for candidate, time_ns in known] or self._ratios or [1.0]
+        scale = statistics.geometric_mean(ratios)
+        layouts = {(*candidate.srcs, candidate.dst) for candidate, _ in known}
+        estimated = [c for c in _without_rivals(unknown) if (*c.srcs, c.dst) not in layouts]
+        return [replace(c, cost_ns=time_ns) for c, time_ns in known] + [
+            replace(c, cost_ns=scale * c.cost_ns) for c in estimated
+        ]
+
+    def _near_the_best(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates to measure first: those estimated near the best in any layout."""
+        best_ns = min(c.cost_ns for c in candidates)
+        return [c for c in candidates if c.cost_ns <= _PROSPECTS * best_ns]
 
     def _look_again(self, bench: Bench, fresh: Mapping[str, Candidate], best_ns: float) -> dict[str, float]:
         """Time those near the best once more, and keep the better time: a disturbance lasts longer than one of them."""
@@ -189,8 +238,31 @@ class Tuner:
         size_bytes = have.size_bytes + want.size_bytes
         key = reorder_fingerprint(have, want)
         result = self.database.get(key)
+        if result is None and not self.turn.allows(SHARE):
+            return reorder_ns(have, want)
         if result is None:
             result = Result(time_reorder(have, want) / size_bytes, 0.0, True)
             self.measured += 1
             self.database.put(key, result)
         return result.time_ns * size_bytes
+
+
+def _without_rivals(candidates: list[Candidate]) -> list[Candidate]:
+    """What is chosen from by estimate alone: what PyTorch computes where nothing else does."""
+    return [c for c in candidates if not is_rival(c)] or candidates
+
+
+def _best_estimate_ns(operation: Operation) -> float:
+    return min((c.cost_ns for c in operation.candidates), default=0.0)
+
+
+def _most_promising_first(operations: Sequence[Operation]) -> list[Operation]:
+    """Those first that the most time goes to, equal work taken together: it is measured once."""
+    total: dict[str, float] = {}
+    work = []
+    for operation in operations:
+        rivals = measurable(operation.candidates)
+        work.append(fingerprint(min(rivals, key=lambda c: c.cost_ns)) if rivals else "")
+        total[work[-1]] = total.get(work[-1], 0.0) + _best_estimate_ns(operation)
+    order = sorted(range(len(operations)), key=lambda i: -total[work[i]])
+    return [operations[i] for i in order]

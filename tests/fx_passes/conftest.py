@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,4 +19,15 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(disturbance, "involuntary_switches", lambda: 0)
         database_for.cache_clear()
         yield
+    database_for.cache_clear()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for results that no other test writes to."""
+    from fx_passes.search.tuner import database_for
+
+    monkeypatch.setenv("ZENDNN_CFFI_CACHE", str(tmp_path))
+    database_for.cache_clear()
+    yield tmp_path
     database_for.cache_clear()

@@ -32,6 +32,7 @@ def optimize(
     dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
     tune: str = "auto",
+    tune_seconds: float = 1.0,
     release_weights: bool = False,
 ) -> fx.GraphModule:
     """Return `model` rewritten for inference, with its convolutions, matrix products and what surrounds them in ZenDNN.
@@ -50,6 +51,10 @@ def optimize(
                     input signature, and the results kept on disk (ZENDNN_CFFI_CACHE: the folder, empty for none).
                     "full": all are measured. "off": by estimate. In each mode an implementation runs only after its
                     numbers matched plain PyTorch's.
+    tune_seconds    how long "auto" may measure for one input signature of a region: by default about a second, or ten
+                    calls where these are longer. Rest and what a busy machine keeps from being measured is estimated,
+                    and measured by a thread of its own once no call came for two seconds. 0: never in a call.
+                    One process of a machine measures at a time.
     release_weights after the first call, keep packed weights alone and let go of the parameters they were made from
                     (memory comes back once the original model is gone too). The module then has no state_dict, and
                     cannot be copied, pickled, loaded or converted: each raises RuntimeError. Winograd's algorithm,
@@ -73,6 +78,7 @@ def optimize(
         raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}")
     if tune not in TUNE_MODES:
         raise ValueError(f"tune must be one of {', '.join(map(repr, TUNE_MODES))}, got {tune!r}")
+    tune_seconds = as_seconds(tune_seconds)
     allow_winograd = checks.as_bool(allow_winograd, "allow_winograd")
     release_weights = checks.as_bool(release_weights, "release_weights")
     from fx_passes.pipeline import build
@@ -89,11 +95,22 @@ def optimize(
     if not is_available():
         _warn_once()
         return build_plain(traced)
-    options = RegionOptions(dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights)
+    options = RegionOptions(
+        dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights, tune_seconds
+    )
     gm = build(traced, make_region=RegionFactory(options))
     if release_weights:
         gm.release_after_first_call()
     return gm
+
+
+def as_seconds(value: Any) -> float:
+    """Return tune_seconds as a float. Raises TypeError for what is no number, ValueError below 0 and for NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"tune_seconds must be a number of seconds, got {value!r}")
+    if not value >= 0:
+        raise ValueError(f"tune_seconds must be 0 or more, got {value!r}")
+    return float(value)
 
 
 def build_plain(traced: Traced) -> OptimizedModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import struct
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 # The library chooses its kernels at run time, from AVX2 up. On an emulated Haswell (no AVX-512) convolution, matmul,
 # pooling, embedding_bag and both gemm families gave right results; an emulated Sandy Bridge (AVX only) died of SIGILL.
 REQUIRED_FLAGS = ("avx2", "fma", "bmi2", "f16c")
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 @lru_cache(maxsize=1)
@@ -37,6 +39,47 @@ def cpu_generation() -> str:
     if vendor == "amd" and family.isdigit() and int(family) in _ZEN:
         return "zen4" if int(family) == 25 and wide else _ZEN[int(family)]
     return f"{vendor}-{family or '0'}-{'avx512' if wide else 'avx2'}"
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use at once: its affinity, and the quota of its control groups."""
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        allowed = os.cpu_count() or 1
+    quotas = [quota for quota in map(_quota, _control_groups()) if quota]
+    return max(1, min([allowed, *(int(quota + 0.01) for quota in quotas)]))
+
+
+def _control_groups() -> list[Path]:
+    """The folders of the control groups that limit this process' time: of version 2 and 1, up to the outermost."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mounted = _CONTROL_GROUPS / (controllers and "cpu")
+        path = mounted / inside.strip("/")
+        found += [folder for folder in (path, *path.parents) if folder == mounted or mounted in folder.parents]
+    return found
+
+
+def _quota(folder: Path) -> float:
+    """How many CPUs' time a control group gives, 0 where it sets no limit."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        else:
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period")
+            )
+        return max(0.0, int(quota) / int(period))
+    except (OSError, ValueError):  # "max" is no number
+        return 0.0
 
 
 def _cpu_fact(name: str) -> str:

@@ -12,6 +12,9 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from zendnn_cffi.errors import LibraryError
@@ -102,3 +105,23 @@ def thread_count() -> int | None:
     """Return how many threads the next OpenMP region of the calling thread gets; None before a runtime is mapped."""
     mapped = [path for path in mapped_runtimes() if os.path.basename(path).startswith("libgomp.so")]
     return int(ctypes.CDLL(mapped[0]).omp_get_max_threads()) if mapped else None
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Let the calling thread compute alone: no other thread's count changes, and torch's functions obey.
+
+    For many short operations on a machine that is overloaded: each shared one waits for a thread that has no core.
+    """
+    runtime = _runtime()
+    threads = runtime.omp_get_max_threads()
+    runtime.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        runtime.omp_set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)
+def _runtime() -> ctypes.CDLL:
+    return ctypes.CDLL(ensure_runtime())

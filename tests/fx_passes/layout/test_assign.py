@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate, Weights
 from fx_passes.candidates.layouts import layout
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.layout import assign
@@ -169,9 +170,28 @@ def test_a_call_into_pytorch_costs_more_than_its_time() -> None:
     graph = fx.Graph()
     node = graph.placeholder("x")
     desc = layout((4,), torch.float32, "a")
-    kernel = Candidate("kernel", (), desc, (object(),), cost_ns=20e3)  # type: ignore[arg-type]
+    pd: Any = None
+    kernel = Candidate("kernel", (), desc, (PrimitiveTemplate(pd, {}, "eltwise"),), cost_ns=20e3)
     for cost_ns, chosen in ((4e3, "torch"), (6e3, "kernel")):
         plain = Candidate("torch", (), desc, (TorchTemplate(torch.relu, "", key="relu"),), cost_ns=cost_ns)
         operation = Operation(node, "y", "eltwise", (), TensorSpec((4,), torch.float32, (1,)), [plain, kernel])
         (found,) = assign_layouts([operation], {}, {}, lambda have, want: 0.0)
         assert found.implementation == chosen
+
+
+@pytest.mark.parametrize(("bytes_of_one", "chosen"), [(9 << 20, "less to read"), (1 << 20, "faster alone")])
+def test_large_weights_cost_what_reading_them_takes(bytes_of_one: int, chosen: str) -> None:
+    """Alone they are in a cache, in a network they come from memory: of small ones nothing is said."""
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    desc = layout((4,), torch.float32, "a")
+    pd: Any = None
+
+    def kernel(name: str, size_bytes: int, cost_ns: float) -> Candidate:
+        weights = Weights("w", torch.empty(0), layout((size_bytes // 4,), torch.float32, "a"))
+        return Candidate(name, (), desc, (PrimitiveTemplate(pd, {1: weights}, "convolution"),), cost_ns=cost_ns)
+
+    offered = [kernel("faster alone", bytes_of_one, 330e3), kernel("less to read", bytes_of_one // 2, 380e3)]
+    operation = Operation(node, "y", "convolution", (), TensorSpec((4,), torch.float32, (1,)), offered)
+    (found,) = assign_layouts([operation], {}, {}, lambda have, want: 0.0)
+    assert found.implementation == chosen

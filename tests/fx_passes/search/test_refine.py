@@ -22,6 +22,7 @@ from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
 from fx_passes.search import refine
 from fx_passes.search.database import Database
+from fx_passes.search.turn import Turn
 from tests.support.lowering import net, noise
 from zendnn_cffi.runtime.program import Program
 
@@ -59,7 +60,7 @@ class Region:
 
     def refine(self) -> list[Candidate]:
         return refine.refine(
-            self.operations, self.choice, self.inputs, self.build, Database("test", self.folder), "region"
+            self.operations, self.choice, self.inputs, self.build, Turn(Database("test", self.folder), 1), "region"
         )
 
     def run(self, choice: Sequence[Candidate], x: torch.Tensor) -> torch.Tensor:
@@ -147,14 +148,24 @@ def test_it_is_remembered(region: Region, clock: Callable[..., list[int]]) -> No
     measured = clock([100, 70, 50])
     database = Database("test", region.folder)
     arguments = region.operations, region.choice, region.inputs, region.build
-    first = refine.refine(*arguments, database, "region")
+    with Turn(database, 1) as turn:
+        first = refine.refine(*arguments, turn, "region")
     del measured[:]
-    assert refine.refine(*arguments, database, "region") == first
+    assert refine.refine(*arguments, Turn(database, 1), "region") == first
     database.save()
-    assert refine.refine(*arguments, Database("test", region.folder), "region") == first, "from the file"
+    assert refine.refine(*arguments, Turn(Database("test", region.folder), 1), "region") == first, "from the file"
     assert measured == []
-    refine.refine(*arguments, database, "another region")
+    with Turn(database, 1) as turn:
+        refine.refine(*arguments, turn, "another region")
     assert measured == [3, 2]
+
+
+def test_without_leave_the_choice_stays(region: Region, clock: Callable[..., list[int]]) -> None:
+    measured = clock([100, 70, 50])
+    turn = Turn(Database("test", region.folder), 1, seconds=0.0)
+    arguments = region.operations, region.choice, region.inputs, region.build
+    assert refine.refine(*arguments, turn, "region") == region.choice
+    assert measured == [] and turn.left_out == 1
 
 
 def test_a_single_choice_is_not_measured(region: Region, clock: Callable[..., list[int]]) -> None:
@@ -197,14 +208,3 @@ def test_optimize_refines_where_it_measures(tune: str, fresh: Path, monkeypatch:
     gm = zendnn_cffi.optimize(model, tune=tune)
     torch.testing.assert_close(gm(x), model(x), rtol=1e-4, atol=1e-4)
     assert bool(called) == (tune != "off")
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides"), [((2, 3, 4), (12, 4, 1)), ((2, 3, 4), (0, 4, 1)), ((5,), (2,)), ((), ()), ((2, 3), (1, 2))]
-)
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int64, torch.bool))
-def test_inputs_are_made_up_with_the_strides_asked_for(
-    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    tensor = refine._made_up(TensorSpec(shape, dtype, strides))
-    assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == (shape, strides, dtype)

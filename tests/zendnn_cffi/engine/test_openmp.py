@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
+import torch
 
 from zendnn_cffi.engine import openmp
 
@@ -67,3 +69,21 @@ def test_torch_is_found_without_importing_it(run_python) -> None:
     path, imported = run_python(code).stdout.split()
     assert os.path.basename(path).startswith("libgomp.so")
     assert imported == "False"
+
+
+def test_one_thread_computes_alone_and_others_as_before() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen: list[int | None] = []
+    try:
+        with openmp.single_threaded():
+            other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+            assert torch.get_num_threads() == openmp.thread_count() == 1
+        assert seen == [2] and torch.get_num_threads() == 2
+        with pytest.raises(KeyError), openmp.single_threaded():
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)

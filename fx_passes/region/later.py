@@ -1,0 +1,109 @@
+"""Measure in a quiet hour what first calls left out.
+
+A first call measures for a second or two, and not at all on a busy machine. What it chose by estimate is provisional. A
+thread looks again after a while: once no region was called for two seconds, it measures the rest, and gives up as soon
+as a call comes. What another process measured meanwhile it takes over. Only then is the program replaced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from zendnn_cffi.locks import is_awaited, making, new_lock
+
+log = logging.getLogger("zendnn_cffi.search")
+
+FIRST_SECONDS, LAST_SECONDS = 5.0, 600.0  # between two looks; it doubles each time
+QUIET_SECONDS = 2.0  # without a call
+_POLL_SECONDS = 0.25
+
+
+class Improvable(Protocol):
+    """What has provisional programs."""
+
+    def calls(self) -> object:
+        """Something that every call changes."""
+
+    def improve(self, interrupted: Callable[[], bool]) -> bool:
+        """Measure until done or interrupted; whether nothing is provisional any longer."""
+
+
+class Later:
+    """The thread, which exists while something is provisional. One for each process."""
+
+    def __init__(self) -> None:
+        self._begin_anew()
+        atexit.register(self.stop)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._lock: Any = new_lock()
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def add(self, region: Improvable) -> None:
+        """Look at it later."""
+        with self._lock:
+            self._waiting.add(region)
+            if self._thread is None and not self._ended.is_set():
+                self._thread = threading.Thread(target=self._run, name="zendnn_cffi later", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, at the latest when what it measures just now is over."""
+        self._ended.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        pause = FIRST_SECONDS
+        while not self._ended.wait(pause):
+            regions = list(self._waiting)
+            for region in regions:
+                self._look_at(region, regions)
+            del regions
+            pause = min(2 * pause, LAST_SECONDS)
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+
+    def _look_at(self, region: Improvable, regions: Iterable[Improvable]) -> None:
+        before = _calls(regions)
+        quiet = self._is_quiet(regions, before)
+
+        def interrupted() -> bool:
+            return not quiet or self._ended.is_set() or is_awaited() or _calls(regions) != before
+
+        try:
+            with making():
+                done = region.improve(interrupted)
+        except Exception:
+            log.exception("measuring later failed")
+            done = True
+        if done:
+            self._waiting.discard(region)
+
+    def _is_quiet(self, regions: Iterable[Improvable], before: object) -> bool:
+        until = time.monotonic() + QUIET_SECONDS
+        while time.monotonic() < until:
+            if self._ended.wait(_POLL_SECONDS) or _calls(regions) != before:
+                return False
+        return True
+
+
+def _calls(regions: Iterable[Improvable]) -> list[object]:
+    return [region.calls() for region in regions]
+
+
+later = Later()

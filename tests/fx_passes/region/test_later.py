@@ -1,0 +1,181 @@
+"""What a first call left out is measured when no calls come, and the program is replaced."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import zendnn_cffi
+from fx_passes.region import later as module
+from fx_passes.region.later import Later
+from fx_passes.region.region import ZenRegion
+from fx_passes.search.database import Database
+from fx_passes.search.tuner import database_for
+from tests.support.lowering import net, noise
+from zendnn_cffi.locks import making
+
+
+def hurried(**options: Any) -> tuple[nn.Module, Any, ZenRegion, torch.Tensor]:
+    """A model, optimized without time to measure, its region, and what it was called with."""
+    model = net(lambda m, x: m[1](F.relu(m[0](x))), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1))
+    x = noise(2, 16, 8, 8)
+    fast: Any = zendnn_cffi.optimize(model, tune_seconds=0, **options)
+    fast(x)
+    (region,) = fast.regions().values()
+    return model, fast, region, x
+
+
+def program(region: ZenRegion) -> Any:
+    (lowered,) = region.lowered.values()
+    return lowered
+
+
+def test_it_measures_and_replaces_the_program(fresh: Path) -> None:
+    model, fast, region, x = hurried()
+    first = program(region)
+    assert not first.is_measured or region._provisional
+    assert region.improve(lambda: False)
+    second = program(region)
+    assert second is not first and not region._provisional
+    database = database_for(torch.get_num_threads())
+    assert any(not key.startswith("checked ") for key in database._results)
+    torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+    assert len(Database(database._machine, fresh)) == len(database), "and all of it is kept"
+
+
+def test_an_interruption_leaves_it_for_later(fresh: Path) -> None:
+    _, _, region, _ = hurried()
+    first = program(region)
+    assert not region.improve(lambda: True)
+    assert program(region) is first and region._provisional
+    looks = iter((False, False, True))
+    assert not region.improve(lambda: next(looks, True))
+    assert program(region) is first and region._provisional
+
+
+def test_what_another_process_measured_is_taken_over_without_measuring(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, region, _ = hurried()
+    mine = database_for(torch.get_num_threads())
+    database_for.cache_clear()
+    _, _, elsewhere, _ = hurried()
+    assert elsewhere.improve(lambda: False), "as another process would"
+    monkeypatch.setattr("fx_passes.region.variants.database_for", lambda threads: mine)
+    monkeypatch.setattr("fx_passes.search.tuner.database_for", lambda threads: mine)
+    first = program(region)
+    assert region.improve(lambda: True)
+    assert program(region) is not first
+
+
+def test_changed_weights_forget_what_waits(fresh: Path) -> None:
+    model, fast, region, x = hurried()
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    fast.invalidate()
+    assert not region._provisional
+    assert region.improve(lambda: False) and not region.lowered
+    torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_released_weights_stay_as_they_are(fresh: Path) -> None:
+    model, fast, region, x = hurried(release_weights=True)
+    first = program(region)
+    assert region.improve(lambda: False)
+    assert program(region) is first
+    torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+class Fake:
+    """A region as the thread sees it."""
+
+    def __init__(self, improve: Callable[[Callable[[], bool]], bool]) -> None:
+        self.count, self._improve = 0, improve
+        self.done = threading.Event()
+
+    def calls(self) -> int:
+        return self.count
+
+    def improve(self, interrupted: Callable[[], bool]) -> bool:
+        try:
+            return self._improve(interrupted)
+        finally:
+            self.done.set()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Later:
+    for name in ("FIRST_SECONDS", "QUIET_SECONDS", "_POLL_SECONDS"):
+        monkeypatch.setattr(module, name, 0.02)
+    return Later()
+
+
+def test_the_thread_ends_when_nothing_waits(quick: Later) -> None:
+    fake = Fake(lambda interrupted: not interrupted())
+    quick.add(fake)
+    thread = quick._thread
+    assert thread is not None and fake.done.wait(10)
+    thread.join(10)
+    assert not thread.is_alive()
+    again = Fake(lambda interrupted: True)
+    quick.add(again)
+    assert again.done.wait(10)
+    quick.stop()
+
+
+def test_calls_and_other_makers_interrupt(quick: Later) -> None:
+    seen: list[bool] = []
+
+    def improve(interrupted: Callable[[], bool]) -> bool:
+        seen.append(interrupted())
+        fake.count += 1
+        seen.append(interrupted())
+        fake.count -= 1
+        with making():
+            waiting = threading.Thread(target=wait_for_making)
+            waiting.start()
+            until = time.monotonic() + 10
+            while not interrupted() and time.monotonic() < until:
+                time.sleep(0.01)
+            seen.append(interrupted())
+        return True
+
+    def wait_for_making() -> None:
+        with making():
+            pass
+
+    fake = Fake(improve)
+    quick.add(fake)
+    assert fake.done.wait(30)
+    quick.stop()
+    assert seen == [False, True, True]
+
+
+def test_an_error_is_not_repeated(quick: Later, caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[int] = []
+
+    def improve(interrupted: Callable[[], bool]) -> bool:
+        runs.append(1)
+        raise RuntimeError("boom")
+
+    fake = Fake(improve)
+    quick.add(fake)
+    assert fake.done.wait(10)
+    time.sleep(0.3)
+    quick.stop()
+    assert runs == [1] and "measuring later failed" in caplog.text
+
+
+def test_stopping_ends_it_at_once(quick: Later, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_SECONDS", 60.0)
+    quick.add(Fake(lambda interrupted: True))
+    quick.stop()
+    assert quick._thread is not None and not quick._thread.is_alive()
