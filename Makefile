@@ -13,7 +13,7 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test verify-library zoo hugging-face conformance bench scaling notebook lint format \
+.PHONY: help venv install demo test verify-library zoo hugging-face conformance bench scaling shipped-times notebook lint format \
         clean distclean
 
 help:  ## show this list
@@ -44,6 +44,9 @@ bench: install  ## side by side with Inductor, zentorch, ONNX Runtime and OpenVI
 
 scaling: install  ## throughput from batch 1 to 640, on one and two threads (half an hour)
 	$(BIN)/python benchmarks/compare.py --out benchmarks/out/scaling $(SCALING) $(ARGS)
+
+shipped-times: install  ## measure common networks on this kind of CPU, for the times that ship with the package (an hour)
+	$(BIN)/python benchmarks/shipped_times.py $(ARGS)
 
 notebook: install  ## open the quick-start notebook
 	$(BIN)/python -m pip install -q notebook

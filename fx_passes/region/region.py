@@ -190,6 +190,11 @@ class ZenRegion(nn.Module):
         """What each mask says."""
         return signature[0][1:] if self._masks else ()
 
+    @property
+    def is_provisional(self) -> bool:
+        """Whether something was estimated that is worth measuring."""
+        return bool(self._provisional)
+
     def calls(self) -> list[int]:
         """Something that every call of a program changes."""
         return [lowered.program.last_used for lowered in list(self._lowered.values()) if lowered is not None]

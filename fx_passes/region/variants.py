@@ -21,7 +21,7 @@ from fx_passes.region.batch import is_batchwise
 from fx_passes.region.compile import LoweredRegion, lower_region, region_key
 from fx_passes.region.options import RegionOptions
 from fx_passes.search.database import Result
-from fx_passes.search.tuner import database_for
+from fx_passes.search.tuner import database_of
 from fx_passes.search.turn import Turn
 from zendnn_cffi.runtime.program import OutputSpec, Program
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
@@ -88,7 +88,7 @@ def turn_of(options: RegionOptions, interrupted: Callable[[], bool] | None = Non
     threads = torch.get_num_threads()
     insists = options.tune == "full"
     seconds = math.inf if insists or interrupted is not None else options.tune_seconds
-    return Turn(database_for(threads), threads, seconds, insists=insists, interrupted=interrupted or bool)
+    return Turn(database_of(options.tune, threads), threads, seconds, insists=insists, interrupted=interrupted or bool)
 
 
 @dataclass(frozen=True)

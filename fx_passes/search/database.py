@@ -12,9 +12,10 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from zendnn_cffi.engine.folders import CACHE_VARIABLE, cache_folder
 from zendnn_cffi.locks import new_lock
@@ -36,10 +37,24 @@ class Result:
     right: bool
 
 
-class Database:
-    """Results by key. Never raises: what cannot be stored is remembered by this process alone."""
+class Source(Protocol):
+    """Results that are given."""
 
-    def __init__(self, machine: str, folder: Path | None) -> None:
+    def get(self, key: str) -> Result | None:
+        """What is known of a candidate."""
+
+
+class Database:
+    """Results by key. Never raises: what cannot be stored is remembered by this process alone.
+
+    shipped  results that count as measured here (None: there are none)
+    hints    results of other machines, nearest first
+    """
+
+    def __init__(
+        self, machine: str, folder: Path | None, shipped: Source | None = None, hints: Sequence[Source] = ()
+    ) -> None:
+        self._shipped, self._hints = shipped, hints
         self._results: dict[str, Result] = {}
         self._lock = new_lock()
         self._new: dict[str, int] = {}  # not in the file yet; when each was put
@@ -53,7 +68,20 @@ class Database:
     def get(self, key: str) -> Result | None:
         """What is known of a candidate."""
         with self._lock:
-            return self._results.get(key)
+            found = self._results.get(key)
+        return found if found is not None or self._shipped is None else self._shipped.get(key)
+
+    @property
+    def has_hints(self) -> bool:
+        """Whether anything is known of machines like this one."""
+        return self._shipped is not None or bool(self._hints)
+
+    def hint_ns(self, key: str) -> float | None:
+        """The time on a machine as near to this one as any that is known; None where none has it right."""
+        for source in (self._shipped, *self._hints):
+            if source is not None and (found := source.get(key)) is not None:
+                return found.time_ns if found.right else None
+        return None
 
     def put(self, key: str, result: Result) -> None:
         """Remember; `save` writes it."""
@@ -83,6 +111,11 @@ class Database:
         with self._lock:
             for key in keys:
                 self._new.pop(key, None)
+
+    def measured(self) -> dict[str, Result]:
+        """All that was measured on this machine, by key."""
+        with self._lock:
+            return dict(self._results)
 
     def __len__(self) -> int:
         with self._lock:
@@ -114,14 +147,19 @@ class Database:
         """Take over what others measured since the file was read; what this process knows stays. Whether any came."""
         if self._stamp == self._written():
             return False
-        other = Database(self._machine, None)
-        other.path = self.path
-        other._load()
+        other = self.as_kept()
         with self._lock:
             self._stamp = other._stamp
             known = len(self._results)
             self._results = other._results | self._results
             return len(self._results) > known
+
+    def as_kept(self) -> Database:
+        """What the file holds just now."""
+        other = Database(self._machine, None)
+        other.path = self.path
+        other._load()
+        return other
 
     def _written(self) -> int:
         """When the file was last written to, 0 where there is none."""

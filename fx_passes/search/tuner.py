@@ -25,6 +25,7 @@ from fx_passes.search.measure import (
     time_reorder,
 )
 from fx_passes.search.scratch import Scratch
+from fx_passes.search.shipped import hints_for, times_for
 from fx_passes.search.turn import Turn
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -42,13 +43,20 @@ Choose = Callable[[list[Candidate]], list[Candidate]]
 
 
 @lru_cache(maxsize=64)
-def database_for(threads: int) -> Database:
-    """The results of this machine with this many threads."""
+def database_for(threads: int, *, own_only: bool = False) -> Database:
+    """The results of this machine with this many threads; own_only: without those that ship with the package."""
     from zendnn_cffi.engine.host import cpu_name
     from zendnn_cffi.engine.library import load
 
     machine = f"{cpu_name()}; ZenDNN {load().version}; {threads} threads"
-    return Database(machine, cache_folder())
+    if own_only:
+        return Database(machine, cache_folder())
+    return Database(machine, cache_folder(), times_for(threads), hints_for(threads))
+
+
+def database_of(mode: str, threads: int) -> Database:
+    """The results that a mode goes by: "full" measures what ships with the package, too."""
+    return database_for(threads, own_only=True) if mode == "full" else database_for(threads)
 
 
 class Tuner:
@@ -66,7 +74,7 @@ class Tuner:
         self.mode = mode
         self.progress = progress
         self.threads = torch.get_num_threads()
-        self.database = database_for(self.threads)
+        self.database = turn.database if turn is not None else database_of(mode, self.threads)
         self.turn = turn or Turn(self.database, self.threads)
         self.measured = 0
         self._scratch = Scratch()
@@ -77,9 +85,7 @@ class Tuner:
         """Set cost_ns of every candidate; drop candidates whose numbers are wrong."""
         start = time.perf_counter()
         for operation in operations:
-            operation.candidates = [
-                replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates
-            ]
+            operation.candidates = self._estimated(operation)
         if self.mode in ("off", "near"):
             for operation in operations:
                 operation.candidates = _without_rivals(operation.candidates)
@@ -99,6 +105,20 @@ class Tuner:
             log.info("measured %d candidates in %.1f s", self.measured, time.perf_counter() - start)
         if self.turn.left_out:
             log.info("not everything was measured: %s", self.turn.reason or "the time for it was over")
+
+    def _estimated(self, operation: Operation) -> list[Candidate]:
+        """Every candidate with its time on a machine like this one, or what arithmetic says, brought to such times."""
+        candidates = [replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates]
+        rivals = measurable(candidates)
+        if not self.database.has_hints or not rivals:
+            return candidates
+        hints = {id(c): self.database.hint_ns(fingerprint(c)) for c in rivals}
+        ratios = [hint / max(1.0, c.cost_ns) for c in rivals if (hint := hints[id(c)]) is not None]
+        if not ratios:
+            return candidates
+        scale = max(1.0, statistics.geometric_mean(ratios))
+        times = ((c, hints.get(id(c))) for c in candidates)
+        return [replace(c, cost_ns=scale * c.cost_ns if hint is None else hint) for c, hint in times]
 
     def _price(self, operation: Operation, values: RegionValues, candidates: list[Candidate], choose: Choose) -> None:
         if operation.kind != "concat":
@@ -233,10 +253,11 @@ class Tuner:
 
     def reorder_ns(self, have: MemoryDesc, want: MemoryDesc) -> float:
         """The time of a reorder between two layouts: from one of the same formats and about the same size."""
-        if self.mode in ("off", "near"):
-            return reorder_ns(have, want)
         size_bytes = have.size_bytes + want.size_bytes
         key = reorder_fingerprint(have, want)
+        if self.mode in ("off", "near"):
+            hint = self.database.hint_ns(key)
+            return reorder_ns(have, want) if hint is None else hint * size_bytes
         result = self.database.get(key)
         if result is None and not self.turn.allows(SHARE):
             return reorder_ns(have, want)
