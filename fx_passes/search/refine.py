@@ -32,6 +32,7 @@ _CHOICES = 3  # per operation, the one that is fastest alone among them
 _PROSPECTS = 1.5  # alternatives are at most this many times slower alone
 _FLOPS_PER_BYTE = 4  # of weights: with fewer, memory is slower than arithmetic on every machine this is for
 _CLEARLY_FASTER = 0.97
+_MOST_UNKNOWN = 0.2  # of the alternatives: another version of this package had others, shipped times are rounded
 _ROUNDS, _FEWEST_ROUNDS, _ENOUGH_SECONDS = 9, 3, 1.0
 
 _PACKED_PER_SECOND, _CALL_SECONDS = 0.5e9, 3e-4  # bytes; making the code of a call and running it a few times
@@ -59,9 +60,10 @@ def refine(
         return list(choice)
     keys = [[f"{key} {o.name} {fingerprint(c)}" if len(own) > 1 else "" for c in own]
             for o, own in zip(operations, choices, strict=True)]  # fmt: skip
-    needed = f"{key} inside", *(name for names in keys for name in names if name)
+    names = [name for own in keys for name in own if name]
     database = turn.database
-    if any(database.get(name) is None for name in needed):  # an earlier version knew other alternatives
+    unknown = sum(database.get(name) is None for name in names)
+    if database.get(f"{key} inside") is None or unknown > _MOST_UNKNOWN * len(names):
         if not turn.allows(needed=_expected_seconds(choices)):
             return list(choice)
         with turn.measuring():
