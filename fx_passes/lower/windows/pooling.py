@@ -56,15 +56,16 @@ def lower_adaptive_pool(node: fx.Node, context: LoweringContext) -> Operation:
 
 
 def lower_reduce(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower a mean or maximum over all spatial dimensions as global pooling, others over the last ones as reduction."""
+    """Lower a mean over all spatial dimensions as global pooling, others and sums over the last ones as reduction."""
     arguments = context.values.arguments(node)
+    if arguments["kind"] in ("max", "min"):
+        raise NotLowered(f"the library's {arguments['kind']} of nothing but infinities is a finite number")
     src = context.tensor(arguments["src"], "src")
     dims = {d % src.ndim for d in arguments["dims"]} if src.ndim else set()
-    kind = {"mean": "avg_exclude_padding", "max": "max"}.get(arguments["kind"])
-    if kind is None or src.ndim not in (3, 4, 5) or dims != set(range(2, src.ndim)):
+    if arguments["kind"] != "mean" or src.ndim not in (3, 4, 5) or dims != set(range(2, src.ndim)):
         return lower_reduction(node, context, arguments["src"], arguments["kind"], dims)
     zero = (0,) * (src.ndim - 2)
-    return _pooling(node, context, arguments["src"], kind, src.shape[2:], src.shape[2:], zero, zero)
+    return _pooling(node, context, arguments["src"], "avg_exclude_padding", src.shape[2:], src.shape[2:], zero, zero)
 
 
 def _pooling(

@@ -82,6 +82,7 @@ def test_own_results_come_first_then_shipped_ones_then_hints() -> None:
 def folder(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder in place of the package's."""
     monkeypatch.setattr(shipped, "FOLDER", tmp_path / "measured")
+    monkeypatch.delenv(shipped.VARIABLE)
     database_for.cache_clear()
     return tmp_path / "measured"
 

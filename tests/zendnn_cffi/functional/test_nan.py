@@ -134,3 +134,15 @@ def test_optimized_models(name: str) -> None:
     torch.testing.assert_close(y[~reached], expected[~reached], atol=1e-4, rtol=1e-4)
     if name in KEPT:
         assert y[reached].isnan().all()
+
+
+@pytest.mark.parametrize(("kind", "value"), [("max", -math.inf), ("min", math.inf)])
+def test_extremes_of_infinities_alone_are_finite(kind: str, value: float) -> None:
+    x = torch.full((2, 16, 4, 4), value)
+    x[0, 0, 0, 0] = 1.0
+    found = zf.reduction(x, kind, [3])
+    assert float(found[0, 0, 0]) == 1.0
+    assert float(found[1, 3, 2]) == math.copysign(torch.finfo(torch.float32).max, value)
+    if kind == "max":
+        pooled = zf.pooling(x, "max", (2, 2), stride=(2, 2))
+        assert float(pooled[0, 0, 0, 0]) == 1.0 and float(pooled[1, 0, 0, 0]) == torch.finfo(torch.float32).min

@@ -74,7 +74,7 @@ def residual(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
 
 def scaled(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     y = m[0](x)
-    return m[3](m[1](y) * m[2](y).amax((2, 3), keepdim=True))
+    return m[3](m[1](y) * F.adaptive_max_pool2d(m[2](y), 1))
 
 
 def joined(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
