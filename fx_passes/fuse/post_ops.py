@@ -95,8 +95,10 @@ def residual(producer: fx.Node, consumer: fx.Node) -> tuple[Any, ...] | None:
     other = b if a is producer else a
     if not isinstance(other, fx.Node) or (is_pooled(producer) and not is_pooled(other)):
         return None  # of a gate times its input, the gate is the small side
-    if a is producer or kind in ("add", "mul", "max", "min"):
+    if a is producer:
         return (("binary", kind, other),)
+    if kind in ("add", "mul", "max", "min"):
+        return (("binary", kind, other, True),)
     if kind == "sub":
         return (("eltwise", "linear", -1.0, 0.0), ("binary", "add", other))
     return None

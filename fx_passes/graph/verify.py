@@ -80,7 +80,7 @@ def _check_post_op(node: fx.Node, entry: Any) -> None:
     name, *rest = entry
     good = (
         (name == "eltwise" and len(rest) == 3 and rest[0] in ops.ELTWISE)
-        or (name == "binary" and len(rest) == 2 and rest[0] in ops.BINARY)
+        or (name == "binary" and (len(rest) == 2 or rest[2:] == [True]) and rest[0] in ops.BINARY)
         or (name == "prelu" and len(rest) == 1 and isinstance(rest[0], fx.Node))
     )
     if not good:

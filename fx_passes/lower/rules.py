@@ -201,7 +201,8 @@ def split_post_ops(node: fx.Node, keep: int, values: RegionValues) -> None:
             if name == "eltwise":
                 last = graph.call_function(ops.eltwise, (last, *args))
             elif name == "binary":
-                last = graph.call_function(ops.binary, (last, args[1], args[0]))
+                kind, other, *is_first = args
+                last = graph.call_function(ops.binary, (other, last, kind) if is_first else (last, other, kind))
             else:
                 last = graph.call_function(ops.prelu, (last, *args))
         last.meta["source"] = node.meta.get("source", "")

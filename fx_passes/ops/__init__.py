@@ -7,6 +7,7 @@ still computes what the model says. Ops accept whatever eager accepted: shapes a
 `post_ops` is a tuple applied in order to the result, each entry one of
     ("eltwise", kind, alpha, beta)      see ELTWISE
     ("binary", kind, other)             kind(result, other); other broadcastable to the result, see BINARY
+    ("binary", kind, other, True)       kind(other, result): equal numbers, in other's strides
     ("prelu", weight)
 
 There is a file per family; each operation declares its traits there (`fx_passes.ops.registry`).

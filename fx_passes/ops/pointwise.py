@@ -58,7 +58,8 @@ def apply_post_ops(result: Tensor, post_ops: PostOps) -> Tensor:
         if name == "eltwise":
             result = eltwise(result, *args)
         elif name == "binary":
-            result = binary(result, args[1], args[0])
+            kind, other, *is_first = args
+            result = binary(other, result, kind) if is_first else binary(result, other, kind)
         elif name == "prelu":
             result = F.prelu(result, *args)
         else:

@@ -15,6 +15,7 @@ from tests.conformance import cases
 from tests.conformance.check import CRASHED, HUNG, Verdict, check
 
 PATIENCE_S = 120.0  # what a case may take: the longest takes a few seconds
+_BETWEEN_LOOKS_S = 1.0  # counted at most: in longer gaps this process was stopped, and its children with it
 _RESET_EVERY = 50  # cases after which TorchDynamo forgets what it compiled
 
 
@@ -92,7 +93,7 @@ class Child:
     def _start(self) -> None:
         sys.stdout.flush()
         self.pid = os.fork()
-        self.since = time.monotonic()
+        self.waited_s, self.looked = 0.0, time.monotonic()
         self.size = -1
         if self.pid == 0:
             status = 1
@@ -119,9 +120,12 @@ class Child:
 
     def _is_stuck(self) -> bool:
         size = self.journal.path.stat().st_size if self.journal.path.exists() else 0
+        now = time.monotonic()
+        self.waited_s += min(now - self.looked, _BETWEEN_LOOKS_S)
+        self.looked = now
         if size != self.size:
-            self.size, self.since = size, time.monotonic()
-        return time.monotonic() - self.since > PATIENCE_S
+            self.size, self.waited_s = size, 0.0
+        return self.waited_s > PATIENCE_S
 
     def _blame(self, verdict: str, how: str) -> bool:
         """Note what the unfinished case did, and go on behind it; False if there is none."""

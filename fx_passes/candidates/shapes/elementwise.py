@@ -146,6 +146,8 @@ def _after(spec: TensorSpec, entry: tuple[Any, ...]) -> TensorSpec:
             return eltwise(spec, kind)
         case ("binary", kind, other):
             return binary(spec, other, kind)
+        case ("binary", kind, other, True):
+            return binary(other, spec, kind)
         case ("prelu", weight):
             return prelu(spec, weight)
     raise Unclear

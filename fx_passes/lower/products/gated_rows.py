@@ -62,7 +62,7 @@ def join_gated_rows(graph: fx.Graph, values: RegionValues) -> None:
 
 def _gate(up: fx.Node, values: RegionValues) -> fx.Node | None:
     """The gate that `up` is multiplied by, where both are products of one f32 row with weights of one shape."""
-    _, kind, gate = _only_post_op(up, "binary")
+    _, kind, gate, *_ = _only_post_op(up, "binary")
     if kind != "mul" or not is_call(gate, ops.linear) or gate.args[0] is not up.args[0] or only_user(gate) != up:
         return None
     activation = _only_post_op(gate, "eltwise")

@@ -10,8 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zendnn_cffi
+from fx_passes import ops
 from fx_passes.fuse.post_ops import POST_OPS, fuse_post_ops
+from fx_passes.pipeline import compile_graph
 from tests.support.graphs import after, check, check_twice, count, image, model_of, post_ops
+from tests.support.lowering import net, noise
 
 # row -> models of one convolution `c` (3 -> 3 channels) that it matches, with the post-ops they get
 EXAMPLES: dict[str, list[tuple[Callable[..., Any], tuple[str, ...]]]] = {
@@ -145,3 +149,24 @@ def test_long_chains_stop_at_what_the_library_holds() -> None:
     gm = check(model_of(forward, c=nn.Conv2d(3, 3, 1)), image())
     assert [len(chain) for chain in post_ops(gm)] == [31]
     assert count(gm)["eltwise"] == 9
+
+
+@pytest.mark.parametrize("kind", ("add", "mul", "max", "min"))
+@pytest.mark.parametrize("first", (False, True))
+def test_results_have_the_first_operands_strides(first: bool, kind: str) -> None:
+    """x + linear(y) lies as x does, linear(y) + x as a new tensor."""
+    function = {"add": torch.add, "mul": torch.mul, "max": torch.maximum, "min": torch.minimum}[kind]
+    model = net(
+        lambda m, x: function(x, m[0](x.contiguous())) if first else function(m[0](x.contiguous()), x), nn.Linear(8, 8)
+    )
+    x = noise(2, 3, 8).transpose(0, 1)
+    with torch.no_grad():
+        expected = model(x)
+        gm: Any = compile_graph(model)
+        ours, lowered = gm(x), zendnn_cffi.optimize(model, tune="off")(x)
+    region: Any = gm.get_submodule("zen_region_0")
+    (linear,) = region.graph.find_nodes(op="call_function", target=ops.linear)
+    assert [entry[1] for entry in linear.kwargs["post_ops"]] == [kind]
+    assert ours.stride() == lowered.stride() == expected.stride()
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(lowered, expected, atol=1e-5, rtol=1e-5)

@@ -23,7 +23,7 @@ def torch_is_fastest(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
         return Result(1.0 if is_rival(candidate) else 1e9, result.error, result.right)
 
     database = Database("PyTorch is fastest", None)
-    monkeypatch.setattr(tuner, "database_for", lambda threads: database)
+    monkeypatch.setattr(tuner, "database_for", lambda threads, **_: database)
     monkeypatch.setattr(Bench, "check_and_time", check_and_time)
     monkeypatch.setattr(measure, "fastest_ns", lambda *_: 1.0)
     monkeypatch.setattr(compile, "refine", lambda operations, choice, *_: list(choice))  # it would measure again

@@ -69,8 +69,7 @@ def test_what_another_process_measured_is_taken_over_without_measuring(
     database_for.cache_clear()
     _, _, elsewhere, _ = hurried()
     assert elsewhere.improve(lambda: False), "as another process would"
-    monkeypatch.setattr("fx_passes.region.variants.database_for", lambda threads: mine)
-    monkeypatch.setattr("fx_passes.search.tuner.database_for", lambda threads: mine)
+    monkeypatch.setattr("fx_passes.search.tuner.database_for", lambda threads, **_: mine)
     first = program(region)
     assert region.improve(lambda: True)
     assert program(region) is not first
