@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.state import HOOK_ATTRIBUTES, Kept, attributes_of, is_torch_s
+from zendnn_cffi.runtime.versions import Versions
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
@@ -53,13 +54,14 @@ class Contents:
         # Inference tensors have no version counter, what stands for tensors elsewhere has no address.
         self._counted = [t for t in self.tensors if not t.is_inference()]
         self._versions = list(map(_version, self._counted))
+        self._quickly = Versions(self._counted)
         self._located = [t for t in self.tensors if _has_address(t)]
         self._addresses = list(map(_address, self._located))
         self._storages = [t.untyped_storage() for t in self._located]  # held: new memory lies elsewhere
 
     def unwritten(self) -> bool:
         """Whether nobody wrote to them in place."""
-        return list(map(_version, self._counted)) == self._versions
+        return self._quickly.unchanged()
 
     def unchanged(self) -> bool:
         """Whether nobody wrote to them, or gave them other memory."""
