@@ -64,11 +64,23 @@ def _problem_of_post_ops(op: OpDesc, post_ops: PostOps, implementation: str, dst
         return "gives all sum post-ops the scale of one"
     if op.kind == "binary" and implementation.startswith("jit") and _is_per_channel_of_points(post_ops, dst):
         return "reads the operand of a binary post-op per channel as if per sample, where there is one pixel"
+    if op.kind == "matmul" and "gemm:jit" in implementation and _has_binary(post_ops) and not _lies_in_order(dst):
+        return "ends the process with a binary post-op where the result's dimensions lie in another order"
     if op.kind == "convolution" and len(post_ops) and _has_windows_of_padding(op):
         return "computes post-ops wrongly, or ends the process, where a window lies wholly in padding"
     if op.kind == "convolution" and "gemm:jit" in implementation and any(_lies_otherwise(e, dst) for e in post_ops):
         return "reads the whole operand of a binary post-op as if it lay as the result does"
     return None
+
+
+def _has_binary(post_ops: PostOps) -> bool:
+    return any(entry[0] == "binary" for entry in post_ops)
+
+
+def _lies_in_order(desc: MemoryDesc | None) -> bool:
+    """Whether no dimension, of size 1 neither, has a longer stride than one before it."""
+    strides = () if desc is None else desc.strides or ()
+    return all(first >= second for first, second in zip(strides, strides[1:], strict=False))
 
 
 def _has_windows_of_padding(op: OpDesc) -> bool:

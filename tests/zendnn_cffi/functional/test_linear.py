@@ -229,3 +229,15 @@ def test_an_implementation_that_cannot_be_created_is_passed_over() -> None:
     a, b, column = randn(1, 5, 1), randn(1, 1, 3), randn(5, 1)
     result = zf.matmul(a, b, post_ops=[("binary", "ne", column)])
     assert torch.equal(result, (a @ b != column).float())
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("kind", ("sub", "max"))
+def test_a_result_whose_size_1_dimension_has_the_longest_stride(kind: str, dtype: torch.dtype) -> None:
+    """The library's gemm:jit ended the process with a binary post-op there."""
+    a, b, c = torch.randn(2, 1, 3).to(dtype), torch.randn(2, 6, 16).to(dtype)[:, ::2], torch.randn(1, 16)
+    out = torch.zeros(64, dtype=dtype).as_strided((2, 1, 16), (17, 34, 1))
+    zf.matmul(a, b, post_ops=[("binary", kind, c)], out=out)
+    product = a.double() @ b.double()
+    expected = product - c if kind == "sub" else torch.maximum(product, c.double())
+    torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=2e-2)

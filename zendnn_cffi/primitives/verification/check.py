@@ -143,7 +143,8 @@ class _Check:
         if layouts.is_readable(desc):
             layouts.write(self.values[arg], self.places[arg].inside, desc)
             return
-        if desc.is_any or desc.dtype not in (torch.float32, torch.bfloat16, torch.int8):
+        shared = desc.outer_strides is not None and layouts.overlaps(desc)
+        if desc.is_any or shared or desc.dtype not in (torch.float32, torch.bfloat16, torch.int8):
             raise NotChecked(f"{self.pd}: the layout of {desc}")
         _pack(self.values[arg], self.places[arg].inside, desc, type(self.pd))
 

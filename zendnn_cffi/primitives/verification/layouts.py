@@ -10,8 +10,27 @@ from zendnn_cffi.primitives.memory import MemoryDesc
 
 
 def is_readable(desc: MemoryDesc) -> bool:
-    """Whether the layout is strides and blocks: packed ones (Winograd's weights, compensated int8 weights) are not."""
-    return desc.outer_strides is not None and not desc.ptr.extra.flags and desc.dtype in _TYPES
+    """Whether the layout is strides and blocks, and no two elements share memory.
+
+    Packed ones (Winograd's weights, compensated int8 weights) are not.
+    """
+    if desc.outer_strides is None or desc.ptr.extra.flags or desc.dtype not in _TYPES:
+        return False
+    return not overlaps(desc)
+
+
+def overlaps(desc: MemoryDesc) -> bool:
+    """Whether an element may lie where another does: a stride that is within the reach of shorter ones."""
+    assert desc.outer_strides is not None
+    reach = math.prod(size for _, size in desc.inner_blocks)
+    blocks = [math.prod(n for axis, n in desc.inner_blocks if axis == i) for i in range(desc.ndim)]
+    sizes = (size // block for size, block in zip(desc.padded_dims, blocks, strict=True))
+    for stride, size in sorted(zip(desc.outer_strides, sizes, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return True
+            reach += (size - 1) * stride
+    return False
 
 
 # torch has no arithmetic on 4-bit types

@@ -52,3 +52,21 @@ def test_packed_layouts_are_not_readable() -> None:
     assert not layouts.is_readable(MemoryDesc((4, 4), torch.float32, "any"))
     assert not layouts.is_readable(MemoryDesc((4, 4), torch.int4))
     assert layouts.is_readable(MemoryDesc((4, 4), torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("dims", "strides", "shared"),
+    [((3, 4), (4, 1), False), ((3, 4), (0, 1), True), ((3, 4), (1, 3), False), ((1, 4), (0, 1), False),
+     ((2, 1, 16), (17, 34, 1), False), ((2, 3, 4), (4, 8, 1), False), ((2, 3, 4), (0, 4, 1), True)],
+)  # fmt: skip
+def test_elements_that_share_memory_are_not_readable(
+    dims: tuple[int, ...], strides: tuple[int, ...], shared: bool
+) -> None:
+    desc = MemoryDesc(dims, torch.float32, strides=strides)
+    assert layouts.overlaps(desc) is shared
+    assert layouts.is_readable(desc) is not shared
+
+
+@pytest.mark.parametrize(("dims", "tag"), TAGS)
+def test_blocks_share_nothing(dims: tuple[int, ...], tag: str) -> None:
+    assert not layouts.overlaps(MemoryDesc(dims, torch.float32, tag))
