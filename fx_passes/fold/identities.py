@@ -1,7 +1,7 @@
 """Remove what changes nothing: copies of which only the values are read, empty borders, and repeated activations.
 
-Before: transpose -> contiguous -> reshape          relu -> relu        concat((x,))        x * 1
-After:  transpose -> reshape                        relu                x                   x
+Before: transpose -> contiguous -> reshape      relu -> relu    abs -> relu     concat((x,))    x * 1
+After:  transpose -> reshape                    relu            abs             x               x
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def is_neutral(node: fx.Node) -> bool:
 
 
 def is_repeated(node: fx.Node) -> bool:
-    """Whether node is an activation that leaves its input as it is: relu after relu, relu after a clip from 0 on."""
+    """Whether node is an activation that leaves its input as it is: relu after relu, abs or a clip from 0 on."""
     if not is_call(node, ops.eltwise) or not is_call(node.args[0], ops.eltwise):
         return False
     _, kind, alpha, beta = node.args
     _, before, low, high = node.args[0].args
     if (kind, alpha) == ("relu", 0.0):
-        return (before, low) == ("relu", 0.0) or (before == "clip" and low >= 0)
+        return before == "abs" or (before, low) == ("relu", 0.0) or (before == "clip" and low >= 0)
     return kind == before == "clip" and alpha <= low and high <= beta

@@ -92,6 +92,12 @@ def test_repeated_activations() -> None:
     assert count(check(model_of(forward), image()))["eltwise"] == 5
 
 
+def test_relu_of_absolute_values_is_no_operation() -> None:
+    """lp_pool has it: the library's relu would make 0 of a NaN."""
+    model = model_of(lambda m, x: F.leaky_relu(x, 0.5).abs().relu())
+    assert count(check(model, image()))["eltwise"] == 2
+
+
 def test_sizes_are_answered_and_assertions_that_hold_dropped() -> None:
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
         y = m.c(x).flatten(1)
