@@ -67,3 +67,13 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = f"module skipped where the library is expected: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_measuring_beside_tests() -> Generator[None, None, None]:
+    """What first calls left out stays so: tests count calls, threads and memory."""
+    from fx_passes.region import later
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(later, "FIRST_SECONDS", 3600.0)
+        yield

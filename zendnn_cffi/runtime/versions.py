@@ -84,7 +84,7 @@ def _located(tensor: torch.Tensor) -> tuple[torch.Tensor | None, int]:
 def find_place() -> Place | None:
     """Where PyTorch keeps version counters: what aliases share and .data does not, and what a write counts up."""
     with torch.inference_mode(False):
-        tensor = torch.zeros(1, device="cpu")
+        tensor = torch.zeros(1, dtype=torch.float32, device="cpu")
         alias, other = tensor.detach(), tensor.data
     if any(type(t) is not torch.Tensor for t in (tensor, alias, other)):
         return None  # imported in a mode that replaces tensors

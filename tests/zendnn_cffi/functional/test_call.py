@@ -235,9 +235,12 @@ def test_repeated_calls_do_not_grow() -> None:
             zf.gemm(a, a, post_ops=[("eltwise", "relu")])
 
     calls(300)
-    before = resident_kib()
-    calls(3000)
-    assert resident_kib() - before < 4096
+    growth = []
+    for _ in range(3):  # what else the process does may take memory meanwhile; a leak grows each time
+        before = resident_kib()
+        calls(3000)
+        growth.append(resident_kib() - before)
+    assert min(growth) < 4096
 
 
 def test_results_repeat_to_the_bit() -> None:
