@@ -21,8 +21,9 @@ from fx_passes.candidates.shapes.rules import infer
 from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
 from fx_passes.graph.free_sizes import growing_inputs
 from zendnn_cffi.engine.openmp import single_threaded
+from zendnn_cffi.primitives.checks import strides_overlap
 
-__all__ = ["Constants", "RegionValues", "TensorSpec", "evaluate_constants", "overlaps_itself"]
+__all__ = ["Constants", "RegionValues", "TensorSpec", "evaluate_constants"]
 
 
 class Constants(MutableMapping[fx.Node, Any]):
@@ -279,21 +280,7 @@ def _empty(spec: TensorSpec) -> torch.Tensor:
 
 
 def _needs_copy(spec: TensorSpec) -> bool:
-    return _overlaps(spec.shape, spec.strides) or not is_describable(spec.shape, spec.strides)
-
-
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may share memory (expanded dimensions): nothing can be written there."""
-    return _overlaps(tuple(tensor.shape), tensor.stride())
-
-
-def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    reach = 0
-    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
-        if stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
+    return strides_overlap(spec.shape, spec.strides) or not is_describable(spec.shape, spec.strides)
 
 
 def _has_tensor(value: Any) -> bool:

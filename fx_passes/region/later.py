@@ -68,15 +68,18 @@ class Later:
     def _run(self) -> None:
         pause = FIRST_SECONDS
         while not self._ended.wait(pause):
-            regions = list(self._waiting)
-            for region in regions:
-                self._look_at(region, regions)
-            del regions
+            self._look()
             pause = min(2 * pause, LAST_SECONDS)
             with self._lock:
                 if not self._waiting:
                     self._thread = None
                     return
+
+    def _look(self) -> None:
+        """Look at all that wait; nothing holds them afterwards."""
+        regions = list(self._waiting)
+        for region in regions:
+            self._look_at(region, regions)
 
     def _look_at(self, region: Improvable, regions: Iterable[Improvable]) -> None:
         before = _calls(regions)

@@ -34,7 +34,7 @@ from fx_passes.region.later import later
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.variants import choose_variant, turn_of
 from fx_passes.search.noise import made_up
-from fx_passes.search.turn import Turn
+from fx_passes.search.tuner import database_of
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.locks import making, new_lock
 from zendnn_cffi.primitives.checks import check_storage
@@ -157,12 +157,12 @@ class ZenRegion(nn.Module):
                 return None
             self._lowering_in = threading.get_ident()
             try:
-                with making(), turn_of(self.options) as turn:
-                    lowered, reason = self._try_lower(inputs, self._kinds(signature), turn)
+                with making():
+                    lowered, reason, is_provisional = self._try_lower(inputs, self._kinds(signature))
             finally:
                 self._lowering_in = 0
             self._keep(signature, lowered, reason)
-            if turn.left_out:
+            if is_provisional:
                 self._provisional[signature] = [TensorSpec.of(value) for value in inputs]
                 later.add(self)
             give_back_free_memory()  # lowering takes several times what it leaves
@@ -209,20 +209,19 @@ class ZenRegion(nn.Module):
         for signature, specs in list(self._provisional.items()):
             if _threads(signature) != torch.get_num_threads():
                 continue
-            with turn_of(self.options, interrupted=interrupted) as turn:
-                if not turn.database.reload() and interrupted():
-                    return False
-                inputs = list(map(made_up, specs))
-                lowered, _ = self._try_lower(inputs, self._kinds(signature), turn, WeightStore())
+            if not database_of(self.options.tune, torch.get_num_threads()).reload() and interrupted():
+                return False
+            inputs, kinds = list(map(made_up, specs)), self._kinds(signature)
+            lowered, _, is_provisional = self._try_lower(inputs, kinds, interrupted, WeightStore())
             if lowered is not None:
                 lowered.program.close()
-            if turn.left_out:
+            if is_provisional:
                 return False
             with self._lock:
                 known = self._lowered.get(signature, _MISSING)
                 if self._provisional.pop(signature, None) is None or known is _MISSING:
                     continue
-                lowered, reason = self._try_lower(inputs, self._kinds(signature), turn)
+                lowered, reason, _ = self._try_lower(inputs, kinds, interrupted=lambda: True)  # all of it is known
                 self._keep(signature, lowered, reason)
         return not self._provisional
 
@@ -264,20 +263,26 @@ class ZenRegion(nn.Module):
         return self._for_masks[kinds]
 
     def _try_lower(
-        self, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], turn: Turn, weights: WeightStore | None = None
-    ) -> tuple[LoweredRegion | None, str]:
+        self,
+        inputs: Sequence[torch.Tensor],
+        kinds: tuple[str, ...],
+        interrupted: Callable[[], bool] | None = None,
+        weights: WeightStore | None = None,
+    ) -> tuple[LoweredRegion | None, str, bool]:
         """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours.
 
-        kinds    what each mask says
-        turn     leave to measure
-        weights  where packed weights are kept (None: the region's)
+        kinds        what each mask says
+        interrupted  asked before each measurement, which may take long then (None: as in a call)
+        weights      where packed weights are kept (None: the region's)
+        Returns      also whether something was estimated that is worth measuring
         """
         if not is_available():
-            return None, unavailable_reason() or "the library is not available"
+            return None, unavailable_reason() or "the library is not available", False
         if any(t.numel() == 0 for t in inputs):
-            return None, "an input is empty"
+            return None, "an input is empty", False
         try:
             with torch.inference_mode(False), torch.no_grad(), _on_cpu():
+                turn = turn_of(self.options, interrupted)
                 lowered = choose_variant(
                     self._graph_for(kinds),
                     inputs,
@@ -288,9 +293,9 @@ class ZenRegion(nn.Module):
                     turn,
                 )
             self._plain = None  # made to measure plain PyTorch against
-            return lowered, ""
+            return lowered, "", turn.left_out > 0
         except NotLowered as reason:
-            return None, str(reason)
+            return None, str(reason), turn.left_out > 0
         except Exception as error:
             with torch.no_grad():
                 self.run_plain(inputs)  # what PyTorch refuses too is no defect of ours: its own error goes out
@@ -300,7 +305,7 @@ class ZenRegion(nn.Module):
                 f" ({type(error).__name__}: {error})",
                 stacklevel=2,
             )
-            return None, f"{type(error).__name__}: {error}"
+            return None, f"{type(error).__name__}: {error}", False
 
     def run_plain(self, inputs: Sequence[Any]) -> Any:
         """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""

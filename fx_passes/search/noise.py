@@ -10,9 +10,10 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, measurable
-from fx_passes.candidates.specs import RegionValues, TensorSpec, overlaps_itself
+from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import argument
 from fx_passes.lower.context import NotLowered
+from zendnn_cffi.primitives.checks import has_internal_overlap
 
 _NOISE_BYTES = 1 << 30  # of constants: larger ones, tables of embeddings, are read as they are
 
@@ -70,7 +71,7 @@ def _constant_noise(value: torch.Tensor, generator: torch.Generator) -> torch.Te
     noise = _repeated(value.numel(), generator)
     noise = (noise + noise.sign() / 2) / math.sqrt(math.prod(value.shape[1:]))
     noise = noise.to(value.dtype).view(value.shape)
-    return noise if overlaps_itself(value) else torch.empty_like(value).copy_(noise)
+    return noise if has_internal_overlap(value) else torch.empty_like(value).copy_(noise)
 
 
 def _variances(node: fx.Node, constants: Mapping[fx.Node, torch.Tensor]) -> list[fx.Node]:

@@ -74,8 +74,8 @@ class Tuner:
         self.mode = mode
         self.progress = progress
         self.threads = torch.get_num_threads()
-        self.database = turn.database if turn is not None else database_of(mode, self.threads)
-        self.turn = turn or Turn(self.database, self.threads)
+        self.turn = turn or Turn(database_of(mode, self.threads), self.threads)
+        self.database = self.turn.database
         self.measured = 0
         self._scratch = Scratch()
         self._wrong: dict[str, list[str]] = {}  # operation -> keys of the candidates found wrong
@@ -160,7 +160,9 @@ class Tuner:
         return [c for c in candidates if c not in rivals] + timed
 
     def _known_or_estimated(self, rivals: list[Candidate]) -> list[Candidate]:
-        """Those whose times are known; in other layouts estimates, brought to what was measured. None of PyTorch's."""
+        """Those whose times are known; in other layouts estimates, brought to what was measured. None of PyTorch's,
+        where there is another.
+        """
         known, unknown = [], []
         for candidate in rivals:
             result = self.database.get(fingerprint(candidate))
@@ -171,7 +173,9 @@ class Tuner:
         ratios = [time_ns / max(1.0, candidate.cost_ns) for candidate, time_ns in known] or self._ratios or [1.0]
         scale = statistics.geometric_mean(ratios)
         layouts = {(*candidate.srcs, candidate.dst) for candidate, _ in known}
-        estimated = [c for c in _without_rivals(unknown) if (*c.srcs, c.dst) not in layouts]
+        estimated = [c for c in unknown if not is_rival(c) and (*c.srcs, c.dst) not in layouts]
+        if not known:
+            estimated = estimated or unknown
         return [replace(c, cost_ns=time_ns) for c, time_ns in known] + [
             replace(c, cost_ns=scale * c.cost_ns) for c in estimated
         ]

@@ -88,10 +88,10 @@ class Turn:
 
         The first call takes the lock. Others may have measured what is wanted while it waited: look again.
         """
-        if not self.reason and math.isnan(self._begun):
-            self._begin()
         if not self.reason and self._interrupted():
             self.close("a call came")
+        if not self.reason and math.isnan(self._begun):
+            self._begin()
         if self.reason or self._spent() + needed > share * self._seconds:
             self.left_out += 1
             return False

@@ -251,9 +251,13 @@ def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def has_internal_overlap(tensor: torch.Tensor) -> bool:
     """Return whether two indices of the tensor may name the same element (expanded or as_strided views)."""
-    pairs = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=False) if n > 1)
+    return strides_overlap(tensor.shape, tensor.stride())
+
+
+def strides_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether two indices of such a tensor may name the same element."""
     reach = 0
-    for stride, size in pairs:
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
         if stride <= reach:
             return True
         reach += stride * (size - 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,3 +180,43 @@ def test_stopping_ends_it_at_once(quick: Later, monkeypatch: pytest.MonkeyPatch)
     quick.add(Fake(lambda interrupted: True))
     quick.stop()
     assert quick._thread is not None and not quick._thread.is_alive()
+
+
+def test_between_looks_the_thread_holds_nothing(quick: Later, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that nobody has any longer is freed at once, its weights with it."""
+    looked, over = threading.Event(), threading.Event()
+    pauses: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        pauses.append(seconds)
+        if len(pauses) == 1:
+            return False
+        looked.set()  # the pause after the first look
+        over.wait(30)
+        return True
+
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.0)  # it does not wait there
+    monkeypatch.setattr(quick._ended, "wait", wait)
+    fake = Fake(lambda interrupted: False)
+    left = weakref.ref(fake)
+    quick.add(fake)
+    assert looked.wait(10) and fake.done.is_set()
+    del fake
+    gc.collect()
+    assert left() is None
+    over.set()
+    quick.stop()
+
+
+def test_without_the_library_a_region_is_plain_pytorch(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a module that was pickled elsewhere is loaded."""
+    model = net(lambda m, x: F.relu(m[0](x)), nn.Conv2d(16, 16, 3, padding=1))
+    fast: Any = zendnn_cffi.optimize(model)
+    (region,) = fast.regions().values()
+    monkeypatch.setattr("fx_passes.region.region.is_available", lambda: False)
+    monkeypatch.setattr("fx_passes.region.region.unavailable_reason", lambda: "there is none")
+    monkeypatch.setattr("fx_passes.region.variants.database_of", lambda mode, threads: 1 / 0)
+    x = noise(2, 16, 8, 8)
+    torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+    (signature,) = region.lowered
+    assert region.lowered[signature] is None and region.reason(signature) == "there is none"

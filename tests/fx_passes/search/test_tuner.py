@@ -15,13 +15,14 @@ from torch import fx, nn
 
 import zendnn_cffi
 from fx_passes import ops
-from fx_passes.candidates.candidates import Operation, PrimitiveTemplate
+from fx_passes.candidates.candidates import Operation, PrimitiveTemplate, TorchTemplate, measurable
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.rules import lower_graph
 from fx_passes.search import measure, tuner
 from fx_passes.search.database import Result
-from fx_passes.search.measure import Bench, fingerprint
+from fx_passes.search.measure import Bench, fingerprint, is_rival
 from fx_passes.search.tuner import Tuner, database_for
+from fx_passes.search.turn import Turn
 from tests.support.lowering import net, noise
 from zendnn_cffi import descriptors
 from zendnn_cffi.primitives.attributes import ARG_SRC, Attr, PostOps
@@ -310,3 +311,18 @@ def test_code_made_in_a_first_run_is_not_counted(monkeypatch: pytest.MonkeyPatch
     assert bench.check_and_time(operation.candidates[0], best_ns=1e5).time_ns == 2e4
     times = iter((3e9,))
     assert bench.check_and_time(operation.candidates[0], best_ns=1e5).time_ns == 3e9
+
+
+def test_what_was_not_measured_is_never_pytorch_beside_a_known_primitive(fresh: Path) -> None:
+    (operation,), values = lowered()
+    candidates = measurable(operation.candidates)
+    own = next(c for c in candidates if not is_rival(c))
+    key = TorchTemplate(torch.relu, "", key="plain convolution")
+    rival = replace(own, implementation="torch", calls=(key,), srcs=(*own.srcs, own.dst), cost_ns=1.0)
+    assert is_rival(rival)
+    operation.candidates = [own, rival]
+    given = Tuner("auto", turn=Turn(database_for(torch.get_num_threads()), 1, seconds=0.0))
+    given.database.put(fingerprint(own), Result(50.0, 0.0, True))
+    given.price([operation], values)
+    assert [(c.implementation, c.cost_ns) for c in operation.candidates] == [(own.implementation, 50.0)]
+    assert given.turn.left_out

@@ -93,6 +93,14 @@ def test_an_interruption_ends_it(database: Database) -> None:
     assert not leave.allows() and leave.reason == "a call came"
 
 
+def test_who_is_interrupted_does_not_wait(database: Database, tmp_path: Path) -> None:
+    with measuring_process(tmp_path, 60.0):
+        began = time.perf_counter()
+        leave = Turn(database, 1, interrupted=lambda: True)
+        assert not leave.allows() and leave.reason == "a call came"
+        assert time.perf_counter() - began < turn.PATIENCE_SECONDS
+
+
 @pytest.mark.parametrize("insists", (False, True))
 def test_a_busy_machine_ends_it_unless_it_insists(
     insists: bool, database: Database, monkeypatch: pytest.MonkeyPatch

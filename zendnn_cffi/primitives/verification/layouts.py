@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from zendnn_cffi.primitives.checks import has_internal_overlap
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
@@ -20,17 +21,8 @@ def is_readable(desc: MemoryDesc) -> bool:
 
 
 def overlaps(desc: MemoryDesc) -> bool:
-    """Whether an element may lie where another does: a stride that is within the reach of shorter ones."""
-    assert desc.outer_strides is not None
-    reach = math.prod(size for _, size in desc.inner_blocks)
-    blocks = [math.prod(n for axis, n in desc.inner_blocks if axis == i) for i in range(desc.ndim)]
-    sizes = (size // block for size, block in zip(desc.padded_dims, blocks, strict=True))
-    for stride, size in sorted(zip(desc.outer_strides, sizes, strict=True)):
-        if size > 1:
-            if stride < reach:
-                return True
-            reach += (size - 1) * stride
-    return False
+    """Whether two elements of a layout of strides and blocks may share memory."""
+    return has_internal_overlap(elements(torch.empty(desc.size_bytes, dtype=torch.uint8, device="meta"), desc))
 
 
 # torch has no arithmetic on 4-bit types
