@@ -4,13 +4,14 @@
     python benchmarks/cold_start.py --models resnet50 bert-base-128 --peers
 
 Each row is the median of --repeats processes, which take turns. `import` is that of the contender's own packages, of
-ours after PyTorch's. `make` is optimize(), compile() or the session; then come the first and the second call. `steady`
-is the median of later ones, and `first answer` is make and first call together.
+ours after PyTorch's. `make` is optimize(), load(), compile() or the session; then come the first and the second call.
+`steady` is the median of later ones, and `first answer` is make and first call together.
 
 Caches of compilers and ours lie in a folder of their own. It is empty in the cold rows; in the warm ones, a process
-before filled it. ONNX Runtime keeps nothing, and OpenVINO gets its model cache. Peers run in the environments that
-`make bench` makes. Those that are missing are skipped, each with a line. What other work disturbs while it is measured
-is not kept, so on a busy machine the warm row of ours measures again.
+before filled it. `ours_loaded` starts from a file that zendnn_cffi.save wrote. ONNX Runtime keeps nothing, and OpenVINO
+gets its model cache. Peers run in the environments that `make bench` makes. Those that are missing are skipped, each
+with a line. What other work disturbs while it is measured is not kept, so on a busy machine the warm row of ours
+measures again.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ if __name__ == "__main__":  # the checkout comes last, so that an installed zend
 
 from benchmarks import peers
 from benchmarks.case import DTYPES, Case
+from benchmarks.contenders import SAVED_VARIABLE
 
 # contender -> what it imports by itself
 IMPORTS = {
     "eager": "torch",
     "ours": "zendnn_cffi",
+    "ours_loaded": "zendnn_cffi",
     "inductor": "torch._inductor.compile_fx",
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
 }
 PEERS = ("inductor", "onnxruntime", "openvino")
-NO_CACHE = ("eager", "onnxruntime")  # they keep nothing on disk: a warm row would say the same again
+NO_CACHE = ("eager", "ours_loaded", "onnxruntime")  # they keep nothing on disk: a warm row would say the same again
 PARTS = ("import", "make", "first", "second", "steady")
 _STEADY_CALLS = 10
 
@@ -50,7 +53,7 @@ def measure(name: str, case: Case) -> dict[str, float]:
     """Run one contender in this process; return the seconds of each of PARTS, and CPU seconds to the first answer."""
     import numpy  # noqa: F401  (contenders share it)
 
-    if name == "ours":
+    if name.startswith("ours"):
         import torch  # noqa: F401
     began = time.perf_counter()
     __import__(IMPORTS[name])
@@ -80,6 +83,7 @@ def in_process(name: str, case: Case, caches: Path) -> dict[str, float]:
         "MKL_NUM_THREADS": str(case.threads),
         "ZENDNN_CFFI_CACHE": str(caches / "zendnn_cffi"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        SAVED_VARIABLE: str(caches.parent),
         "ZENDNN_CFFI_BENCHMARK_OPENVINO_CACHE": str(caches / "openvino"),
     }
     command = [str(python), __file__, "--in-this-process", name, case.to_json()]
@@ -136,7 +140,7 @@ def table(found: dict[tuple[str, str], list[dict[str, float]]]) -> str:
 
 def contenders(with_peers: bool) -> list[str]:
     """Who takes part; a peer whose environment is missing is named and left out."""
-    names = ["eager", "ours"]
+    names = ["eager", "ours", "ours_loaded"]
     for name in PEERS if with_peers else ():
         if peers.python_of(_environment_of(name)).exists():
             names.append(name)

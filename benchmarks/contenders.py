@@ -9,14 +9,19 @@ for PyTorch's compilers, static shapes for the ONNX runtimes, the plain contiguo
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.case import Case
 
+SAVED_VARIABLE = "ZENDNN_CFFI_BENCHMARK_SAVED"  # the folder where saved modules are
 Notes = Callable[[], dict[str, Any]]
 
 
@@ -27,11 +32,13 @@ class Runner:
     run      () -> outputs in the contender's own form
     outputs  (what run returned) -> list of numpy arrays; called only to check them
     notes    () -> what the contender has to say about what it ran
+    module   what was optimized, for contenders of ours
     """
 
     run: Callable[[], Any]
     outputs: Callable[[Any], list[np.ndarray]]
     notes: Notes = dict
+    module: Any = None
 
 
 Start = Callable[[], Runner]
@@ -130,9 +137,40 @@ def _ours(case: Case) -> Start:
     def start() -> Runner:
         dtype = torch.bfloat16 if case.dtype == "bf16" else None
         optimized = zendnn_cffi.optimize(model, inputs, dtype=dtype)
-        return _torch_runner(optimized, inputs, lambda: {"explain": str(zendnn_cffi.explain(optimized))})
+        runner = _torch_runner(optimized, inputs, lambda: {"explain": str(zendnn_cffi.explain(optimized))})
+        return replace(runner, module=optimized)
 
     return start
+
+
+def _ours_loaded(case: Case) -> Start:
+    """What zendnn_cffi.save wrote; the file is made by another process, where there is none."""
+    folder = Path(os.environ.get(SAVED_VARIABLE) or tempfile.gettempdir())
+    path = folder / f"{case.workload}-{case.batch}-{case.dtype}-{case.threads}.safetensors"
+    if not path.exists():
+        code = "import sys; from benchmarks.contenders import save_case; save_case(*sys.argv[1:])"
+        root = str(Path(__file__).resolve().parent.parent)
+        found = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
+        command = [sys.executable, "-c", code, case.to_json(), str(path)]
+        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": found})
+    import zendnn_cffi
+
+    _, inputs = _torch_case(case, channels_last=False, cast=False)
+
+    def start() -> Runner:
+        loaded = zendnn_cffi.load(path)
+        return _torch_runner(loaded, inputs, lambda: {"explain": str(zendnn_cffi.explain(loaded))})
+
+    return start
+
+
+def save_case(text: str, path: str) -> None:
+    """Write the optimized model of a case to a file."""
+    import zendnn_cffi
+
+    runner = _ours(Case.from_json(text))()
+    runner.run()
+    zendnn_cffi.save(runner.module, path)
 
 
 def _ours_compiled(case: Case) -> Start:
@@ -213,6 +251,7 @@ CONTENDERS: dict[str, Contender] = {
     row.name: row
     for row in (
         Contender("ours", "zendnn_cffi", "ours", _ours, is_peer=False),
+        Contender("ours_loaded", "zendnn_cffi, loaded", "ours", _ours_loaded, is_peer=False),
         Contender("ours_compile", "zendnn_cffi by torch.compile", "ours", _ours_compiled, is_peer=False),
         Contender("onednn", "zendnn_cffi on oneDNN 2.6", "ours", _ours_on_onednn, is_peer=False),
         Contender("eager", "PyTorch eager", "ours", _eager),

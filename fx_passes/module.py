@@ -243,7 +243,7 @@ class OptimizedModule(fx.GraphModule):
             self._is_open = False
         self._watch = Watch(self)
 
-    def _follow_changes(self) -> None:
+    def follow_changes(self) -> None:
         """Before it is copied: the graph must be the tree's."""
         with self._lock:
             if self._watch is not None and not self._watch.unchanged():
@@ -363,7 +363,7 @@ class OptimizedModule(fx.GraphModule):
 
     def __copy__(self) -> OptimizedModule:
         self._refuse_if_released("copying it")
-        self._follow_changes()
+        self.follow_changes()
         traced, build, options = self._source
         again = build(traced, **options)
         again._is_open = self._is_open = True  # they have one tree
@@ -371,7 +371,7 @@ class OptimizedModule(fx.GraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         self._refuse_if_released("copying it")
-        self._follow_changes()
+        self.follow_changes()
         traced, build, options = self._source
         again = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
         again._owns_storage = True
@@ -380,7 +380,7 @@ class OptimizedModule(fx.GraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._refuse_if_released("pickling it")
-        self._follow_changes()
+        self.follow_changes()
         return _rebuild, (*self._source, self._is_open)
 
 

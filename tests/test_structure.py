@@ -18,6 +18,7 @@ ORDER = (
     "zendnn_cffi.errors",
     "zendnn_cffi.log",
     "zendnn_cffi.locks",
+    "zendnn_cffi.collector",
     "zendnn_cffi.build_ffi",
     "zendnn_cffi.engine",  # the library: found, loaded, checked
     "zendnn_cffi.primitives",  # owners of its handles
@@ -44,6 +45,7 @@ ORDER = (
     "fx_passes.module",
     "fx_passes.report",  # for people: explain, debug folders
     "fx_passes.pipeline",  # states the order of the passes
+    "fx_passes.saved",  # modules in files
     "zendnn_cffi.api",  # what users call
     "zendnn_cffi.backend",
     "zendnn_cffi",

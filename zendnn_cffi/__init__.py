@@ -15,9 +15,12 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from zendnn_cffi.collector import collector_paused
+
 if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
     from fx_passes.report.explain import explain
     from fx_passes.report.profile import profile
+    from fx_passes.saved.files import load, save
     from zendnn_cffi import backend, functional
     from zendnn_cffi.api.cache import cache_clear, cache_info
     from zendnn_cffi.api.config import show_config
@@ -43,6 +46,8 @@ _EXPORTS = {
     "is_available": "zendnn_cffi.engine.library",
     "unavailable_reason": "zendnn_cffi.engine.library",
     "optimize": "zendnn_cffi.api.optimize",
+    "save": "fx_passes.saved.files",
+    "load": "fx_passes.saved.files",
     "explain": "fx_passes.report.explain",
     "profile": "fx_passes.report.profile",
     "cache_info": "zendnn_cffi.api.cache",
@@ -92,8 +97,10 @@ __all__ = [
     "functional",
     "is_available",
     "lib",
+    "load",
     "optimize",
     "profile",
+    "save",
     "show_config",
     "unavailable_reason",
 ]
@@ -102,11 +109,12 @@ __all__ = [
 if not TYPE_CHECKING:  # else every name that is not there would be one of type Any
 
     def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(_MODULES[name])
-        if name not in _EXPORTS:
+        if name not in _MODULES and name not in _EXPORTS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(_EXPORTS[name]), name)
+        with collector_paused():
+            if name in _MODULES:
+                return importlib.import_module(_MODULES[name])
+            value = getattr(importlib.import_module(_EXPORTS[name]), name)
         globals()[name] = value
         return value
 

@@ -63,7 +63,7 @@ class JoinedOffsetBags(nn.Module):
         self.graph = graph
         self.constants = constants
         self.calls = {JOINED: 0, EACH: 0}
-        self._tune = tune
+        self.tune = tune
         self._lock = new_lock()
         self._bags: OffsetBags | None = None
         self._is_known = False  # else nobody has tried to join the tables yet
@@ -101,7 +101,7 @@ class JoinedOffsetBags(nn.Module):
     def _run(self, bags: OffsetBags, indices: Sequence[Tensor], offsets: Any) -> Tensor | None:
         """The bags [T, N, D]; None where PyTorch has to say what they are."""
         way, key = JOINED, (0, 0)
-        if self._tune != "off":
+        if self.tune != "off":
             count = offsets.numel() if isinstance(offsets, Tensor) else sum(start.numel() for start in offsets)
             key = count.bit_length(), sum(index.numel() for index in indices).bit_length()
             way = self._faster.get(key, "")

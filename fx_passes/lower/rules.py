@@ -149,7 +149,7 @@ def lower_graph(
             continue
         while True:
             try:
-                operation = context.operations[node] = _lower_node(node, context)
+                operation = context.operations[node] = lower_node(node, context)
                 operation.with_values = partial(_lower_again, node, context)
                 operations.append(operation)
                 break
@@ -159,7 +159,7 @@ def lower_graph(
     return operations, values
 
 
-def _lower_node(node: fx.Node, context: LoweringContext) -> Operation:
+def lower_node(node: fx.Node, context: LoweringContext) -> Operation:
     rule = RULES.get(node.target)
     try:
         if rule is None:
@@ -187,7 +187,7 @@ def _is_finite(constant: torch.Tensor) -> bool:
 
 def _lower_again(node: fx.Node, context: LoweringContext, values: RegionValues) -> Operation:
     """node's operation with other constants."""
-    return _lower_node(node, replace(context, values=values))
+    return lower_node(node, replace(context, values=values))
 
 
 def split_post_ops(node: fx.Node, keep: int, values: RegionValues) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -38,6 +39,7 @@ class WeightStore:
     def __init__(self) -> None:
         self._packed: WeakValueDictionary[tuple[str, bytes, bool], torch.Tensor] = WeakValueDictionary()
         self._descs: dict[bytes, MemoryDesc] = {}
+        self._given: Mapping[tuple[str, str, bool], torch.Tensor] = {}
         self._lock = new_lock()
 
     def get(self, weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
@@ -46,9 +48,17 @@ class WeightStore:
         with self._lock:
             packed = self._packed.get(key)
             if packed is None:
-                packed = self._packed[key] = prepack(weights, allocate)
+                given = self._given.get((weights.key, layout_digest(weights.desc), weights.transposed))
+                if given is None or given.nbytes < weights.desc.size_bytes:
+                    given = prepack(weights, allocate)
+                packed = self._packed[key] = given
                 self._descs[weights.desc.key] = weights.desc
             return packed
+
+    def give(self, given: Mapping[tuple[str, str, bool], torch.Tensor]) -> None:
+        """Let weights that were packed before, by (name, digest of the layout, transposed), be taken as they are."""
+        with self._lock:
+            self._given = given
 
     def by_name(self) -> dict[str, list[Packed]]:
         """What there is now, by name."""
@@ -63,6 +73,7 @@ class WeightStore:
         with self._lock:
             self._packed.clear()
             self._descs.clear()
+            self._given = {}
 
     def size_bytes(self, originals: Iterable[torch.Tensor] = ()) -> int:
         """Bytes of packed and folded copies; weights used where they are, in memory of `originals`, do not count."""
@@ -70,6 +81,11 @@ class WeightStore:
         with self._lock:
             held = {id(t): t for t in self._packed.values()}
         return sum(t.numel() * t.element_size() for t in held.values() if t.untyped_storage().data_ptr() not in known)
+
+
+def layout_digest(desc: MemoryDesc) -> str:
+    """What names a layout in files."""
+    return hashlib.sha256(desc.key).hexdigest()[:16]
 
 
 def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:

@@ -62,6 +62,20 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
+class Lowering:
+    """What a program was built from: what a file keeps of it (fx_passes.saved).
+
+    graph       with what lowering edited
+    operations  an operation for every node that computes something
+    choice      a candidate for each
+    """
+
+    graph: fx.Graph
+    operations: Sequence[Operation]
+    choice: Sequence[Candidate]
+
+
+@dataclass(frozen=True)
 class LoweredRegion:
     """A program, and what it is made of.
 
@@ -69,6 +83,8 @@ class LoweredRegion:
               alone, its operands in cache, and nothing were reordered; 0 where that was not measured
     is_measured  whether implementations were timed; estimates are given as times otherwise
     times_ns     what each stage of lowering took, of this variant alone, in order
+    inputs       what it was lowered for
+    lowering     where it was asked for
     """
 
     program: Program | SlicedProgram
@@ -76,6 +92,8 @@ class LoweredRegion:
     alone_ns: float = 0.0
     is_measured: bool = False
     times_ns: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[TensorSpec, ...] = ()
+    lowering: Lowering | None = None
 
 
 class Laps:
@@ -101,11 +119,13 @@ def lower_region(
     *,
     turn: Turn | None = None,
     refined: bool = True,
+    keep: bool = False,
 ) -> LoweredRegion:
     """Return the program for one signature. graph is edited: pass a copy.
 
     turn     leave to measure (None: without limit)
     refined  whether implementations are chosen once more inside the network, where any are measured
+    keep     whether the result holds what it was built from
     Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
     """
     laps = Laps()
@@ -154,8 +174,10 @@ def lower_region(
     seconds = sum(laps.times_ns.values()) / 1e9
     log.debug("lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), seconds)
     reports = tuple(_report(o, c, options.dtype) for o, c in zip(operations, choice, strict=True))
-    _let_go(operations, values)
-    return LoweredRegion(program, reports, alone_ns, measures, laps.times_ns)
+    lowering = Lowering(graph, operations, choice) if keep else None
+    if not keep:
+        _let_go(operations, values)
+    return LoweredRegion(program, reports, alone_ns, measures, laps.times_ns, tuple(inputs), lowering)
 
 
 def _let_go(operations: Sequence[Operation], values: RegionValues) -> None:

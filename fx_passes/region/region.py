@@ -12,10 +12,10 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -47,6 +47,31 @@ PACKED_TIMES = 6  # packed weights may take so many times the parameters' bytes;
 # threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
 # their masks) all but the size that does.
 Signature = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ToKeep:
+    """What a region was lowered to for one signature.
+
+    threads  PyTorch's, that it is for
+    kinds    what each mask says
+    lowered  None where plain PyTorch runs, with the reason
+    """
+
+    threads: int
+    inputs: tuple[TensorSpec, ...]
+    kinds: tuple[str, ...]
+    lowered: LoweredRegion | None
+    reason: str
+
+
+class Known(Protocol):
+    """Programs that a region has for some signatures without choosing anything."""
+
+    def __call__(
+        self, region: ZenRegion, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], keep: bool
+    ) -> LoweredRegion | None:
+        """Return the program for these inputs, None where there is none; NotLowered where plain PyTorch runs."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,7 @@ class ZenRegion(nn.Module):
         self._for_masks: dict[tuple[str, ...], fx.Graph] = {}
         self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
         self.on_lowered: Callable[..., None] | None = None  # fx_passes.report.debug_folder.RegionNotes, where asked for
+        self.known: Known | None = None  # programs that need no choosing: fx_passes.saved.programs
         _regions.add(self)
         self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
 
@@ -114,7 +140,7 @@ class ZenRegion(nn.Module):
         if self._masks:
             threads = threads, *(kind_of(inputs[i], keys=self.options.exponentials) for i in self._masks)
         if self._growing:
-            signature = (threads, *map(self._key, range(len(inputs)), inputs))
+            signature = (threads, *map(self.key_of, range(len(inputs)), inputs))
         else:
             signature = (threads, *((t.shape, t.dtype, t.stride()) for t in inputs))
         lowered = self._lowered.get(signature, _MISSING)
@@ -139,11 +165,11 @@ class ZenRegion(nn.Module):
                 self.options = replace(self.options, exponentials=False)
                 self.clear()
 
-    def _key(self, number: int, value: torch.Tensor) -> tuple[Any, ...]:
+    def key_of(self, number: int, value: torch.Tensor | TensorSpec) -> tuple[Any, ...]:
         """What of an input decides which program runs: of one that grows not its size, but whether there is any."""
         dim = self._growing.get(number)
         if dim is None:
-            return value.shape, value.dtype, value.stride()
+            return value.shape, value.dtype, value.strides if isinstance(value, TensorSpec) else value.stride()
         shape: list[Any] = list(value.shape)
         shape[dim] = "n" if shape[dim] else 0
         return tuple(shape), value.dtype, ()
@@ -225,6 +251,19 @@ class ZenRegion(nn.Module):
                 self._keep(signature, lowered, reason)
         return not self._provisional
 
+    def lowered_to_keep(self) -> list[ToKeep]:
+        """Lower again for each signature there is, with everything measured; return what programs are built from."""
+        kept = []
+        for signature, lowered in self.lowered.items():
+            specs = _specs_of(signature) if lowered is None else lowered.inputs
+            if specs is None:  # sizes that grow, where plain PyTorch runs
+                continue
+            with _thread_count(_threads(signature)):
+                kinds, inputs = self._kinds(signature), list(map(made_up, specs))
+                again, reason, _ = self._try_lower(inputs, kinds, interrupted=lambda: False, keep=True)
+            kept.append(ToKeep(_threads(signature), tuple(specs), kinds, again, reason))
+        return kept
+
     def _note_borrowed(self, constants: Sequence[torch.Tensor]) -> None:
         """Remember where parameters lie that a program reads as they are: share_memory() of the model moves them."""
         own = {t.untyped_storage()._cdata for t in self.originals}
@@ -254,7 +293,7 @@ class ZenRegion(nn.Module):
         if lowered is not None:
             lowered.program.close()
 
-    def _graph_for(self, kinds: tuple[str, ...]) -> fx.Graph:
+    def graph_for(self, kinds: tuple[str, ...]) -> fx.Graph:
         """The graph for masks that say `kinds`: always the same object for the same kinds."""
         if all(kind == OTHER for kind in kinds):
             return self.graph
@@ -268,34 +307,40 @@ class ZenRegion(nn.Module):
         kinds: tuple[str, ...],
         interrupted: Callable[[], bool] | None = None,
         weights: WeightStore | None = None,
+        keep: bool = False,
     ) -> tuple[LoweredRegion | None, str, bool]:
         """Lower for these inputs; or None with the reason, which is also warned of if it is a defect of ours.
 
         kinds        what each mask says
         interrupted  asked before each measurement, which may take long then (None: as in a call)
         weights      where packed weights are kept (None: the region's)
+        keep         whether the result holds what it was built from
         Returns      also whether something was estimated that is worth measuring
         """
         if not is_available():
             return None, unavailable_reason() or "the library is not available", False
         if any(t.numel() == 0 for t in inputs):
             return None, "an input is empty", False
+        turn = None
         try:
             with torch.inference_mode(False), torch.no_grad(), _on_cpu():
+                if self.known is not None and (found := self.known(self, inputs, kinds, keep)) is not None:
+                    return found, "", False
                 turn = turn_of(self.options, interrupted)
                 lowered = choose_variant(
-                    self._graph_for(kinds),
+                    self.graph_for(kinds),
                     inputs,
                     self.constants,
                     self.weights if weights is None else weights,
                     self.options,
                     self.run_plain,
                     turn,
+                    keep,
                 )
             self._plain = None  # made to measure plain PyTorch against
             return lowered, "", turn.left_out > 0
         except NotLowered as reason:
-            return None, str(reason), turn.left_out > 0
+            return None, str(reason), turn is not None and turn.left_out > 0
         except Exception as error:
             with torch.no_grad():
                 self.run_plain(inputs)  # what PyTorch refuses too is no defect of ours: its own error goes out
@@ -339,6 +384,7 @@ class ZenRegion(nn.Module):
         """The parameters may have changed: forget programs, prepacked and folded weights."""
         with self._lock:
             self.clear()
+            self.known = None
             self._reasons.clear()
             self.weights.clear()
 
@@ -394,6 +440,25 @@ class ZenRegion(nn.Module):
 def _threads(signature: Signature) -> int:
     threads: int = signature[0][0] if isinstance(signature[0], tuple) else signature[0]
     return threads
+
+
+def _specs_of(signature: Signature) -> list[TensorSpec] | None:
+    """What inputs the signature is of; None where sizes are left open."""
+    parts = signature[1:]
+    if any("n" in shape for shape, _, _ in parts):
+        return None
+    return [TensorSpec(tuple(shape), dtype, tuple(strides)) for shape, dtype, strides in parts]
+
+
+@contextmanager
+def _thread_count(threads: int) -> Iterator[None]:
+    """So many threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

@@ -52,19 +52,21 @@ def choose_variant(
     options: RegionOptions,
     run_plain: Callable[[Sequence[torch.Tensor]], Any],
     turn: Turn | None = None,
+    keep: bool = False,
 ) -> LoweredRegion:
     """Return the fastest way to run the region on inputs like these; graph is not edited.
 
     run_plain  runs the region as plain PyTorch
     turn       leave to measure (None: what the options say); where it leaves something out, the result is provisional
+    keep       whether the result holds what it was built from
     Raises     NotLowered where no primitive fits, or plain PyTorch is faster.
     """
     specs = [TensorSpec.of(tensor) for tensor in inputs]
-
     turn = turn or turn_of(options)
 
     def lower(batch_specs: Sequence[TensorSpec], refined: bool = True) -> LoweredRegion:
-        return lower_region(copy.deepcopy(graph), batch_specs, parameters, weights, options, turn=turn, refined=refined)
+        edited = copy.deepcopy(graph)
+        return lower_region(edited, batch_specs, parameters, weights, options, turn=turn, refined=refined, keep=keep)
 
     if options.tune == "off":
         return lower(specs)
@@ -149,7 +151,7 @@ def _fastest(
     def build(name: str, refined: bool = True) -> LoweredRegion:
         if name == WHOLE:
             return lower(specs, refined)
-        return _sliced(int(name), values, specs, graph, lambda part: lower(part, refined))
+        return sliced(int(name), values, specs, graph, lambda part: lower(part, refined))
 
     built: dict[str, LoweredRegion] = {}
     known = {name: database.get(f"{key} {name}") for name in dict.fromkeys((WHOLE, *ours, PLAIN))}
@@ -220,7 +222,7 @@ def variant_names(graph: fx.Graph, values: RegionValues, weights_bytes: int) -> 
     return [*map(str, sorted({*slices, enough}))]
 
 
-def _sliced(
+def sliced(
     size: int,
     values: RegionValues,
     specs: Sequence[TensorSpec],
@@ -236,7 +238,8 @@ def _sliced(
             raise NotLowered(f"a slice gives {part}, the batch {whole}")
     assert isinstance(lowered.program, Program)
     program = SlicedProgram(lowered.program, size, outputs)
-    return replace(lowered, program=program, alone_ns=program.slices * lowered.alone_ns)
+    alone_ns = program.slices * lowered.alone_ns
+    return replace(lowered, program=program, alone_ns=alone_ns, inputs=tuple(specs))
 
 
 def measure_in_turns(runs: Mapping[str, Run], inputs: Sequence[torch.Tensor]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -77,6 +77,25 @@ class Guards:
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
         self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
 
+    def description(self) -> tuple[pytree.TreeSpec, list[tuple[bool, Any]], list[Any] | None]:
+        """What a file keeps: the arguments' structure; what they are; sizes and strides that the check let through.
+
+        A tensor is (True, (dtype, device, rank)), anything else (False, itself). Sizes are None where all are right.
+        """
+        leaves = [(True, tuple(leaf)) if isinstance(leaf, _TensorLike) else (False, leaf) for leaf in self._leaves]
+        passed = [[[list(shape), list(strides)] for shape, strides in sizes] for sizes in self._passed]
+        return self._in_spec, leaves, None if self._check is None else passed
+
+    @classmethod
+    def described(cls, structure: pytree.TreeSpec, leaves: Sequence[tuple[bool, Any]], sizes: Any) -> Guards:
+        """The guards of this description: of sizes, those alone that were let through before."""
+        found = cls.__new__(cls)
+        found._check, found._in_spec = None if sizes is None else _refuse, structure
+        found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
+        found._n_flat = None
+        found._passed = {tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ()}
+        return found
+
     def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for."""
         if torch.is_autocast_enabled("cpu"):
@@ -106,6 +125,11 @@ class Guards:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
         return self
+
+
+def _refuse(*flat: Any) -> None:
+    """The check of a graph from a file: what it was called with before is known, and no more."""
+    raise AssertionError("other sizes than those that the module was called with before it was saved")
 
 
 def _sizes(flat: Any) -> tuple[Any, ...] | None:

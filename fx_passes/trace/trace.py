@@ -46,6 +46,9 @@ WHOLE = ""  # the name of the root among the leaves: the model as a whole stays 
 
 def forward_signature(model: nn.Module) -> inspect.Signature:
     """The signature of model.forward; (*args, **kwargs) where Python cannot say, as for TorchScript."""
+    saved = getattr(model, "saved_signature", None)  # of a module that was loaded, whose forward takes anything
+    if isinstance(saved, inspect.Signature):
+        return saved
     try:
         return inspect.signature(model.forward)
     except ValueError:
@@ -64,6 +67,7 @@ class Traced:
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
     stateful     submodules whose forward was seen to change more than its result
+    restored     whether the graph comes from a file, and cannot be made again
     """
 
     root: nn.Module
@@ -74,6 +78,7 @@ class Traced:
     guards: Guards | None = None
     example: Call | None = None
     stateful: tuple[str, ...] = ()
+    restored: bool = False
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
@@ -123,13 +128,13 @@ class Traced:
     def __getstate__(self) -> dict[str, Any]:
         """An exported graph is not picklable; it is made again from the example."""
         state = dict(self.__dict__)
-        if self.example is not None:
+        if self.example is not None and not self.restored:
             state.update(graph=None, guards=None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.example is not None:
+        if self.example is not None and not self.restored:
             self.graph, self.guards = export(self.root, *self.example)
 
 
@@ -242,6 +247,8 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
 
 def retrace(traced: Traced) -> Traced:
     """Trace the same module tree again, as it is now."""
+    if traced.restored:
+        return traced
     with making():
         if traced.example is not None:
             return _trace(traced.root, traced.example, *_specialize(traced.root, traced.example))

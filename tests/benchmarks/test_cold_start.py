@@ -20,7 +20,7 @@ def test_peers_that_are_not_installed_are_skipped_with_a_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(peers, "VENVS", tmp_path)
-    assert cold_start.contenders(with_peers=True) == ["eager", "ours", "inductor"]
+    assert cold_start.contenders(with_peers=True) == ["eager", "ours", "ours_loaded", "inductor"]
     skipped = capsys.readouterr().err
     assert "onnxruntime: skipped" in skipped and "openvino: skipped" in skipped
 

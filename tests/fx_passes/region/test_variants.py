@@ -177,7 +177,7 @@ def test_slices_of_a_huge_batch_that_fail_leave_the_whole(monkeypatch: pytest.Mo
     def refuse(*_: Any) -> Any:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(variants, "_sliced", refuse)
+    monkeypatch.setattr(variants, "sliced", refuse)
     model, x = net(BATCHWISE["residual"], CONV), noise(8, 3, 8, 8)
     for _ in range(2):  # measured, then remembered
         gm = zendnn_cffi.optimize(model)

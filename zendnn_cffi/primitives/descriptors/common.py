@@ -5,8 +5,9 @@ Source: zendnn_types.h of ZenDNN 5.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
 
 import torch
 
@@ -63,9 +64,10 @@ class OpDesc:
 
     descs   the memory descriptors given, by role ("src", "weights", "bias", "dst", ...)
     params  the other arguments, hashable, by name
+    made_by  name of the function that made it, its positional and its keyword arguments: they make it again
     """
 
-    __slots__ = ("descs", "kind", "params", "ptr")
+    __slots__ = ("descs", "kind", "made_by", "params", "ptr")
 
     def __init__(
         self, kind: str, ptr: Any, descs: dict[str, MemoryDesc | None], params: dict[str, Any] | None = None
@@ -74,6 +76,7 @@ class OpDesc:
         self.ptr = ptr
         self.descs = descs
         self.params = params or {}
+        self.made_by: tuple[str, tuple[Any, ...], Mapping[str, Any]] | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -84,6 +87,24 @@ class OpDesc:
         parts = [f"{name} {desc!r}"[: len(name) + 120] for name, desc in self.descs.items() if desc is not None]
         parts += [f"{name}={value}" for name, value in self.params.items()]
         return f"OpDesc({self.kind}: {', '.join(parts)})"
+
+
+_P = ParamSpec("_P")
+MAKERS: dict[str, Callable[..., OpDesc]] = {}
+"""The functions that describe an operation, by name."""
+
+
+def describing(function: Callable[_P, OpDesc]) -> Callable[_P, OpDesc]:
+    """Let the descriptors that function makes know its name and arguments."""
+
+    @functools.wraps(function)
+    def describe(*args: _P.args, **kwargs: _P.kwargs) -> OpDesc:
+        op = function(*args, **kwargs)
+        op.made_by = function.__name__, args, kwargs
+        return op
+
+    MAKERS[function.__name__] = describe
+    return describe
 
 
 def fill(

@@ -14,6 +14,7 @@ from zendnn_cffi.primitives.descriptors.common import (
     NORM_SCALE,
     NORM_SHIFT,
     OpDesc,
+    describing,
     fill,
     need,
     need_layout,
@@ -22,6 +23,7 @@ from zendnn_cffi.primitives.descriptors.common import (
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
+@describing
 def batch_normalization(
     src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True, relu: bool = False
 ) -> OpDesc:
@@ -50,6 +52,7 @@ def batch_normalization(
     )
 
 
+@describing
 def layer_normalization(
     src: MemoryDesc, eps: float, *, scale: bool = True, shift: bool = True, given_statistics: bool = False
 ) -> OpDesc:
@@ -83,6 +86,7 @@ def _flags(*, scale: bool, shift: bool) -> int:
     return NORM_SCALE * checks.as_bool(scale, "scale") | NORM_SHIFT * checks.as_bool(shift, "shift")
 
 
+@describing
 def lrn(kind: str, src: MemoryDesc, *, local_size: int, alpha: float, beta: float, k: float = 1.0) -> OpDesc:
     """Local response normalization, kind "across_channels" (torch's) or "within_channel"."""
     need(src=src)

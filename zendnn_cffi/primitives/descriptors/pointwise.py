@@ -8,6 +8,7 @@ from zendnn_cffi.primitives.attributes import BINARY, ELTWISE, kind_value
 from zendnn_cffi.primitives.descriptors.common import (
     INFERENCE,
     OpDesc,
+    describing,
     fill,
     need,
     need_broadcastable,
@@ -20,6 +21,7 @@ from zendnn_cffi.primitives.handles import native
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
+@describing
 def eltwise(kind: str, src: MemoryDesc, alpha: float = 0.0, beta: float = 0.0) -> OpDesc:
     """Element-wise function (names: ``attributes.ELTWISE``); dst has src's descriptor, in place allowed."""
     need(src=src)
@@ -39,6 +41,7 @@ def eltwise(kind: str, src: MemoryDesc, alpha: float = 0.0, beta: float = 0.0) -
     )
 
 
+@describing
 def binary(kind: str, a: MemoryDesc, b: MemoryDesc, dst: MemoryDesc) -> OpDesc:
     """dst = kind(a, b); dims of b are a's or 1 (broadcast), dst has a's dims. Names: ``attributes.BINARY``; comparisons
     give 0 and 1.
@@ -57,6 +60,7 @@ def binary(kind: str, a: MemoryDesc, b: MemoryDesc, dst: MemoryDesc) -> OpDesc:
     return op
 
 
+@describing
 def softmax(src: MemoryDesc, axis: int, log: bool = False, dst: MemoryDesc | None = None) -> OpDesc:
     """Softmax, or its logarithm, along ``axis`` (negative counts from the end); dst as src unless given (then another
     dtype is allowed).
@@ -89,6 +93,7 @@ def softmax(src: MemoryDesc, axis: int, log: bool = False, dst: MemoryDesc | Non
     )
 
 
+@describing
 def prelu(src: MemoryDesc, weights: MemoryDesc) -> OpDesc:
     """x > 0 ? x : w * x; weights have src's rank, dims equal to src's or 1 ("any" lets the library choose their
     layout).
@@ -105,6 +110,7 @@ def prelu(src: MemoryDesc, weights: MemoryDesc) -> OpDesc:
     )
 
 
+@describing
 def shuffle(src: MemoryDesc, axis: int, groups: int) -> OpDesc:
     """Channel shuffle as torch.nn.functional.channel_shuffle(groups), along any axis that groups divides."""
     need(src=src)

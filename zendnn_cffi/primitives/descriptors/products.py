@@ -13,6 +13,7 @@ from zendnn_cffi.primitives.descriptors.common import (
     OpDesc,
     accumulator,
     conv_weights,
+    describing,
     fill,
     need,
     need_bias,
@@ -28,6 +29,7 @@ from zendnn_cffi.primitives.handles import native
 from zendnn_cffi.primitives.memory import MemoryDesc, pad
 
 
+@describing
 def convolution(
     src: MemoryDesc,
     weights: MemoryDesc,
@@ -93,6 +95,7 @@ def convolution(
     return op
 
 
+@describing
 def deconvolution(
     src: MemoryDesc,
     weights: MemoryDesc,
@@ -138,6 +141,7 @@ def deconvolution(
     )
 
 
+@describing
 def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc) -> OpDesc:
     """src [N, *K], weights [O, *K] (same K), bias [O] or None, dst [N, O]."""
     need(src=src, weights=weights, dst=dst)
@@ -161,6 +165,7 @@ def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None,
     return op
 
 
+@describing
 def matmul(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc) -> OpDesc:
     """src [*B, M, K], weights [*B, K, N], dst [*B, M, N]; batch dims broadcast; bias has dst's rank, dims equal to
     dst's or 1.

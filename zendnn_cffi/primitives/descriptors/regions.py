@@ -18,6 +18,7 @@ from zendnn_cffi.primitives.descriptors.common import (
     RESAMPLING,
     OpDesc,
     accumulator,
+    describing,
     fill,
     need,
     need_broadcastable,
@@ -34,6 +35,7 @@ from zendnn_cffi.primitives.memory import MemoryDesc, pad
 _MOST_RESAMPLED = 2**24  # along a dimension
 
 
+@describing
 def pooling(
     kind: str,
     src: MemoryDesc,
@@ -91,6 +93,7 @@ def pooling(
     )
 
 
+@describing
 def reduction(kind: str, src: MemoryDesc, dst: MemoryDesc, *, p: float = 0.0, eps: float = 0.0) -> OpDesc:
     """Reduce the dimensions that are 1 in dst. Offsets are refused: move them into the pointer with
     ``desc.rebased()``.
@@ -120,6 +123,7 @@ def reduction_numbers(kind: str, p: float, eps: float) -> tuple[float, float]:
     return p, eps
 
 
+@describing
 def resampling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, factors: Sequence[float] | None = None) -> OpDesc:
     """Resize the spatial dimensions, "nearest" (torch's nearest-exact) or "linear" (align_corners=False). factors
     default to dst/src.
@@ -163,6 +167,7 @@ def resampling(kind: str, src: MemoryDesc, dst: MemoryDesc, *, factors: Sequence
     )
 
 
+@describing
 def embedding_bag(
     kind: str,
     table: MemoryDesc,

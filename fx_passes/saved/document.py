@@ -1,0 +1,366 @@
+"""An optimized module as a document and tensors, and back.
+
+    OptimizedModule -> {graph, parts: regions and what else it calls, tree, programs} + parameters + packed weights
+
+A loaded module is an OptimizedModule, too: it was traced, and its passes ran, where it was saved.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fx_passes.bags.offset_bags import JoinedOffsetBags
+from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.lower.context import NotLowered
+from fx_passes.memoize.per_mask import PerMask
+from fx_passes.memoize.per_size import PerSize
+from fx_passes.module import OptimizedModule
+from fx_passes.partition.partition import Constants
+from fx_passes.plan.prepack import layout_digest
+from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.options import RegionOptions
+from fx_passes.region.region import ToKeep, ZenRegion
+from fx_passes.region.variants import sliced
+from fx_passes.saved.container import as_it_lies, padded
+from fx_passes.saved.encoding import decode, encode
+from fx_passes.saved.errors import FileError, NotSaved
+from fx_passes.saved.graphs import decode_graph, dump_structure, encode_graph, load_structure
+from fx_passes.saved.layouts import Layouts
+from fx_passes.saved.programs import Context, decode_program, encode_program, packed_weights
+from fx_passes.saved.tree import decode_tree, encode_tree
+from fx_passes.trace.export import Guards
+from fx_passes.trace.trace import WHOLE, Traced
+from zendnn_cffi.collector import collector_paused
+from zendnn_cffi.primitives.verification.records import machine
+from zendnn_cffi.runtime.sliced_program import SlicedProgram
+
+log = logging.getLogger("zendnn_cffi.saved")
+
+VERSION = 1  # raise it when the meaning of a document changes
+PACKED = "zendnn_cffi.packed."
+
+
+def encode_module(gm: OptimizedModule) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the module as JSON, and its tensors by name: packed weights first.
+
+    Its regions are lowered again for each signature that they were called with, with everything measured.
+    Raises  NotSaved for what a file cannot hold
+    """
+    traced, tree = gm._source[0], gm._tree
+    if traced.graph is None and not traced.restored:
+        raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
+    parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}
+    layouts = Layouts()
+    described = {name: _encode_part(name, part) for name, part in parts.items()}
+    for node in gm.graph.find_nodes(op="call_module"):
+        if node.target not in described:
+            kind = type(gm.get_submodule(str(node.target))).__name__
+            raise NotSaved(f"its submodule {node.target} ({kind}) stays plain PyTorch, whose code a file does not hold"
+                           f"{_because(gm.leaves.get(str(node.target), ''))}")  # fmt: skip
+    rows, tensors = encode_tree(tree, [gm.graph, *(part.graph for part in parts.values())])
+    packed: dict[str, torch.Tensor] = {}
+    programs = {
+        name: [_encode_kept(kept, part, layouts, packed, tensors) for kept in part.lowered_to_keep()]
+        for name, part in parts.items()
+        if isinstance(part, ZenRegion)
+    }
+    document = {
+        "version": VERSION,
+        "machine": machine(),
+        "graph": encode_graph(gm.graph),
+        "parts": described,
+        "tree": rows,
+        "arguments": _encode_arguments(traced),
+        "programs": programs,
+        "layouts": layouts.written,
+    }
+    return document, {**{name: padded(tensor) for name, tensor in packed.items()}, **tensors}
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _encode_part(name: str, part: Any) -> dict[str, Any]:
+    row = {"graph": encode_graph(part.graph), "constants": [*part.constants]}
+    if isinstance(part, ZenRegion):
+        options = part.options
+        if options.release_weights:
+            raise NotSaved("it was made by optimize(..., release_weights=True): optimize it without, and save that")
+        values = {field.name: encode(getattr(options, field.name), lambda _: None) for field in fields(options)}
+        return {**row, "kind": "region", "options": values}
+    if isinstance(part, PerMask):
+        return {**row, "kind": "per mask", "masks": part.masks}
+    if isinstance(part, PerSize):
+        return {**row, "kind": "per size"}
+    if isinstance(part, JoinedOffsetBags):
+        return {**row, "kind": "bags", "tune": part.tune}
+    raise NotSaved(f"its submodule {name} ({type(part).__name__}) is none that a file holds")
+
+
+def _decode_part(name: str, row: Mapping[str, Any], root: nn.Module) -> nn.Module:
+    graph, constants = decode_graph(row["graph"]), Constants(root, tuple(row["constants"]))
+    match row["kind"]:
+        case "region":
+            values = {key: decode(value, lambda _: None) for key, value in row["options"].items()}
+            return ZenRegion(graph, constants, name, RegionOptions(**values))
+        case "per mask":
+            return PerMask(graph, row["masks"])
+        case "per size":
+            return PerSize(graph, constants)
+        case "bags":
+            return JoinedOffsetBags(graph, constants, row["tune"])
+    raise FileError(f"no part of a module is {str(row['kind'])[:80]!r}")
+
+
+# ---- which calls the graph is right for
+
+
+def _encode_arguments(traced: Traced) -> dict[str, Any]:
+    try:
+        fixed = {name: encode(value, lambda _: None) for name, value in traced.specialized.items()}
+    except NotSaved as reason:
+        raise NotSaved(f"it was traced for {reason}") from None
+    rows: dict[str, Any] = {"specialized": fixed, "given": sorted(traced.given)}
+    if traced.guards is None or traced.example is None:
+        return rows
+    args, kwargs = traced.example
+    structure, leaves, sizes = traced.guards.description()
+    try:
+        values = [encode(tuple(leaf) if tensor else leaf, lambda _: None) for tensor, leaf in leaves]
+    except NotSaved as reason:
+        raise NotSaved(f"it was exported with {reason}") from None
+    tensors = [tensor for tensor, _ in leaves]
+    guards = {"structure": dump_structure(structure), "leaves": values, "tensors": tensors, "sizes": sizes}
+    return {**rows, "guards": guards, "positional": len(args), "keywords": [*kwargs]}
+
+
+def _decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of Traced."""
+    fixed = {name: decode(value, lambda _: None) for name, value in data["specialized"].items()}
+    found: dict[str, Any] = {"specialized": fixed, "given": frozenset(data["given"])}
+    if "guards" in data:
+        row = data["guards"]
+        leaves = [(tensor, decode(v, lambda _: None)) for tensor, v in zip(row["tensors"], row["leaves"], strict=True)]
+        found["guards"] = Guards.described(load_structure(row["structure"]), leaves, row["sizes"])
+        found["example"] = ((None,) * data["positional"], dict.fromkeys(data["keywords"]))
+    return found
+
+
+# ---- programs and packed weights
+
+
+def _encode_kept(
+    kept: ToKeep,
+    region: ZenRegion,
+    layouts: Layouts,
+    packed: dict[str, torch.Tensor],
+    plain: Mapping[str, torch.Tensor],
+) -> dict[str, Any]:
+    """What a region was lowered to for one signature; packed weights are added to `packed`.
+
+    plain  the parameters that are in the file under their own names
+    """
+    inputs = [[list(s.shape), encode(s.dtype, lambda _: None), list(s.strides)] for s in kept.inputs]
+    row: dict[str, Any] = {"threads": kept.threads, "inputs": inputs, "kinds": list(kept.kinds)}
+    if kept.lowered is None:
+        return {**row, "plain": kept.reason}
+    assert kept.lowered.lowering is not None
+    program = kept.lowered.program
+    originals = {tensor.data_ptr(): name for name, tensor in plain.items() if tensor.nbytes}
+    weights, seen = [], set[tuple[str, str, bool]]()
+    for wanted in packed_weights(kept.lowered.lowering):
+        key = wanted.key, layout_digest(wanted.desc), wanted.transposed
+        if key in seen:
+            continue
+        seen.add(key)
+        tensor = region.weights.get(wanted)
+        name = originals.get(tensor.data_ptr())
+        if name is None or wanted.desc.size_bytes > plain[name].nbytes:
+            name = _packed_as(as_it_lies(tensor, wanted.desc.size_bytes), packed)
+        weights.append([*key, name])
+    size = program.slice_size if isinstance(program, SlicedProgram) else None
+    return {**row, "slice": size, "weights": weights, "program": encode_program(kept.lowered, layouts)}
+
+
+def _packed_as(tensor: torch.Tensor, packed: dict[str, torch.Tensor]) -> str:
+    """The name under which packed weights, bytes as they lie in memory, are in the file."""
+    for name, other in packed.items():
+        if (other.data_ptr(), other.nbytes) == (tensor.data_ptr(), tensor.nbytes):
+            return name
+    name = f"{PACKED}{len(packed)}"
+    packed[name] = tensor
+    return name
+
+
+class SavedPrograms:
+    """What a region of a loaded module was lowered to, for some signatures.
+
+    rows  of the document; one that does not fit here is forgotten, with a warning
+    used  how many became programs
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], layouts: Layouts) -> None:
+        self._rows = [(_inputs_of(row), row) for row in rows]
+        self._layouts = layouts
+        self.used = 0
+
+    def __call__(
+        self, region: ZenRegion, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], keep: bool
+    ) -> LoweredRegion | None:
+        """As fx_passes.region.region.Known."""
+        for entry in self._rows:
+            saved, row = entry
+            if (
+                row["threads"] == torch.get_num_threads()
+                and tuple(row["kinds"]) == kinds
+                and _fits(saved, inputs, region)
+            ):
+                break
+        else:
+            return None
+        if "plain" in row:
+            raise NotLowered(row["plain"])
+        context = Context(region.constants, region.weights, region.options)
+        try:
+            lowered = self._decode(row, saved, region, context, keep)
+        except Exception as error:  # whatever does not fit any longer: it is lowered as if nothing had been saved
+            log.warning("%s: what was saved cannot be used (%s: %s)", region.name, type(error).__name__, error)
+            self._rows.remove(entry)
+            return None
+        self.used += 1
+        return lowered
+
+    def _decode(
+        self, row: Mapping[str, Any], saved: Sequence[TensorSpec], region: ZenRegion, context: Context, keep: bool
+    ) -> LoweredRegion:
+        def lower(inputs: Sequence[TensorSpec]) -> LoweredRegion:
+            with collector_paused():
+                return decode_program(row["program"], inputs, context, self._layouts, keep)
+
+        if row["slice"] is None:
+            return lower(saved)
+        graph = region.graph_for(tuple(row["kinds"]))
+        return sliced(row["slice"], RegionValues(graph, saved, region.constants), saved, graph, lower)
+
+
+def _inputs_of(row: Mapping[str, Any]) -> list[TensorSpec]:
+    return [
+        TensorSpec(tuple(shape), decode(dtype, lambda _: None), tuple(strides))
+        for shape, dtype, strides in row["inputs"]
+    ]
+
+
+def _fits(saved: Sequence[TensorSpec], inputs: Sequence[torch.Tensor], region: ZenRegion) -> bool:
+    """Whether a program for the saved inputs is one for these."""
+    if len(saved) != len(inputs):
+        return False
+    for number, (spec, tensor) in enumerate(zip(saved, inputs, strict=True)):
+        if region.key_of(number, tensor) != region.key_of(number, spec):
+            return False
+    return True
+
+
+# ---- loading
+
+
+def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> OptimizedModule:
+    """Return the module that encode_module took apart. Raises FileError for what it did not write."""
+    try:
+        if document["version"] != VERSION:
+            raise FileError(
+                f"the file is of version {document['version']}, this package reads version {VERSION}: save it again"
+            )
+        root = decode_tree(document["tree"], tensors)
+        traced = Traced(root, None, restored=True, **_decode_arguments(document["arguments"]))
+        kept = {key: document[key] for key in ("graph", "parts")}
+        gm = build_restored(traced, document=kept)
+        _give_programs(gm, document, tensors)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"the file cannot be read ({type(error).__name__}: {error})") from error
+    return gm
+
+
+def build_restored(traced: Traced, *, document: Mapping[str, Any]) -> OptimizedModule:
+    """Make the module of the graph and the parts in the document: its passes ran before it was saved."""
+    root: Any = traced.root
+    gm: Any = OptimizedModule(traced, build_restored, {"document": document})
+    parts = {name: _decode_part(name, row, root) for name, row in document["parts"].items()}
+    graph = decode_graph(document["graph"])
+    missing = {str(node.target) for node in graph.find_nodes(op="call_module")} - parts.keys()
+    if missing:
+        raise FileError(f"the graph calls {sorted(missing)}, which are not in the file")
+    with gm.compiled_once():
+        for name, part in parts.items():
+            gm.add_submodule(name, part)
+        gm._read_from(traced, graph)
+    root.run = _PlainRun(traced, graph, parts)
+    result: OptimizedModule = gm
+    result.begin_watch()
+    return result
+
+
+def _give_programs(gm: OptimizedModule, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    if document["machine"] != machine():
+        log.warning(
+            "saved on %s, loaded on %s: implementations are chosen, and weights packed, again in the first call."
+            " Save it on this machine, too.", document["machine"], machine()
+        )  # fmt: skip
+        return
+    layouts = Layouts(document["layouts"])
+    for name, rows in document["programs"].items():
+        region: Any = gm._held[name]
+        given = {}
+        for row in rows:
+            for key, digest, transposed, source in row.get("weights", ()):
+                given[key, digest, transposed] = tensors[source]
+        region.weights.give(given)
+        region.known = SavedPrograms(rows, layouts)
+
+
+class _PlainRun:
+    """The model as plain PyTorch: its graph, with regions as what they compute."""
+
+    def __init__(self, traced: Traced, graph: fx.Graph, parts: Mapping[str, nn.Module]) -> None:
+        self._traced, self._graph, self._parts = traced, graph, parts
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arranged = self._traced.arrange(args, kwargs)
+        if arranged is None:
+            raise ValueError(
+                "this module was saved for other arguments: call the original with these once, before it is saved, or"
+                " optimize the original for them"
+            )
+        args, kwargs = arranged
+        info = getattr(self._graph._codegen, "pytree_info", None)
+        if info is not None:
+            flat, _ = pytree.tree_flatten((args, kwargs))
+            return pytree.tree_unflatten(self._run(flat), info.out_spec)
+        placeholders = self._graph.find_nodes(op="placeholder")
+        given = dict(zip((str(node.target) for node in placeholders), args, strict=False)) | kwargs
+        defaults = {str(node.target): node.args[0] for node in placeholders if node.args}
+        return self._run([(defaults | given)[str(node.target)] for node in placeholders])
+
+    def _run(self, flat: Sequence[Any]) -> Any:
+        return _Plainly(self._traced.root, self._graph, self._parts).run(*flat, enable_io_processing=False)
+
+
+class _Plainly(fx.Interpreter):
+    """Runs a graph whose parts are given apart from the tree."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__(root, garbage_collect_values=True, graph=graph)
+        self._parts = parts
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        part: Any = self._parts[target]
+        return part.run_plain(args) if isinstance(part, ZenRegion) else part(*args, **kwargs)

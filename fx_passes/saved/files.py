@@ -1,0 +1,50 @@
+"""save() and load(): an optimized module in a file, to be started anywhere without tracing, measuring and packing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from fx_passes.module import OptimizedModule
+from fx_passes.saved.container import read, write
+from fx_passes.saved.document import decode_module, encode_module
+from zendnn_cffi.collector import collector_paused
+
+
+def save(module: fx.GraphModule, path: str | os.PathLike[str]) -> None:
+    """Write an optimized module to one file: parameters, packed weights, and which implementations were chosen.
+
+    module  what optimize() or load() returned, after a call with each kind of input that is to start fast: shapes and
+            dtypes, under torch.set_num_threads of the process that will load it. What was not measured yet is
+            measured now. Parameters that were written to since are those of the file.
+    path    the file; a safetensors file, in which any reader finds the parameters by their names. It replaces one that
+            is there in one step.
+    Raises  TypeError for another module; ValueError where the graph calls code that a file does not hold (a submodule
+            that stays plain PyTorch, functions that are not PyTorch's): optimize what torch.export.export returns,
+            which holds operators alone. OSError.
+    """
+    if not isinstance(module, OptimizedModule):
+        raise TypeError(f"module must be what zendnn_cffi.optimize returned, got {type(module).__name__}")
+    module.follow_changes()
+    write(Path(path), *encode_module(module))
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule:
+    """Return the module that save() wrote. Nothing is traced, measured or packed; nothing in the file is run as code.
+
+    path     the file. Its weights are mapped: processes of one machine share them, as long as the file stays.
+    verify   whether all data is compared with the sums in the file; False touches no page before it is needed
+    Returns  an fx.GraphModule as optimize()'s, with the same state_dict. Calls with inputs like those before it was
+             saved, with as many threads, run at once; others are lowered by their first call, as optimize() has it.
+             So are all on another kind of CPU or another version of the library, which a warning in the log says.
+    Raises   FileNotFoundError; FileError (a ValueError) for a file that is damaged, cut off, of another kind or
+             version. Arguments that the graph is not right for raise ValueError in the call.
+    """
+    with collector_paused():
+        document, tensors = read(Path(path), verify)
+        module: Any = decode_module(document, tensors)
+    result: fx.GraphModule = module
+    return result

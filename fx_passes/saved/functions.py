@@ -1,0 +1,116 @@
+"""Names of the functions that a saved graph may call: a closed list, so that a file cannot name anything else.
+
+zen.convolution            the vocabulary
+operator.add, math.ceil    numbers and sizes
+aten.embedding.default     PyTorch's operators, as torch.export writes them
+torch.cat, functional.pad  functions of PyTorch that are operators
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from fx_passes import ops
+from fx_passes.region.compile import row_major_copy
+from fx_passes.saved.errors import FileError, NotSaved
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_OPERATORS = _names("""
+    add and_ eq floordiv ge getitem gt iadd iand ifloordiv imatmul imod imul index inv invert ior ipow isub itruediv
+    ixor le lshift lt matmul mod mul ne neg not_ or_ pos pow rshift setitem sub truediv xor
+""")
+_MATH = _names("ceil fabs floor isqrt log log2 prod sqrt trunc")
+_BUILTINS = _names("abs bool float getattr int len max min pow round sum")
+_FORBIDDEN = _names("from_file record_stream set_ set_data")  # operators that reach beyond tensors: files, other memory
+_SPECIAL = _names("__and__ __iand__ __ilshift__ __ior__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__")
+_CHECKS = _names("_assert sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt")
+_METHODS = _names("""
+    bfloat16 bool byte char contiguous cpu dim double element_size expand_as flatten float half int is_contiguous
+    is_floating_point item long ndimension nelement numel shape short size stride to type type_as view_as
+""")
+_ATTRIBUTES = _names("H T device dtype imag is_cpu is_cuda layout mH mT ndim real requires_grad shape")
+_VOCABULARY = {function.__name__: function for function in ops.VOCABULARY} | {"row_major_copy": row_major_copy}
+_OF_TORCH = {"torch": torch, "functional": functional}
+
+
+def name_of(target: Any) -> str:
+    """Return the name of a function that a node calls. Raises NotSaved for one that is not on the list."""
+    name = getattr(target, "__name__", "")
+    if _VOCABULARY.get(name) is target:
+        return f"zen.{name}"
+    if isinstance(target, torch._ops.OpOverload):
+        full = f"{target.namespace}.{target._opname}.{target._overloadname}"
+        if target.namespace == "aten" and _is_operator(target._opname):
+            return full
+        raise NotSaved(f"the operator {full}, which is none of PyTorch's own")
+    for room, module, names in (("operator", operator, _OPERATORS), ("math", math, _MATH), ("", builtins, _BUILTINS)):
+        if name in names and getattr(module, name) is target:
+            return f"{room or 'builtins'}.{name}"
+    for room, of_torch in _OF_TORCH.items():
+        if getattr(of_torch, name, None) is target and (_is_operator(name) or name in _CHECKS):
+            return f"{room}.{name}"
+    where = getattr(target, "__module__", "") or type(target).__module__
+    raise NotSaved(
+        f"the function {where}.{name or type(target).__name__}, which is none of PyTorch's own: optimize what"
+        " torch.export.export(model, example_inputs) returns, which holds PyTorch's operators alone"
+    )
+
+
+def function_of(name: Any) -> Callable[..., Any]:
+    """Return the function of a name. Raises FileError for one that is not on the list."""
+    room, _, rest = str(name).partition(".")
+    found: Any = None
+    if room == "zen":
+        found = _VOCABULARY.get(rest)
+    elif room == "aten":
+        opname, _, overload = rest.partition(".")
+        if _is_operator(opname):
+            found = getattr(getattr(torch.ops.aten, opname), overload, None)
+            found = found if isinstance(found, torch._ops.OpOverload) else None
+    elif room in _OF_TORCH and (_is_operator(rest) or rest in _CHECKS):
+        found = getattr(_OF_TORCH[room], rest, None)
+    else:
+        tables = {"operator": (operator, _OPERATORS), "math": (math, _MATH), "builtins": (builtins, _BUILTINS)}
+        module, names = tables.get(room, (None, frozenset[str]()))
+        found = getattr(module, rest) if rest in names else None
+    if found is None:
+        raise FileError(f"no saved graph calls {str(name)[:80]!r}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def check_method(name: Any, error: type[Exception]) -> str:
+    """Return the name of a method of tensors that a graph may call, else raise error."""
+    if isinstance(name, str) and (name in _METHODS or _is_operator(name)):
+        return name
+    raise error(f"no saved graph calls the method {str(name)[:80]!r}")
+
+
+def check_arguments(target: Any, args: Any, error: type[Exception]) -> None:
+    """Raise error where getattr is asked for more than what a tensor is."""
+    if target is getattr and (len(args) != 2 or args[1] not in _ATTRIBUTES):
+        raise error(f"no saved graph reads the attribute {str(args[1:])[:80]}")
+
+
+@lru_cache(maxsize=4096)
+def _is_operator(name: str) -> bool:
+    """Whether PyTorch has an operator of this name, one of tensors alone."""
+    if not name.isidentifier() or name in _FORBIDDEN or (name.startswith("__") and name not in _SPECIAL):
+        return False
+    packet = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
+    return any("Tensor" in str(part.type) for schema in schemas for part in (*schema.arguments, *schema.returns))

@@ -1,0 +1,314 @@
+"""What was chosen for a region, as JSON; and the program made of it again, without choosing or measuring.
+
+A candidate of primitives and AOCL-BLIS's products is written as what it is. One that calls PyTorch is found again: its
+rule lowers the node once more, and the candidate is recognised among what the rule offers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes.candidates.candidates import (
+    Argument,
+    Candidate,
+    GemmTemplate,
+    Operand,
+    Operation,
+    PrimitiveTemplate,
+    Result,
+    Scratchpad,
+    Template,
+    Temporary,
+    Weights,
+    arguments_of,
+)
+from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.lower.context import LoweringContext, eager_layout, torch_operation
+from fx_passes.lower.rules import Readers, lower_node
+from fx_passes.plan.prepack import WeightStore
+from fx_passes.plan.schedule import build_program
+from fx_passes.region.compile import LoweredRegion, Lowering, NodeReport
+from fx_passes.region.options import RegionOptions
+from fx_passes.saved.encoding import decode, encode
+from fx_passes.saved.errors import FileError
+from fx_passes.saved.graphs import decode_graph, encode_graph
+from fx_passes.saved.layouts import Layouts, NoForm, decode_descriptor, encode_descriptor
+from fx_passes.search.measure import fingerprint
+from zendnn_cffi.primitives.lpgemm import Gemm, GemmPostOp
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.primitives.verification.unchecked import unchecked
+
+_NOWHERE = torch.empty(0, dtype=torch.float32, device="cpu")  # what packed weights were made of is not looked at again
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is needed to make a program of what was chosen."""
+
+    parameters: Mapping[str, torch.Tensor]
+    weights: WeightStore
+    options: RegionOptions
+
+
+def encode_program(lowered: LoweredRegion, layouts: Layouts) -> dict[str, Any]:
+    """What was chosen for one signature."""
+    assert lowered.lowering is not None
+    operations = [
+        _encode_operation(operation, candidate, layouts)
+        for operation, candidate in zip(lowered.lowering.operations, lowered.lowering.choice, strict=True)
+    ]
+    return {
+        "graph": encode_graph(lowered.lowering.graph),
+        "operations": operations,
+        "reports": [asdict(report) for report in lowered.nodes],
+        "alone_ns": lowered.alone_ns,
+        "is_measured": lowered.is_measured,
+    }
+
+
+def packed_weights(lowering: Lowering) -> Iterable[Weights]:
+    """The constants that its calls read."""
+    for candidate in lowering.choice:
+        for template in candidate.calls:
+            yield from (argument for argument in arguments_of(template) if isinstance(argument, Weights))
+
+
+@unchecked()  # what was saved was compared with plain PyTorch, by the same library on the same kind of CPU
+def decode_program(
+    data: Mapping[str, Any], inputs: Sequence[TensorSpec], context: Context, layouts: Layouts, keep: bool = False
+) -> LoweredRegion:
+    """The program for these inputs. Raises FileError, and whatever descriptors raise, where it does not fit."""
+    graph, options = decode_graph(data["graph"]), context.options
+    values = RegionValues(graph, inputs, context.parameters)
+    nodes = {node.name: node for node in graph.nodes}
+    readers: list[Readers] = []
+
+    def overwritable(reader: fx.Node, operand: fx.Node) -> bool:
+        if not readers:
+            readers.append(Readers(graph))
+        return readers[0].last_to_read(reader, operand)
+
+    rules = LoweringContext(values, options.dtype, overwritable, options.allow_winograd, options.exponentials)
+    operations, choice = [], []
+    for row in data["operations"]:
+        operation, candidate = _decode_operation(row, nodes, rules, layouts)
+        rules.operations[operation.node] = operation
+        operations.append(operation)
+        choice.append(candidate)
+    arriving = {node: eager_layout(values.specs[node]) for node in graph.find_nodes(op="placeholder")}
+    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
+    leaving = [(node, values.specs[node]) for node in results]
+    program = build_program(operations, choice, arriving, leaving, context.weights)
+    reports = tuple(NodeReport(**{**row, "post_ops": tuple(row["post_ops"])}) for row in data["reports"])
+    lowering = Lowering(graph, operations, choice) if keep else None
+    return LoweredRegion(
+        program, reports, data["alone_ns"], data["is_measured"], inputs=tuple(inputs), lowering=lowering
+    )
+
+
+def _encode_operation(operation: Operation, candidate: Candidate, layouts: Layouts) -> dict[str, Any]:
+    row: dict[str, Any] = {"node": operation.node.name}
+    if operation.fallback_reason:
+        return {**row, "torch": operation.fallback_reason}
+    try:
+        if candidate.check is not None:
+            raise NoForm
+        return {
+            **row,
+            "kind": operation.kind,
+            "operands": [node.name for node in operation.operands],
+            "flops": operation.flops,
+            "implementation": candidate.implementation,
+            "srcs": [layouts.place(desc) for desc in candidate.srcs],
+            "dst": layouts.place(candidate.dst),
+            "calls": [_encode_call(template, layouts) for template in candidate.calls],
+            "overwrites": candidate.overwrites,
+            "may_overwrite": candidate.may_overwrite,
+            "slices_bytes": list(candidate.slices_bytes),
+            "offset_bytes": candidate.offset_bytes,
+            "cost_ns": candidate.cost_ns,
+        }
+    except NoForm:
+        return {**row, "rule": _identity(candidate)}
+
+
+def _decode_operation(
+    row: Mapping[str, Any], nodes: Mapping[str, fx.Node], rules: LoweringContext, layouts: Layouts
+) -> tuple[Operation, Candidate]:
+    node = nodes[row["node"]]
+    spec = rules.values.specs[node]
+    if "torch" in row:
+        operation = torch_operation(node, rules.values, row["torch"])
+        return operation, operation.candidates[0]
+    if "rule" in row:
+        operation = lower_node(node, rules)
+        for candidate in operation.candidates:
+            if _identity(candidate) == row["rule"]:
+                return operation, candidate
+        raise FileError(f"{node.name}: what was chosen is not offered any longer")
+    srcs = tuple(layouts.at(place) for place in row["srcs"])
+    candidate = Candidate(
+        row["implementation"],
+        srcs,
+        layouts.at(row["dst"]),
+        tuple(_decode_call(call, layouts) for call in row["calls"]),
+        row["overwrites"],
+        row["may_overwrite"],
+        tuple(row["slices_bytes"]),
+        row["cost_ns"],
+        row["offset_bytes"],
+    )
+    operands = tuple(nodes[name] for name in row["operands"])
+    _check(candidate, len(operands), node.name)
+    return Operation(node, node.name, row["kind"], operands, spec, [candidate], row["flops"]), candidate
+
+
+def _identity(candidate: Candidate) -> str:
+    """What a candidate is recognised by among those of one operation."""
+    layouts = [getattr(desc, "key", None) or repr(desc).encode() for desc in (*candidate.srcs, candidate.dst)]
+    kinds = [(type(t).__name__, getattr(t, "key", ""), getattr(t, "into", False)) for t in candidate.calls]
+    about = (candidate.implementation, candidate.overwrites, candidate.offset_bytes, candidate.slices_bytes, kinds)
+    text = repr(about).encode() + b"|".join(layouts) + fingerprint(candidate).encode()
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _encode_call(template: Template, layouts: Layouts) -> list[Any]:
+    match template:
+        case PrimitiveTemplate(pd, args, kind, flops):
+            if args.keys() - pd.expected_args.keys():  # operands whose size the library does not tell
+                raise NoForm
+            arguments = [[number, _encode_argument(argument, pd, layouts)] for number, argument in args.items()]
+            return ["primitive", encode_descriptor(pd, layouts), arguments, kind, flops]
+        case GemmTemplate(gemm, src, weights, dst, operands):
+            parts = [_encode_argument(part, None, layouts) for part in (src, weights, dst, *operands)]
+            post_ops = tuple((p.kind, p.numbers, p.operand) for p in gemm.post_ops)
+            return ["gemm", encode((gemm.sizes, gemm.dtype, gemm.result, post_ops), layouts.special), parts]
+    raise NoForm
+
+
+def _decode_call(data: Any, layouts: Layouts) -> Template:
+    if data[0] == "primitive":
+        pd = decode_descriptor(data[1], layouts)
+        args = {number: _decode_argument(argument, pd, layouts) for number, argument in data[2]}
+        return PrimitiveTemplate(pd, args, data[3], data[4])
+    if data[0] == "gemm":
+        sizes, dtype, result, post_ops = decode(data[1], layouts.special_back)
+        gemm = Gemm(sizes, dtype, result, tuple(GemmPostOp(*post_op) for post_op in post_ops))
+        src, weights, dst, *operands = (_decode_argument(part, None, layouts) for part in data[2])
+        if isinstance(weights, Weights) and weights.desc == gemm.weights:
+            return GemmTemplate(gemm, src, weights, dst, tuple(operands))
+    raise FileError(f"no call is written as {str(data)[:80]}")
+
+
+def _encode_argument(argument: Argument, pd: PrimitiveDesc | None, layouts: Layouts) -> list[Any]:
+    def place(desc: Any) -> int | str | None:
+        if pd is not None and desc == pd.weights_desc:
+            return "weights"  # as the implementation chooses
+        return None if desc is None else layouts.place(desc)
+
+    match argument:
+        case Operand(index, desc, offset_bytes):
+            return ["operand", index, place(desc), offset_bytes]
+        case Result(desc, offset_bytes):
+            return ["result", place(desc), offset_bytes]
+        case Temporary(index, desc, offset_bytes):
+            return ["temporary", index, place(desc), offset_bytes]
+        case Weights(key, desc=desc, transposed=transposed):
+            return ["weights", key, place(desc), transposed]
+        case Scratchpad():
+            return ["scratchpad"]
+
+
+def _decode_argument(data: Any, pd: PrimitiveDesc | None, layouts: Layouts) -> Argument:
+    def desc(place: Any) -> Any:
+        if place == "weights" and pd is not None:
+            return pd.weights_desc
+        return None if place is None else layouts.at(place)
+
+    match data:
+        case ["operand", int(index), place, int(offset_bytes)] if offset_bytes >= 0:
+            return Operand(index, desc(place), offset_bytes)
+        case ["result", place, int(offset_bytes)] if offset_bytes >= 0:
+            return Result(desc(place), offset_bytes)
+        case ["temporary", int(index), place, int(offset_bytes)] if place is not None and offset_bytes >= 0:
+            return Temporary(index, desc(place), offset_bytes)
+        case ["weights", str(key), place, bool(transposed)] if place is not None:
+            return Weights(key, _NOWHERE, desc(place), transposed=transposed)
+        case ["scratchpad"] if pd is not None and pd.scratchpad_desc is not None:
+            return Scratchpad(pd.scratchpad_desc)
+    raise FileError(f"no argument is written as {str(data)[:80]}")
+
+
+def _check(candidate: Candidate, operands: int, name: str) -> None:
+    """Refuse what would reach beyond its memory: the library does not look."""
+    srcs = [desc.size_bytes for desc in candidate.srcs]
+    if len(srcs) != operands or any(index not in range(operands) for index in _overwritten(candidate)):
+        raise FileError(f"{name} has {operands} operands")
+    if candidate.is_view and not (operands and 0 <= candidate.offset_bytes <= srcs[0] - candidate.dst.size_bytes):
+        raise FileError(f"{name} is seen beyond what it is a part of")
+    if candidate.overwrites is not None and srcs[candidate.overwrites] < candidate.dst.size_bytes:
+        raise FileError(f"{name} does not fit where it is written")
+    pieces = candidate.slices_bytes
+    if pieces and not (len(pieces) == len(candidate.calls) == operands):
+        raise FileError(f"{name} has no such pieces")
+    for offset_bytes, size in zip(pieces, srcs, strict=False):
+        if not 0 <= offset_bytes <= candidate.dst.size_bytes - size:
+            raise FileError(f"{name} has a piece beyond its end")
+    for template in candidate.calls:
+        for argument in arguments_of(template):
+            _check_reach(argument, srcs, candidate.dst.size_bytes, name)
+        if isinstance(template, PrimitiveTemplate):
+            _check_primitive(template, candidate, name)
+        elif isinstance(template, GemmTemplate):
+            _check_product(template, candidate, name)
+
+
+def _overwritten(candidate: Candidate) -> list[int]:
+    return [index for index in (candidate.overwrites, candidate.may_overwrite) if index is not None]
+
+
+def _check_reach(argument: Argument, srcs: Sequence[int], dst: int, name: str) -> None:
+    if isinstance(argument, Operand):
+        if argument.index not in range(len(srcs)):
+            raise FileError(f"{name} reads operand {argument.index}")
+        whole = srcs[argument.index]
+    elif isinstance(argument, Result):
+        whole = dst
+    else:
+        return
+    if argument.offset_bytes + (whole if argument.desc is None else argument.desc.size_bytes) > whole:
+        raise FileError(f"{name} reaches beyond {argument}")
+
+
+def _check_primitive(template: PrimitiveTemplate, candidate: Candidate, name: str) -> None:
+    expected = template.pd.expected_args
+    if missing := expected.keys() - template.args.keys():
+        raise FileError(f"{name} lacks the arguments {sorted(missing)}")
+    for number, argument in template.args.items():
+        wanted = expected.get(number)
+        if wanted is None or wanted.size_bytes > _seen_bytes(argument, candidate):
+            raise FileError(f"{name}: argument {number} is not the one that {template.pd} reads")
+
+
+def _check_product(template: GemmTemplate, candidate: Candidate, name: str) -> None:
+    gemm = template.gemm
+    m, k, n = gemm.sizes
+    read = [p.operand.itemsize * (n if p.kind == "bias" else m * n) for p in gemm.post_ops if p.operand is not None]
+    wanted = [m * k * gemm.dtype.itemsize, gemm.weights.size_bytes, m * n * gemm.result.itemsize, *read]
+    seen = [_seen_bytes(argument, candidate) for argument in template.args]
+    if min(m, k, n) < 1 or len(seen) != len(wanted) or any(a < b for a, b in zip(seen, wanted, strict=True)):
+        raise FileError(f"{name}: the operands are not those that {gemm} reads")
+
+
+def _seen_bytes(argument: Argument, candidate: Candidate) -> int:
+    """How much memory an argument stands for."""
+    desc = argument.desc
+    if desc is None:
+        desc = candidate.srcs[argument.index] if isinstance(argument, Operand) else candidate.dst
+    return int(desc.size_bytes)

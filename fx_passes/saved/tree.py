@@ -1,0 +1,148 @@
+"""The module tree of a loaded module: parameters and buffers under their names, in modules without a forward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes.candidates.layouts import contiguous_strides
+from fx_passes.graph.graph import get_attribute
+from fx_passes.saved.container import by_alignment
+from fx_passes.saved.encoding import decode, encode
+from fx_passes.saved.errors import FileError, NotSaved
+from fx_passes.trace.trace import forward_signature
+
+
+class Restored(nn.Module):
+    """The root of a loaded module.
+
+    saved_signature  that of the model's forward
+    run              computes the model as plain PyTorch: set by who restores the graph
+    """
+
+    saved_signature: inspect.Signature
+    run: Callable[..., Any]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the model as plain PyTorch. Raises ValueError for arguments that the graph is not right for."""
+        return self.run(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "run"}
+
+
+def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return what there is in the tree as JSON, and its tensors by name.
+
+    graphs  those that read tensors of it, which may be plain attributes, too
+    Raises  NotSaved for tensors that a file does not hold
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    names: dict[int, str] = {}
+
+    def place(name: str, tensor: torch.Tensor | None) -> str | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in names:
+            _check(name, tensor)
+            names[id(tensor)] = name
+            tensors[name] = tensor
+        return names[id(tensor)]
+
+    modules, parameters, buffers, known = [], [], [], set[str]()
+    for path, module in root.named_modules():
+        modules.append(path)
+        prefix = f"{path}." if path else ""
+        for name, parameter in module._parameters.items():
+            known.add(prefix + name)
+            wants = parameter is not None and parameter.requires_grad
+            parameters.append([prefix + name, place(prefix + name, parameter), wants])
+        for name, buffer in module._buffers.items():
+            known.add(prefix + name)
+            persistent = name not in module._non_persistent_buffers_set
+            buffers.append([prefix + name, place(prefix + name, buffer), persistent])
+    attributes = []
+    for name in dict.fromkeys(str(node.target) for graph in graphs for node in graph.find_nodes(op="get_attr")):
+        if name not in known:
+            value = get_attribute(root, name)
+            if not isinstance(value, torch.Tensor):
+                raise NotSaved(f"its graph reads {name}, a {type(value).__name__}")
+            attributes.append([name, place(name, value)])
+    rows = {"modules": modules, "parameters": parameters, "buffers": buffers, "attributes": attributes}
+    strides = {n: list(t.stride()) for n, t in tensors.items() if t.stride() != contiguous_strides(tuple(t.shape))}
+    return {**rows, "strides": strides, "signature": _encode_signature(root)}, by_alignment(
+        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    )
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
+    if not plain or not tensor.is_cpu or tensor.is_quantized or tensor.is_nested:
+        raise NotSaved(f"{name} is no dense tensor in memory")
+    if name.startswith("zendnn_cffi."):
+        raise NotSaved(f"{name} has a name that this package keeps for itself")
+
+
+def decode_tree(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Restored:
+    """Return the tree that encode_tree wrote, over these tensors."""
+    root = Restored()
+    root.saved_signature = _decode_signature(data["signature"])
+    for path in data["modules"]:
+        if path:
+            owner, _, name = path.rpartition(".")
+            root.get_submodule(owner).add_module(name, nn.Module())
+    made: dict[str, torch.Tensor] = {}
+    for name, source, wants in data["parameters"]:
+        if source is not None and source not in made:
+            made[source] = nn.Parameter(_strided(data, tensors, source), requires_grad=wants)
+        owner, _, last = name.rpartition(".")
+        parameter: Any = None if source is None else made[source]
+        root.get_submodule(owner).register_parameter(last, parameter)
+    for name, source, persistent in data["buffers"]:
+        if source is not None and source not in made:
+            made[source] = _strided(data, tensors, source)
+        owner, _, last = name.rpartition(".")
+        buffer = None if source is None else made[source]
+        root.get_submodule(owner).register_buffer(last, buffer, persistent=persistent)
+    for name, source in data["attributes"]:
+        if source not in made:
+            made[source] = _strided(data, tensors, source)
+        owner, _, last = name.rpartition(".")
+        setattr(root.get_submodule(owner), last, made[source])
+    return root.eval()
+
+
+def _strided(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """A tensor in the strides that it had."""
+    tensor, strides = tensors[name], data["strides"].get(name)
+    if strides is None:
+        return tensor
+    if (seen := torch.as_strided(tensor, tensor.shape, strides)).is_contiguous():  # but for dimensions of size 1
+        return seen
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+
+
+def _encode_signature(root: nn.Module) -> list[Any]:
+    rows = []
+    for p in forward_signature(root).parameters.values():
+        try:
+            default = None if p.default is p.empty else [encode(p.default, lambda _: None)]
+        except NotSaved:
+            default = [None]
+        rows.append([p.name, int(p.kind), default])
+    return rows
+
+
+def _decode_signature(rows: Any) -> inspect.Signature:
+    def parameter(name: str, kind: int, default: Any) -> inspect.Parameter:
+        given = inspect.Parameter.empty if default is None else decode(default[0], lambda _: None)
+        return inspect.Parameter(name, inspect._ParameterKind(kind), default=given)
+
+    try:
+        return inspect.Signature([parameter(*row) for row in rows])
+    except (TypeError, ValueError) as error:
+        raise FileError(f"the signature in the file cannot be read ({error})") from error

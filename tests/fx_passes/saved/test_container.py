@@ -1,0 +1,256 @@
+"""Files that are damaged, cut off or lie: refused with an error or of no consequence; no crash, no half a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import zendnn_cffi
+from fx_passes.saved.container import KEY, _digest, as_it_lies, by_alignment, checksum, padded, read, write
+from fx_passes.saved.errors import FileError, NotSaved
+from tests.support.lowering import noise
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, torch.Tensor]:
+    """A file, an input, and what comes of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 5)
+    ).eval()
+    fast, x = zendnn_cffi.optimize(model, tune="off"), noise(1, 3, 8, 8)
+    expected = fast(x)
+    path = tmp_path_factory.mktemp("saved") / "m.safetensors"
+    zendnn_cffi.save(fast, path)
+    return path, x, expected
+
+
+def _damaged(data: bytes, seed: int) -> bytes:
+    """One of many ways to harm a file."""
+    rng = random.Random(seed)
+    place = rng.choice((rng.randrange(len(data)), rng.randrange(min(len(data), 9000)), rng.randrange(8)))
+    match seed % 8:
+        case 0:
+            return data[:place]
+        case 1:
+            return data + rng.randbytes(rng.randrange(1, 99))
+        case 2:
+            return data[:place] + data[place + rng.randrange(1, 99) :]
+        case 3:
+            return data[:place] + rng.randbytes(8) + data[place:]
+        case 4:  # another length of the header
+            return struct.pack("<Q", rng.choice((0, 1, len(data), 2**63, rng.randrange(2**32)))) + data[8:]
+        case 5:  # pages in another order
+            a, b = rng.randrange(len(data) // 4096) * 4096, rng.randrange(len(data) // 4096) * 4096
+            pages = bytearray(data)
+            pages[a : a + 4096], pages[b : b + 4096] = data[b : b + 4096], data[a : a + 4096]
+            return bytes(pages)
+    flipped = bytearray(data)
+    flipped[place] ^= 1 << rng.randrange(8)
+    return bytes(flipped)
+
+
+def test_500_damaged_files(saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
+    path, x, expected = saved
+    data, refused, same = path.read_bytes(), 0, 0
+    for seed in range(500):
+        harmed = _damaged(data, seed)
+        (tmp_path / "m").unlink(missing_ok=True)
+        (tmp_path / "m").write_bytes(harmed)
+        try:
+            loaded = zendnn_cffi.load(tmp_path / "m")
+        except FileError:
+            refused += 1
+            continue
+        assert torch.equal(loaded(x), expected), seed  # a blank in the header, two equal pages
+        same += 1
+    assert refused > 400 and refused + same == 500
+
+
+def _rewritten(path: Path, change: Any, target: Path) -> None:
+    """The file with a document that was changed, and says that it was not."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    document = json.loads(header["__metadata__"][KEY])
+    change(document)
+    text = json.dumps(document)
+    header["__metadata__"].update({KEY: text, f"{KEY}.sha256": _digest(text)})
+    fresh = json.dumps(header).encode()
+    fresh += b" " * (-(len(fresh) + 8) % 4096)
+    target.write_bytes(struct.pack("<Q", len(fresh)) + fresh + data[8 + length :])
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, part in value.items() for leaf in _leaves(part, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for number, part in enumerate(value) for leaf in _leaves(part, (*path, number))]
+    return [path]
+
+
+_LIES = """
+import sys, torch, zendnn_cffi
+x = torch.load(sys.argv[2])
+for path in sys.argv[3:]:
+    try:
+        with torch.no_grad():
+            zendnn_cffi.load(path)(x)
+    except Exception as error:
+        pass
+print("alive")
+"""
+
+
+def test_documents_that_lie_end_no_process(saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
+    """Numbers, names and layouts of programs changed, and the sums made right: whatever comes of it, no crash."""
+    path, x, _ = saved
+    torch.save(x, tmp_path / "x")
+    rng, files = random.Random(0), []
+
+    def change(document: dict[str, Any]) -> None:
+        programs = {key: document[key] for key in ("programs", "layouts", "parts")}
+        places = _leaves(programs)
+        *above, last = rng.choice(places)
+        holder: Any = programs
+        for step in above:
+            holder = holder[step]
+        old = holder[last]
+        if isinstance(old, bool) or old is None:
+            holder[last] = rng.choice((True, 3, "x", [1]))
+        elif isinstance(old, int):
+            holder[last] = rng.choice((old + 1, old - 1, -old, 2 * old + 7, 10**6, 2**31, 2**62, -1))
+        else:
+            holder[last] = rng.choice(("", "aten.from_file.default", "builtins.eval", "relu", -1, None, ["node", "x"]))
+
+    for number in range(120):
+        files.append(str(tmp_path / f"m{number}"))
+        _rewritten(path, change, Path(files[-1]))
+    command = [sys.executable, "-c", _LIES, "", str(tmp_path / "x"), *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("alive\n"), (done.returncode, done.stderr[-2000:])
+
+
+@pytest.mark.parametrize(
+    "name", ("builtins.eval", "builtins.exec", "os.system", "torch.load", "aten.from_file.default", "zen.nothing", "x")
+)
+def test_no_other_function_can_be_named(
+    name: str, saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    def change(document: dict[str, Any]) -> None:
+        rows = next(iter(document["parts"].values()))["graph"]["nodes"]
+        next(row for row in rows if row[0] == "call_function")[2] = name
+
+    _rewritten(saved[0], change, tmp_path / "m")
+    with pytest.raises(FileError, match="no saved graph calls"):
+        zendnn_cffi.load(tmp_path / "m")
+
+
+def test_another_version_says_so(saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
+    _rewritten(saved[0], lambda document: document.update(version=99), tmp_path / "m")
+    with pytest.raises(FileError, match="version 99, this package reads version 1: save it again"):
+        zendnn_cffi.load(tmp_path / "m")
+
+
+def test_a_file_of_other_tensors_says_so(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(3)}, tmp_path / "m")
+    with pytest.raises(FileError, match="not written by zendnn_cffi.save"):
+        zendnn_cffi.load(tmp_path / "m")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)),
+            st.lists(st.integers(0, 40), max_size=3),
+        ),
+        max_size=6,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_what_is_read_is_what_was_written(tensors: list[tuple[torch.dtype, list[int]]]) -> None:
+    import tempfile
+
+    given_tensors = by_alignment(
+        {f"t{i}": torch.randn(shape).mul(9).to(dtype) for i, (dtype, shape) in enumerate(tensors)}
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "m", {"a": [1, "b"]}, given_tensors)
+        document, found = read(Path(folder) / "m")
+        assert document["a"] == [1, "b"] and found.keys() == given_tensors.keys()
+        for name, tensor in given_tensors.items():
+            assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+            assert found[name].data_ptr() % tensor.element_size() == 0
+        assert os.listdir(folder) == ["m"]
+
+
+def test_weights_lie_on_cache_lines(saved: tuple[Path, torch.Tensor, torch.Tensor]) -> None:
+    _, tensors = read(saved[0])
+    assert all(t.data_ptr() % 64 == 0 for name, t in tensors.items() if name.startswith("zendnn_cffi.packed."))
+
+
+def test_a_dtype_that_safetensors_lacks(tmp_path: Path) -> None:
+    with pytest.raises(NotSaved, match="a is of torch.complex64"):
+        write(tmp_path / "m", {}, {"a": torch.ones(2, dtype=torch.complex64)})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", (1, 7, 8, 65536, 65543, 200000))
+def test_any_flipped_bit_changes_the_sum(size: int) -> None:
+    flat = torch.arange(size, dtype=torch.int64).to(torch.uint8)
+    before, rng = checksum(flat), random.Random(size)
+    for _ in range(20):
+        place, bit = rng.randrange(size), 1 << rng.randrange(8)
+        flat[place] ^= bit
+        assert checksum(flat) != before
+        flat[place] ^= bit
+    assert checksum(flat) == before
+
+
+def test_bytes_as_they_lie() -> None:
+    tensor = torch.arange(12, dtype=torch.int32).view(3, 4).t()[1:]
+    found = as_it_lies(tensor, 44)
+    assert found.view(torch.int32).tolist() == list(range(1, 12)) and found.data_ptr() == tensor.data_ptr()
+    assert padded(found).numel() == 64 and padded(torch.zeros(128, dtype=torch.uint8)).numel() == 128
+
+
+_KILLED = """
+import sys, torch, zendnn_cffi
+from torch import nn
+fast = zendnn_cffi.optimize(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)).eval(), tune="off")
+fast(torch.ones(4, 1024))
+print("ready", flush=True)
+while True:
+    zendnn_cffi.save(fast, sys.argv[1])
+"""
+
+
+def test_who_is_ended_while_saving_leaves_the_file_whole(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    path = tmp_path / "m"
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", _KILLED, str(path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(rng.random())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert zendnn_cffi.load(path)(torch.ones(4, 1024)).shape == (4, 1024)

@@ -1,0 +1,314 @@
+"""save and load: the same answers to the last bit, without tracing, measuring or packing."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+import zendnn_cffi
+from fx_passes.saved.errors import FileError, NotSaved
+from tests.support.lowering import net, noise
+
+
+class Block(nn.Module):
+    """Convolutions with a residual sum, a gate and a concatenation, then a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+        self.body = nn.Conv2d(32, 32, 3, padding=1)
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(32, 32, 1), nn.Sigmoid())
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = F.relu(self.body(x) + x)
+        y = torch.cat([y * self.gate(y), x], 1)
+        return self.head(y.mean((2, 3)))
+
+
+class Outputs(nn.Module):
+    """Inputs by name with a default, results in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(16, 24)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0, flag: bool = False) -> Any:
+        both = self.a(x), torch.relu(self.b(x)) * scale
+        return {"first": both[0], "others": [both[1], None]} if not flag else OrderedDict(first=both[0])
+
+
+def block() -> nn.Module:
+    torch.manual_seed(0)
+    model = Block().eval()
+    model.stem[1].running_mean.uniform_(-1, 1)
+    return model
+
+
+def attention() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any, bool]] = {
+    "convolutions": (block, lambda: (noise(2, 3, 17, 19),), False),
+    "one image": (block, lambda: (noise(1, 3, 32, 32),), False),
+    "attention by export": (attention, lambda: (noise(2, 9, 32),), True),
+    "normalization": (
+        lambda: net(lambda m, x: F.softmax(m[0](x), -1), nn.LayerNorm(24)),
+        lambda: (noise(5, 24),),
+        False,
+    ),
+    "channels last": (lambda: block().to(memory_format=torch.channels_last), lambda: (noise(2, 3, 16, 16),), False),
+    "one row": (lambda: net(lambda m, x: torch.tanh(m[0](x)), nn.Linear(96, 80)), lambda: (noise(1, 96),), False),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 8)).eval(),
+        lambda: (torch.arange(12).view(3, 4),),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16))
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loaded_module_answers_the_same_to_the_last_bit(
+    name: str, dtype: torch.dtype | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, inputs, exported = MODELS[name]
+    model, args = make(), inputs()
+    fast = zendnn_cffi.optimize(model, args if exported else None, dtype=dtype, tune="off")
+    with torch.no_grad():
+        expected = fast(*args)
+        zendnn_cffi.save(fast, tmp_path / "model.safetensors")
+        loaded = zendnn_cffi.load(tmp_path / "model.safetensors")
+        assert all(not region.lowered for region in loaded.regions().values())
+        assert torch.equal(loaded(*args), expected)
+    assert "cannot be used" not in caplog.text
+    pairs = zip(fast.regions().values(), loaded.regions().values(), strict=True)
+    for region, again in pairs:
+        assert [found.nodes for found in region.lowered.values()] == [found.nodes for found in again.lowered.values()]
+    assert any(region.lowered for region in loaded.regions().values())
+    state = loaded.state_dict()
+    assert list(state) == list(model.state_dict())
+    for key, value in model.state_dict().items():
+        assert torch.equal(state[key], value) and state[key].stride() == value.stride(), key
+    assert str(zendnn_cffi.explain(loaded)) == str(zendnn_cffi.explain(fast))
+
+
+def test_nothing_is_chosen_measured_or_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = zendnn_cffi.optimize(block(), tune="off"), noise(1, 3, 32, 32)
+    expected = fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    for name in (
+        "fx_passes.region.region.choose_variant",
+        "fx_passes.plan.prepack.prepack",
+        "fx_passes.search.measure.Bench.check_and_time",
+        "fx_passes.trace.trace.trace",
+    ):
+        monkeypatch.setattr(name, lambda *args, **kwargs: 1 / 0)
+    assert torch.equal(zendnn_cffi.load(tmp_path / "m")(x), expected)
+
+
+def test_arguments_and_results_keep_their_form(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Outputs().eval(), noise(3, 16)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    for args, kwargs in (((x,), {}), ((x, 3.0), {}), ((), {"x": x, "scale": 0.5})):
+        expected, found = model(*args, **kwargs), loaded(*args, **kwargs)
+        assert type(found) is dict and found["others"][1] is None
+        torch.testing.assert_close(found["first"], expected["first"])
+        torch.testing.assert_close(found["others"][0], expected["others"][0])
+    assert loaded.a.weight is loaded.b.weight  # ties stay
+    with pytest.raises(ValueError, match="saved for other arguments"):
+        loaded(x, flag=True)
+
+
+def test_other_inputs_are_lowered_by_their_first_call(tmp_path: Path) -> None:
+    model = block()
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(noise(1, 3, 32, 32))
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    for shape in ((3, 3, 32, 32), (1, 3, 15, 40)):
+        x = noise(*shape)
+        torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    (region,) = loaded.regions().values()
+    assert len(region.lowered) == 2 and all(region.lowered.values())
+
+
+def test_each_number_of_threads_that_it_was_called_with(tmp_path: Path) -> None:
+    fast, x, before = zendnn_cffi.optimize(block(), tune="off"), noise(1, 3, 32, 32), torch.get_num_threads()
+    expected = {}
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            expected[threads] = fast(x)
+        zendnn_cffi.save(fast, tmp_path / "m")
+        assert torch.get_num_threads() == 2
+        loaded = zendnn_cffi.load(tmp_path / "m")
+        (region,) = loaded.regions().values()
+        known = region.known
+        for threads, result in expected.items():
+            torch.set_num_threads(threads)
+            assert torch.equal(loaded(x), result) and known.used == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_written_weights_are_noticed_and_packed_again(tmp_path: Path) -> None:
+    model, x = block(), noise(1, 3, 32, 32)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    loaded(x)
+    with torch.no_grad():
+        for m in (model, loaded):
+            m.body.weight.mul_(-0.5)
+    for _ in range(3):
+        torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    again = zendnn_cffi.load(tmp_path / "m")
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again(x), model(x), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():  # the file is as it was
+        model.body.weight.mul_(-2.0)
+    torch.testing.assert_close(zendnn_cffi.load(tmp_path / "m")(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_it_copies_pickles_and_saves_again(tmp_path: Path) -> None:
+    fast, x = zendnn_cffi.optimize(block(), tune="off"), noise(1, 3, 32, 32)
+    expected = fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    for again in (copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))):
+        torch.testing.assert_close(again(x), expected, atol=1e-5, rtol=1e-5)
+    loaded(x)
+    zendnn_cffi.save(loaded, tmp_path / "second")
+    assert torch.equal(zendnn_cffi.load(tmp_path / "second")(x), expected)
+    zendnn_cffi.save(loaded, tmp_path / "m")  # over the file that it is mapped from
+    assert torch.equal(loaded(x), expected) and torch.equal(zendnn_cffi.load(tmp_path / "m")(x), expected)
+
+
+def test_gradients_are_plain_pytorchs(tmp_path: Path) -> None:
+    model = block()
+    fast, x = zendnn_cffi.optimize(model, tune="off"), noise(1, 3, 32, 32)
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    loaded(ours).sum().backward()
+    model(theirs).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_any_reader_finds_the_parameters(tmp_path: Path) -> None:
+    model = block()
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(noise(1, 3, 32, 32))
+    zendnn_cffi.save(fast, tmp_path / "m.safetensors")
+    found = load_file(tmp_path / "m.safetensors")
+    for name, value in model.state_dict().items():
+        assert torch.equal(found[name], value)
+    assert any(name.startswith("zendnn_cffi.packed.") for name in found)
+
+
+def test_another_kind_of_cpu_packs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = block(), noise(1, 3, 32, 32)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(x)
+    monkeypatch.setattr("fx_passes.saved.document.machine", lambda: "5.1-zen9-avx4096")
+    zendnn_cffi.save(fast, tmp_path / "m")
+    monkeypatch.undo()
+    with caplog.at_level(logging.WARNING, "zendnn_cffi.saved"):
+        loaded = zendnn_cffi.load(tmp_path / "m")
+    assert "saved on 5.1-zen9-avx4096" in caplog.text
+    torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    (region,) = loaded.regions().values()
+    assert region.known is None and all(region.lowered.values())
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+class Foreign(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _twice(x)
+
+
+class Holder(nn.Module):
+    """A convolution before a submodule that cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.foreign = nn.Conv2d(3, 32, 3), Foreign()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.foreign(F.relu(self.conv(x)))
+
+
+def test_code_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    fast = zendnn_cffi.optimize(Holder().eval(), tune="off")
+    fast(noise(1, 3, 16, 16))
+    with pytest.raises(NotSaved, match=r"submodule foreign \(Foreign\) stays plain PyTorch"):
+        zendnn_cffi.save(fast, tmp_path / "m")
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(NotSaved, match="plain PyTorch as a whole"):
+        zendnn_cffi.save(zendnn_cffi.optimize(Foreign().eval()), tmp_path / "m")
+    with pytest.raises(TypeError, match="what zendnn_cffi.optimize returned, got Linear"):
+        zendnn_cffi.save(nn.Linear(2, 2), tmp_path / "m")  # type: ignore[arg-type]
+    released = zendnn_cffi.optimize(block(), tune="off", release_weights=True)
+    released(noise(1, 3, 32, 32))
+    with pytest.raises(ValueError, match="release_weights"):
+        zendnn_cffi.save(released, tmp_path / "m")
+
+
+def test_what_is_no_saved_module_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="zendnn_cffi.save writes such files"):
+        zendnn_cffi.load(tmp_path / "none")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(FileError, match="no whole safetensors file"):
+        zendnn_cffi.load(tmp_path / "text")
+    torch.save({"a": torch.ones(2)}, tmp_path / "pickle")
+    with pytest.raises(FileError, match="no whole safetensors file"):
+        zendnn_cffi.load(tmp_path / "pickle")
+    with pytest.raises(FileError):
+        zendnn_cffi.load(tmp_path)
+
+
+def test_another_process_starts_from_it(tmp_path: Path) -> None:
+    """Without the model's code, and without PyTorch's compiler."""
+    fast, x = zendnn_cffi.optimize(block(), tune="off"), noise(1, 3, 32, 32)
+    torch.save((x, fast(x)), tmp_path / "expected")
+    zendnn_cffi.save(fast, tmp_path / "m")
+    code = """
+import sys, torch, zendnn_cffi
+x, expected = torch.load(sys.argv[2])
+fast = zendnn_cffi.load(sys.argv[1])
+assert torch.equal(fast(x), expected)
+assert "torch._dynamo" not in sys.modules
+print("equal")
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "m"), str(tmp_path / "expected")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
