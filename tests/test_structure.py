@@ -47,6 +47,7 @@ ORDER = (
     "fx_passes.pipeline",  # states the order of the passes
     "fx_passes.saved",  # modules in files
     "zendnn_cffi.api",  # what users call
+    "zendnn_cffi.serving",  # processes that answer calls
     "zendnn_cffi.backend",
     "zendnn_cffi",
 )

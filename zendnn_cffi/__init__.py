@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
     from zendnn_cffi.primitives.memory import Memory, MemoryDesc
     from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
     from zendnn_cffi.primitives.stream import Engine, Stream
+    from zendnn_cffi.serving.instances import instances
 
     ffi: Any
     __config__: Mapping[str, Any]
@@ -46,6 +47,7 @@ _EXPORTS = {
     "is_available": "zendnn_cffi.engine.library",
     "unavailable_reason": "zendnn_cffi.engine.library",
     "optimize": "zendnn_cffi.api.optimize",
+    "instances": "zendnn_cffi.serving.instances",
     "save": "fx_passes.saved.files",
     "load": "fx_passes.saved.files",
     "explain": "fx_passes.report.explain",
@@ -95,6 +97,7 @@ __all__ = [
     "explain",
     "ffi",
     "functional",
+    "instances",
     "is_available",
     "lib",
     "load",

@@ -251,17 +251,24 @@ class ZenRegion(nn.Module):
                 self._keep(signature, lowered, reason)
         return not self._provisional
 
-    def lowered_to_keep(self) -> list[ToKeep]:
-        """Lower again for each signature there is, with everything measured; return what programs are built from."""
-        kept = []
+    def lowered_to_keep(self, threads: Sequence[int] | None = None) -> list[ToKeep]:
+        """Lower again for each signature there is, with everything measured; return what programs are built from.
+
+        threads  for which numbers of them (None: those of the signatures)
+        """
+        wanted: dict[Any, tuple[int, Sequence[TensorSpec], tuple[str, ...]]] = {}
         for signature, lowered in self.lowered.items():
-            specs = _specs_of(signature) if lowered is None else lowered.inputs
-            if specs is None:  # sizes that grow, where plain PyTorch runs
-                continue
-            with _thread_count(_threads(signature)):
-                kinds, inputs = self._kinds(signature), list(map(made_up, specs))
+            kinds = self._kinds(signature)
+            given: Sequence[TensorSpec] | None = _specs_of(signature) if lowered is None else lowered.inputs
+            if given is not None:  # else sizes that grow, where plain PyTorch runs
+                for count in threads or (_threads(signature),):
+                    wanted.setdefault((count, kinds, signature[1:]), (count, given, kinds))
+        kept = []
+        for count, specs, kinds in wanted.values():
+            with _thread_count(count):
+                inputs = list(map(made_up, specs))
                 again, reason, _ = self._try_lower(inputs, kinds, interrupted=lambda: False, keep=True)
-            kept.append(ToKeep(_threads(signature), tuple(specs), kinds, again, reason))
+            kept.append(ToKeep(count, tuple(specs), kinds, again, reason))
         return kept
 
     def _note_borrowed(self, constants: Sequence[torch.Tensor]) -> None:

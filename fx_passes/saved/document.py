@@ -47,10 +47,13 @@ VERSION = 1  # raise it when the meaning of a document changes
 PACKED = "zendnn_cffi.packed."
 
 
-def encode_module(gm: OptimizedModule) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def encode_module(
+    gm: OptimizedModule, threads: Sequence[int] | None = None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the module as JSON, and its tensors by name: packed weights first.
 
     Its regions are lowered again for each signature that they were called with, with everything measured.
+    threads  the numbers of threads to lower for (None: those of the calls)
     Raises  NotSaved for what a file cannot hold
     """
     traced, tree = gm._source[0], gm._tree
@@ -67,7 +70,7 @@ def encode_module(gm: OptimizedModule) -> tuple[dict[str, Any], dict[str, torch.
     rows, tensors = encode_tree(tree, [gm.graph, *(part.graph for part in parts.values())])
     packed: dict[str, torch.Tensor] = {}
     programs = {
-        name: [_encode_kept(kept, part, layouts, packed, tensors) for kept in part.lowered_to_keep()]
+        name: [_encode_kept(kept, part, layouts, packed, tensors) for kept in part.lowered_to_keep(threads)]
         for name, part in parts.items()
         if isinstance(part, ZenRegion)
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from fx_passes.module import OptimizedModule
 from fx_passes.saved.container import read, write
 from fx_passes.saved.document import decode_module, encode_module
 from zendnn_cffi.collector import collector_paused
+from zendnn_cffi.primitives import checks
 
 
-def save(module: fx.GraphModule, path: str | os.PathLike[str]) -> None:
+def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Sequence[int] | None = None) -> None:
     """Write an optimized module to one file: parameters, packed weights, and which implementations were chosen.
 
     module  what optimize() or load() returned, after a call with each kind of input that is to start fast: shapes and
             dtypes, under torch.set_num_threads of the process that will load it. What was not measured yet is
             measured now. Parameters that were written to since are those of the file.
+    threads numbers of threads that it is to start fast with (None: those that it was called with)
     path    the file; a safetensors file, in which any reader finds the parameters by their names. It replaces one that
             is there in one step.
     Raises  TypeError for another module; ValueError where the graph calls code that a file does not hold (a submodule
@@ -28,8 +31,9 @@ def save(module: fx.GraphModule, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(module, OptimizedModule):
         raise TypeError(f"module must be what zendnn_cffi.optimize returned, got {type(module).__name__}")
+    counts = None if threads is None else [checks.as_int(count, "threads", minimum=1) for count in threads]
     module.follow_changes()
-    write(Path(path), *encode_module(module))
+    write(Path(path), *encode_module(module, counts))
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule:

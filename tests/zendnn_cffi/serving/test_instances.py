@@ -1,0 +1,217 @@
+"""Workers over one saved module: right answers, pinned, replaced when they die, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import zendnn_cffi
+from fx_passes.saved.errors import FileError
+from tests.support.lowering import noise
+from zendnn_cffi.serving.instances import Instances, WorkerDied, instances
+from zendnn_cffi.serving.wire import Ended, receive, send
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 5)).eval()
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(noise(1, 3, 8, 8))
+    path = tmp_path_factory.mktemp("saved") / "m.safetensors"
+    zendnn_cffi.save(fast, path, threads=(1, 2))
+    return str(path), model
+
+
+@pytest.fixture(scope="module")
+def made(saved: tuple[str, nn.Module]) -> Any:
+    with instances(saved[0], n=2, cores=CORES[:2]) as found:
+        yield found
+
+
+def test_answers_are_the_models(made: Instances, saved: tuple[str, nn.Module]) -> None:
+    inputs = [noise(n, 3, 8, 8) for n in (1, 1, 3, 1, 2, 1)]
+    futures = [made.submit(x) for x in inputs]
+    for x, future in zip(inputs, futures, strict=True):
+        torch.testing.assert_close(future.result(), saved[1](x), atol=1e-5, rtol=1e-5)
+    for x, result in zip(inputs, made.map(inputs), strict=True):
+        torch.testing.assert_close(result, saved[1](x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(made(inputs[0]), saved[1](inputs[0]), atol=1e-5, rtol=1e-5)
+
+
+def test_each_has_its_cores_and_they_share_the_weights(made: Instances, saved: tuple[str, nn.Module]) -> None:
+    assert made.n == len(set(made.pids)) == 2 and made.cores == [(core,) for core in CORES[:2]]
+    for pid, cores in zip(made.pids, made.cores, strict=True):
+        assert os.sched_getaffinity(pid) == set(cores)
+        assert saved[0] in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_what_the_model_raises_comes_back(made: Instances) -> None:
+    with pytest.raises(RuntimeError, match="channels"):
+        made(noise(1, 4, 8, 8))
+    with pytest.raises(TypeError, match="scale"):
+        made(noise(1, 3, 8, 8), scale=3)
+    assert made(noise(1, 3, 8, 8)).shape == (1, 5)
+
+
+class Unknown:
+    """Of a module that workers do not have."""
+
+    def __reduce__(self) -> Any:
+        return _raise, ()
+
+
+def _raise() -> None:
+    raise KeyError("not here")
+
+
+def test_arguments_that_do_not_arrive(made: Instances) -> None:
+    before = made.replaced
+    with pytest.raises(Exception, match="not here|tests|importlib|module"):
+        made(Unknown())
+    with pytest.raises(Exception, match="pickle"):
+        made(lambda: None)
+    assert made(noise(1, 3, 8, 8)).shape == (1, 5) and made.replaced == before
+
+
+def test_a_worker_that_dies_is_replaced_and_no_call_is_lost(saved: tuple[str, nn.Module]) -> None:
+    with instances(saved[0], n=1, cores=CORES[:1]) as found:
+        x = noise(1, 3, 8, 8)
+        found(x)
+        (before,) = found.pids
+        os.kill(before, signal.SIGSTOP)  # so that the call is certainly under way
+        futures = [found.submit(x) for _ in range(5)]
+        time.sleep(0.2)
+        os.kill(before, signal.SIGKILL)
+        for future in futures:
+            torch.testing.assert_close(future.result(60), saved[1](x), atol=1e-5, rtol=1e-5)
+        assert found.replaced == 1 and found.pids != [before]
+
+
+def test_a_call_that_ends_each_worker_fails_clearly(saved: tuple[str, nn.Module]) -> None:
+    class Deadly:
+        def __reduce__(self) -> Any:
+            return os._exit, (7,)
+
+    with instances(saved[0], n=1, cores=CORES[:1]) as found:
+        deadly: Any = Deadly()
+        with pytest.raises(WorkerDied, match="ended two workers, the last with status 7"):
+            found(deadly)
+        assert found(noise(1, 3, 8, 8)).shape == (1, 5) and found.replaced == 2
+
+
+def test_closing_answers_what_was_submitted(saved: tuple[str, nn.Module]) -> None:
+    found = instances(saved[0], n=1, cores=CORES[:1])
+    pids = found.pids
+    futures = [found.submit(noise(1, 3, 8, 8)) for _ in range(4)]
+    futures[3].cancel()
+    found.close()
+    found.close()
+    assert all(future.result().shape == (1, 5) for future in futures[:3])
+    with pytest.raises(CancelledError):
+        futures[3].result()
+    with pytest.raises(RuntimeError, match="closed"):
+        found.submit(noise(1, 3, 8, 8))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_module_is_saved_for_the_workers_threads() -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    fast, x, before = zendnn_cffi.optimize(model, tune="off"), noise(4, 32), torch.get_num_threads()
+    fast(x)
+    with instances(fast, cores=CORES[:2], example_inputs=x) as found:
+        folder = Path(found._path).parent
+        assert folder.is_dir() and found.n in (1, 2)
+        torch.testing.assert_close(found(x), model(x), atol=1e-5, rtol=1e-5)
+    assert not folder.exists() and torch.get_num_threads() == before
+    with instances(fast, cores=CORES[:2]) as found:
+        assert found.n == 2
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    (
+        ({"n": 0}, ValueError, "n must be between 1 and"),
+        ({"n": 10**6}, ValueError, "n must be between 1 and"),
+        ({"n": True}, TypeError, "n must be a number"),
+        ({"n": "two"}, TypeError, "n must be a number"),
+        ({"cores": []}, ValueError, "cores must name"),
+        ({"cores": [0, 0]}, ValueError, "cores must name"),
+    ),
+)
+def test_bad_arguments(
+    arguments: dict[str, Any], error: type[Exception], message: str, saved: tuple[str, nn.Module]
+) -> None:
+    with pytest.raises(error, match=message):
+        instances(saved[0], **arguments)
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        instances(tmp_path / "none")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(FileError, match="no whole safetensors file"):
+        instances(tmp_path / "text", n=1)
+    with pytest.raises(TypeError, match="zendnn_cffi.optimize"):
+        instances(nn.Linear(2, 2))
+
+
+_shapes = st.lists(st.integers(0, 5), max_size=4)
+_dtypes = st.sampled_from((torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex64))
+
+
+@given(_shapes, _dtypes, st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_tensors_arrive_as_they_were(shape: list[int], dtype: torch.dtype, rng: Any) -> None:
+    tensor = torch.randn([n + 1 if n else 0 for n in shape]).mul(9).to(dtype)
+    axes = list(range(tensor.ndim))
+    rng.shuffle(axes)
+    tensor = tensor.permute(axes)
+    if tensor.ndim and tensor.shape[0] > 2 and rng.random() < 0.5:
+        tensor = tensor[::2]
+    a, b = socket.socketpair()
+    with a, b:
+        sender = threading.Thread(target=send, args=(a, {"x": (tensor, "text", None)}))
+        sender.start()
+        found, text, nothing = receive(b)["x"]
+        sender.join()
+    assert (found.dtype, found.shape, text, nothing) == (tensor.dtype, tensor.shape, "text", None)
+    assert torch.equal(found, tensor)
+    if tensor.is_contiguous():
+        assert found.is_contiguous()
+
+
+def test_channels_last_and_gradients_stay() -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        x = noise(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+        send(a, [x, torch.ones(3, requires_grad=True), nn.Parameter(torch.ones(2)), torch.ones(2).expand(4, 2)])
+        found = receive(b)
+        assert found[0].stride() == x.stride() and found[1].requires_grad and isinstance(found[2], nn.Parameter)
+        assert torch.equal(found[3], torch.ones(4, 2))
+
+
+def test_an_end_that_is_gone() -> None:
+    a, b = socket.socketpair()
+    b.close()
+    with a, pytest.raises(Ended):
+        send(a, b"x" * 10**7)
+    a, b = socket.socketpair()
+    a.sendall(b"abc")
+    a.close()
+    with b, pytest.raises(Ended):
+        receive(b)

@@ -1,0 +1,1 @@
+"""Several processes that answer calls of one saved module."""

@@ -1,0 +1,320 @@
+"""instances(): processes with cores of their own, which answer calls of one saved module.
+
+    submit(x) -> queue -> a thread per worker -> socket -> worker: load(path), pinned -> Future
+
+Calls that wait are taken by whoever is free. The file is mapped, so that workers share the weights' memory.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from zendnn_cffi.engine.host import usable_cpus
+from zendnn_cffi.log import get_logger
+from zendnn_cffi.serving.wire import Ended, receive, send
+
+log = get_logger(__name__)
+
+_MEASURED_SECONDS = 1.0  # per number of workers, with n="auto"
+_START_SECONDS = 120.0
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class WorkerDied(RuntimeError):
+    """Two workers ended in the midst of the same call."""
+
+
+class Worker:
+    """One process on some cores. Not thread-safe.
+
+    Raises  what load() raises there; RuntimeError where it does not start
+    """
+
+    def __init__(self, path: str, cores: Sequence[int]) -> None:
+        self.cores = tuple(cores)
+        self._end, other = socket.socketpair()
+        with other:
+            where = ",".join(map(str, self.cores))
+            command = [sys.executable, "-m", "zendnn_cffi.serving.worker", str(other.fileno()), where, path]
+            self.process = subprocess.Popen(
+                command, pass_fds=[other.fileno()], env=_environment(len(cores)), stdin=subprocess.DEVNULL
+            )
+        try:
+            self._end.settimeout(_START_SECONDS)
+            right, answer = receive(self._end)
+            self._end.settimeout(None)
+        except (Ended, OSError) as error:
+            self.close()
+            raise RuntimeError(
+                f"a worker did not start (it ended with status {self.process.returncode}): {error}. Its own messages"
+                " are on stderr"
+            ) from error
+        if not right:
+            self.close()
+            raise answer
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Return (True, result) or (False, error). Raises Ended where the process is gone."""
+        send(self._end, (args, kwargs))
+        answer: tuple[bool, Any] = receive(self._end)
+        return answer
+
+    def close(self) -> None:
+        """End the process: a call that runs is given up."""
+        self._end.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """This process's environment with so many threads; the package is found where this one is."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONPATH": path}
+
+
+class Instances:
+    """Workers that answer calls of one module; see instances(). A context manager."""
+
+    def __init__(self, path: str, groups: Sequence[Sequence[int]], folder: Any = None) -> None:
+        self._path, self._folder = path, folder
+        self._calls: queue.SimpleQueue[tuple[Future[Any], _Call] | None] = queue.SimpleQueue()
+        self._closed, self._lock = False, threading.Lock()
+        self.replaced = 0
+        self._workers: list[Worker | None] = []
+        try:
+            self._workers += _started(path, groups)
+        except BaseException:
+            self.close()
+            raise
+        self._groups = [tuple(group) for group in groups]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number,), name=f"zendnn_cffi worker {number}", daemon=True)
+            for number in range(len(groups))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def n(self) -> int:
+        """How many workers there are."""
+        return len(self._groups)
+
+    @property
+    def cores(self) -> list[tuple[int, ...]]:
+        """The cores of each worker."""
+        return list(self._groups)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes."""
+        return [worker.process.pid for worker in self._workers if worker is not None]
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call the module with these arguments in some worker; the future holds its result, or what it raised.
+
+        Raises  RuntimeError after close()
+        """
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("these instances are closed: make new ones")
+            self._calls.put((future, (args, kwargs)))
+        return future
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module: wait for the result."""
+        return self.submit(*args, **kwargs).result()
+
+    def map(self, inputs: Iterable[Any]) -> Iterator[Any]:
+        """Yield the result for each input, a tensor or a tuple of arguments, in their order."""
+        futures = [self.submit(*(each if isinstance(each, tuple) else (each,))) for each in inputs]
+        for future in futures:
+            yield future.result()
+
+    def _serve(self, number: int) -> None:
+        while (taken := self._calls.get()) is not None:
+            future, (args, kwargs) = taken
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                right, answer = self._answer(number, args, kwargs)
+            except BaseException as error:
+                right, answer = False, error
+            future.set_result(answer) if right else future.set_exception(answer)
+            del taken, future, answer, args, kwargs  # nothing is held while it waits
+        worker = self._workers[number]
+        if worker is not None:
+            worker.close()
+
+    def _answer(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """One call; it is made once more where the worker ended meanwhile."""
+        status: int | None = None
+        for _ in range(2):
+            worker = self._workers[number]
+            if worker is None:
+                worker = self._workers[number] = Worker(self._path, self._groups[number])
+            try:
+                return worker.call(args, kwargs)
+            except Ended:
+                worker.close()
+                status, self._workers[number] = worker.process.returncode, None
+                self.replaced += 1
+                log.warning("worker %d ended with status %s: another takes its place", number, status)
+        return False, WorkerDied(f"the call ended two workers, the last with status {status}: it is not tried again")
+
+    def close(self) -> None:
+        """Answer what was submitted, then end the workers. Closing twice is allowed."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+        if first:
+            for _ in getattr(self, "_threads", ()):
+                self._calls.put(None)
+        for thread in getattr(self, "_threads", ()):
+            thread.join()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def __enter__(self) -> Instances:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Instances({self._path!r}, {self.n} workers of {len(self._groups[0])} cores)"
+
+
+def _started(path: str, groups: Sequence[Sequence[int]]) -> list[Worker]:
+    """A worker for each group of cores; they start at the same time."""
+    found: list[Any] = [None] * len(groups)
+
+    def start(number: int) -> None:
+        try:
+            found[number] = Worker(path, groups[number])
+        except BaseException as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failed = [each for each in found if not isinstance(each, Worker)]
+    if failed:
+        for worker in found:
+            if isinstance(worker, Worker):
+                worker.close()
+        raise failed[0]
+    return found
+
+
+def instances(
+    module: nn.Module | str | os.PathLike[str],
+    n: int | str = "auto",
+    cores: Sequence[int] | None = None,
+    *,
+    example_inputs: Sequence[Any] | torch.Tensor | None = None,
+) -> Instances:
+    """Start n processes that answer calls of one saved module, each pinned to its share of the cores.
+
+    module          the path of a file of save(), or what optimize() returned, after a call: it is saved to a temporary
+                    file, for as many threads as a worker has
+    n               number of workers, at most one per core; each gets len(cores) // n. "auto": the one that answers
+                    most calls with example_inputs, measured for a second each; without these, one per core
+    cores           numbers of the CPUs (default: those that this process may run on, as many as its quota lets it)
+    example_inputs  a tensor, or the positional arguments of one call
+    Returns         Instances: submit(x) returns a concurrent.futures.Future, calling it waits for the result, map()
+                    keeps the order. A worker that dies is replaced, and its call made once more; the second time
+                    its future raises WorkerDied. Use it in a `with` statement, or close() it.
+    Raises          ValueError, TypeError, OSError, RuntimeError where workers do not start, and what load() raises
+    """
+    if cores is None:
+        cores = sorted(os.sched_getaffinity(0))[: usable_cpus()]
+    cores = [int(core) for core in cores]
+    if not cores or len(set(cores)) != len(cores):
+        raise ValueError(f"cores must name at least one CPU, and each once, got {cores}")
+    if n != "auto" and (isinstance(n, bool) or not isinstance(n, int)):
+        raise TypeError(f"n must be a number of workers or 'auto', got {n!r}")
+    if n != "auto" and not 1 <= int(n) <= len(cores):
+        raise ValueError(f"n must be between 1 and {len(cores)}, the number of cores, got {n}")
+    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
+    counts = [int(n)] if n != "auto" else _candidates(len(cores)) if inputs is not None else [len(cores)]
+    path, folder = _file_of(module, sorted({len(cores) // count for count in counts}))
+    try:
+        if len(counts) > 1:
+            rates = {count: _rate(path, _groups(cores, count), tuple(inputs or ())) for count in counts}
+            log.info("calls per second by number of workers: %s", rates)
+            counts = [max(rates, key=lambda count: rates[count])]
+        return Instances(path, _groups(cores, counts[0]), folder)
+    except BaseException:
+        if folder is not None:
+            folder.cleanup()
+        raise
+
+
+def _candidates(cores: int) -> list[int]:
+    """Numbers of workers worth trying: halves of the cores."""
+    found = {cores}
+    while cores > 1:
+        cores //= 2
+        found.add(cores)
+    return sorted(found)
+
+
+def _groups(cores: Sequence[int], n: int) -> list[Sequence[int]]:
+    share = len(cores) // n
+    return [cores[number * share : (number + 1) * share] for number in range(n)]
+
+
+def _file_of(module: nn.Module | str | os.PathLike[str], threads: Sequence[int]) -> tuple[str, Any]:
+    """The path of the saved module, and the temporary folder that it is in, if any."""
+    if isinstance(module, str | os.PathLike):
+        path = Path(module).absolute()
+        if not path.is_file():
+            raise FileNotFoundError(f"no file at {str(path)!r}: zendnn_cffi.save writes such files")
+        return str(path), None
+    from fx_passes.saved.files import save
+
+    folder = tempfile.TemporaryDirectory(prefix="zendnn_cffi-")
+    try:
+        path = Path(folder.name) / "module.safetensors"
+        given: Any = module
+        save(given, path, threads=threads)
+    except BaseException:
+        folder.cleanup()
+        raise
+    return str(path), folder
+
+
+def _rate(path: str, groups: Sequence[Sequence[int]], inputs: tuple[Any, ...]) -> float:
+    """Calls per second of these workers."""
+    with Instances(path, groups) as made:
+        for future in [made.submit(*inputs) for _ in range(2 * made.n)]:
+            future.result()
+        count, begun = 0, time.perf_counter()
+        waiting = [made.submit(*inputs) for _ in range(2 * made.n)]
+        while time.perf_counter() - begun < _MEASURED_SECONDS:
+            waiting.pop(0).result()
+            count += 1
+            waiting.append(made.submit(*inputs))
+        seconds = time.perf_counter() - begun
+        for future in waiting:
+            future.cancel()
+        return count / seconds
