@@ -22,8 +22,10 @@ import torch
 
 from fx_passes.saved.errors import FileError, NotSaved
 from zendnn_cffi.engine.openmp import single_threaded
+from zendnn_cffi.runtime.mapped import let_go
 
 KEY = "zendnn_cffi"
+PACKED = "zendnn_cffi.packed."  # what names of packed weights begin with
 _PAGE, _LINE = 4096, 64
 _BLOCK_BYTES = 1 << 16  # summed up at once
 _DTYPES = {
@@ -101,6 +103,8 @@ def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, tor
             for name, expected in document["sums"].items():
                 if checksum(tensors[name]) != expected:
                     raise FileError(f"{str(path)!r} is damaged: {name} is not what was written")
+                if not name.startswith(PACKED):  # most parameters are not looked at again
+                    let_go(tensors[name])
     return document, tensors
 
 

@@ -28,7 +28,7 @@ from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.region import ToKeep, ZenRegion
 from fx_passes.region.variants import sliced
-from fx_passes.saved.container import as_it_lies, padded
+from fx_passes.saved.container import PACKED, as_it_lies, padded
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.graphs import decode_graph, dump_structure, encode_graph, load_structure
@@ -44,7 +44,6 @@ from zendnn_cffi.runtime.sliced_program import SlicedProgram
 log = logging.getLogger("zendnn_cffi.saved")
 
 VERSION = 1  # raise it when the meaning of a document changes
-PACKED = "zendnn_cffi.packed."
 
 
 def encode_module(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,6 +121,8 @@ def _objects(spec: pytree.TreeSpec) -> Iterator[str]:
 def load_structure(text: Any) -> pytree.TreeSpec:
     """Return the structure that dump_structure made text of. Raises FileError, also for a container unknown here."""
     try:
+        if "transformers.modeling_outputs." in text:  # which registers what models return
+            importlib.import_module("transformers.modeling_outputs")
         return pytree.treespec_loads(text)
     except Exception as error:  # whatever PyTorch raises for what it did not write
         raise FileError(

@@ -1,8 +1,9 @@
-"""instances(): processes with cores of their own, which answer calls of one saved module.
+"""instances(): workers with cores of their own, which answer calls of one saved module.
 
-    submit(x) -> queue -> a thread per worker -> socket -> worker: load(path), pinned -> Future
+    submit(x) -> queue -> a thread per worker -> socket -> process: load(path), pinned -> Future
+                          or the thread itself, pinned, calls the one module there is
 
-Calls that wait are taken by whoever is free. The file is mapped, so that workers share the weights' memory.
+Calls that wait are taken by whoever is free. The file is mapped, so that processes share the weights' memory.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from zendnn_cffi.serving.wire import Ended, receive, send
 
 log = get_logger(__name__)
 
+PROCESSES, THREADS = "processes", "threads"
 _MEASURED_SECONDS = 1.0  # per number of workers, with n="auto"
 _START_SECONDS = 120.0
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -90,24 +92,35 @@ def _environment(threads: int) -> dict[str, str]:
 class Instances:
     """Workers that answer calls of one module; see instances(). A context manager."""
 
-    def __init__(self, path: str, groups: Sequence[Sequence[int]], folder: Any = None) -> None:
-        self._path, self._folder = path, folder
+    def __init__(self, path: str, groups: Sequence[Sequence[int]], kind: str = PROCESSES, folder: Any = None) -> None:
+        self._path, self._folder, self.kind = path, folder, kind
+        self._module: Any = None
         self._calls: queue.SimpleQueue[tuple[Future[Any], _Call] | None] = queue.SimpleQueue()
         self._closed, self._lock = False, threading.Lock()
         self.replaced = 0
+        self._ready = threading.Barrier(1 + len(groups))
         self._workers: list[Worker | None] = []
+        self._groups = [tuple(group) for group in groups]
         try:
-            self._workers += _started(path, groups)
+            if kind == THREADS:
+                from fx_passes.saved.files import load
+
+                self._module = load(path)
+            else:
+                self._workers += _started(path, groups)
         except BaseException:
             self.close()
             raise
-        self._groups = [tuple(group) for group in groups]
         self._threads = [
             threading.Thread(target=self._serve, args=(number,), name=f"zendnn_cffi worker {number}", daemon=True)
             for number in range(len(groups))
         ]
+        threads = torch.get_num_threads()
         for thread in self._threads:
             thread.start()
+        if kind == THREADS:
+            self._ready.wait()
+            torch.set_num_threads(threads)  # theirs count for threads that begin later, too
 
     @property
     def n(self) -> int:
@@ -121,7 +134,7 @@ class Instances:
 
     @property
     def pids(self) -> list[int]:
-        """The processes."""
+        """The processes; none of threads."""
         return [worker.process.pid for worker in self._workers if worker is not None]
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -147,6 +160,11 @@ class Instances:
             yield future.result()
 
     def _serve(self, number: int) -> None:
+        if self.kind == THREADS:
+            os.sched_setaffinity(0, self._groups[number])  # of this thread alone
+            torch.set_num_threads(len(self._groups[number]))
+            torch.get_num_threads()  # a thread takes the number of then when it first asks
+            self._ready.wait()
         while (taken := self._calls.get()) is not None:
             future, (args, kwargs) = taken
             if not future.set_running_or_notify_cancel():
@@ -157,12 +175,15 @@ class Instances:
                 right, answer = False, error
             future.set_result(answer) if right else future.set_exception(answer)
             del taken, future, answer, args, kwargs  # nothing is held while it waits
-        worker = self._workers[number]
+        worker = self._workers[number] if self._workers else None
         if worker is not None:
             worker.close()
 
     def _answer(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-        """One call; it is made once more where the worker ended meanwhile."""
+        """One call; it is made once more where the process ended meanwhile."""
+        if self.kind == THREADS:
+            with torch.inference_mode():
+                return True, self._module(*args, **kwargs)
         status: int | None = None
         for _ in range(2):
             worker = self._workers[number]
@@ -198,7 +219,7 @@ class Instances:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Instances({self._path!r}, {self.n} workers of {len(self._groups[0])} cores)"
+        return f"Instances({self._path!r}, {self.n} {self.kind} of {len(self._groups[0])} cores)"
 
 
 def _started(path: str, groups: Sequence[Sequence[int]]) -> list[Worker]:
@@ -230,18 +251,21 @@ def instances(
     n: int | str = "auto",
     cores: Sequence[int] | None = None,
     *,
+    kind: str = PROCESSES,
     example_inputs: Sequence[Any] | torch.Tensor | None = None,
 ) -> Instances:
-    """Start n processes that answer calls of one saved module, each pinned to its share of the cores.
+    """Start n workers that answer calls of one saved module, each pinned to its share of the cores.
 
     module          the path of a file of save(), or what optimize() returned, after a call: it is saved to a temporary
                     file, for as many threads as a worker has
     n               number of workers, at most one per core; each gets len(cores) // n. "auto": the one that answers
                     most calls with example_inputs, measured for a second each; without these, one per core
     cores           numbers of the CPUs (default: those that this process may run on, as many as its quota lets it)
+    kind            "processes", or "threads" of this process: nothing is copied between these, which is faster where
+                    calls are short, but what ends one ends all, and Python code of other threads holds them up
     example_inputs  a tensor, or the positional arguments of one call
     Returns         Instances: submit(x) returns a concurrent.futures.Future, calling it waits for the result, map()
-                    keeps the order. A worker that dies is replaced, and its call made once more; the second time
+                    keeps the order. A process that dies is replaced, and its call made once more; the second time
                     its future raises WorkerDied. Use it in a `with` statement, or close() it.
     Raises          ValueError, TypeError, OSError, RuntimeError where workers do not start, and what load() raises
     """
@@ -254,15 +278,17 @@ def instances(
         raise TypeError(f"n must be a number of workers or 'auto', got {n!r}")
     if n != "auto" and not 1 <= int(n) <= len(cores):
         raise ValueError(f"n must be between 1 and {len(cores)}, the number of cores, got {n}")
+    if kind not in (PROCESSES, THREADS):
+        raise ValueError(f"kind must be {PROCESSES!r} or {THREADS!r}, got {kind!r}")
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     counts = [int(n)] if n != "auto" else _candidates(len(cores)) if inputs is not None else [len(cores)]
     path, folder = _file_of(module, sorted({len(cores) // count for count in counts}))
     try:
         if len(counts) > 1:
-            rates = {count: _rate(path, _groups(cores, count), tuple(inputs or ())) for count in counts}
+            rates = {count: _rate(path, _groups(cores, count), kind, tuple(inputs or ())) for count in counts}
             log.info("calls per second by number of workers: %s", rates)
             counts = [max(rates, key=lambda count: rates[count])]
-        return Instances(path, _groups(cores, counts[0]), folder)
+        return Instances(path, _groups(cores, counts[0]), kind, folder)
     except BaseException:
         if folder is not None:
             folder.cleanup()
@@ -303,9 +329,9 @@ def _file_of(module: nn.Module | str | os.PathLike[str], threads: Sequence[int])
     return str(path), folder
 
 
-def _rate(path: str, groups: Sequence[Sequence[int]], inputs: tuple[Any, ...]) -> float:
+def _rate(path: str, groups: Sequence[Sequence[int]], kind: str, inputs: tuple[Any, ...]) -> float:
     """Calls per second of these workers."""
-    with Instances(path, groups) as made:
+    with Instances(path, groups, kind) as made:
         for future in [made.submit(*inputs) for _ in range(2 * made.n)]:
             future.result()
         count, begun = 0, time.perf_counter()

@@ -43,9 +43,18 @@ def made(saved: tuple[str, nn.Module]) -> Any:
         yield found
 
 
-def test_answers_are_the_models(made: Instances, saved: tuple[str, nn.Module]) -> None:
+@pytest.fixture(scope="module", params=("processes", "threads"))
+def any_kind(saved: tuple[str, nn.Module], made: Instances, request: pytest.FixtureRequest) -> Any:
+    if request.param == "processes":
+        yield made
+        return
+    with instances(saved[0], n=2, cores=CORES[:2], kind="threads") as found:
+        yield found
+
+
+def test_answers_are_the_models(any_kind: Instances, saved: tuple[str, nn.Module]) -> None:
     inputs = [noise(n, 3, 8, 8) for n in (1, 1, 3, 1, 2, 1)]
-    futures = [made.submit(x) for x in inputs]
+    made, futures = any_kind, [any_kind.submit(x) for x in inputs]
     for x, future in zip(inputs, futures, strict=True):
         torch.testing.assert_close(future.result(), saved[1](x), atol=1e-5, rtol=1e-5)
     for x, result in zip(inputs, made.map(inputs), strict=True):
@@ -60,7 +69,26 @@ def test_each_has_its_cores_and_they_share_the_weights(made: Instances, saved: t
         assert saved[0] in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_what_the_model_raises_comes_back(made: Instances) -> None:
+def test_threads_have_their_cores_and_nobody_else_does(saved: tuple[str, nn.Module]) -> None:
+    seen: list[Any] = []
+    before = torch.get_num_threads(), os.sched_getaffinity(0)
+    with instances(saved[0], n=2, cores=CORES[:2], kind="threads") as found:
+        found._module.register_forward_pre_hook(
+            lambda *_: seen.append((tuple(os.sched_getaffinity(0)), torch.get_num_threads()))
+        )
+        for future in [found.submit(noise(1, 3, 8, 8)) for _ in range(40)]:
+            future.result()
+        assert found.pids == [] and (torch.get_num_threads(), os.sched_getaffinity(0)) == before
+        other: list[int] = []
+        thread = threading.Thread(target=lambda: other.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert other == [before[0]]
+    assert set(seen) <= {((core,), 1) for core in CORES[:2]} and seen
+
+
+def test_what_the_model_raises_comes_back(any_kind: Instances) -> None:
+    made = any_kind
     with pytest.raises(RuntimeError, match="channels"):
         made(noise(1, 4, 8, 8))
     with pytest.raises(TypeError, match="scale"):
@@ -149,6 +177,7 @@ def test_a_module_is_saved_for_the_workers_threads() -> None:
         ({"n": 10**6}, ValueError, "n must be between 1 and"),
         ({"n": True}, TypeError, "n must be a number"),
         ({"n": "two"}, TypeError, "n must be a number"),
+        ({"kind": "fibres"}, ValueError, "kind must be"),
         ({"cores": []}, ValueError, "cores must name"),
         ({"cores": [0, 0]}, ValueError, "cores must name"),
     ),
