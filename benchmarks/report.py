@@ -19,6 +19,7 @@ from benchmarks.driver import Outcome, Protocol
 OURS = "ours"
 COLOURS = {
     "ours": "#d1495b",
+    "ours_loaded": "#b0213a",
     "ours_compile": "#e89aa5",
     "onednn": "#8d5a97",
     "eager": "#c9cdd2",
