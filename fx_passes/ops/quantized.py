@@ -28,7 +28,7 @@ def _along(values: Any, axis: Axis, ndim: int) -> Any:
     return values
 
 
-@op(kind=COMPUTE, light=True, opens_region=False, shape="same", shares_memory=True, no_rule="PyTorch computes it")
+@op(kind=COMPUTE, light=True, opens_region=False, shape="same", shares_memory=True)
 def quantize(src: Tensor, scale: Any, zero_point: Any, axis: Axis, low: Any, high: Any, dtype: torch.dtype) -> Tensor:
     """Return clamp(round(src / scale) + zero_point, low, high) in dtype; with TOKEN it adds before it rounds."""
     if axis == TOKEN:
@@ -38,7 +38,7 @@ def quantize(src: Tensor, scale: Any, zero_point: Any, axis: Axis, low: Any, hig
     return torch.clamp(torch.round(values * inverse) + shift, low, high).to(dtype)
 
 
-@op(kind=COMPUTE, light=True, opens_region=False, shape="same", shares_memory=True, no_rule="PyTorch computes it")
+@op(kind=COMPUTE, light=True, opens_region=False, shape="same", shares_memory=True)
 def dequantize(src: Tensor, scale: Any, zero_point: Any, axis: Axis, dtype: torch.dtype) -> Tensor:
     """Return (src - zero_point) * scale in dtype; zero_point None: nothing is subtracted."""
     factor, shift = _along(scale, axis, src.ndim), _along(zero_point, axis, src.ndim)
