@@ -177,6 +177,65 @@ def test_weights_that_kernels_do_not_take_are_real_numbers(weight: Weight) -> No
     assert [source for _, source, _ in ran(optimized(Integers(forward, weight), noise(1, 16, 9, 8)))] == [F32]
 
 
+@pytest.mark.parametrize("kind", ["max", "average", "adaptive", "global mean"])
+@pytest.mark.parametrize("zero_point", [0, 100])
+def test_pooling_reads_and_writes_integers(kind: str, zero_point: int) -> None:
+    pool = {
+        "max": lambda x: F.max_pool2d(x, 3, 2, 1),
+        "average": lambda x: F.avg_pool2d(x, 2),
+        "adaptive": lambda x: F.adaptive_avg_pool2d(x, 1),
+        "global mean": lambda x: x.mean((2, 3)),
+    }[kind]
+
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = through(convolution(w[0], through(x, 0.02, 128)), 0.02, zero_point)
+        return kept(pool(y), 0.02, zero_point)
+
+    often = 0.3 if kind == "average" else 0.02  # means of four are often midway between two integers
+    fast = optimized(Integers(forward, Weight(16, 16, 1, 1)), noise(2, 16, 8, 8), most_apart=often)
+    assert [(kind, source) for kind, source, _ in ran(fast)] == [("convolution", U8), ("pooling", U8)]
+    assert F32 not in {target for _, target in reorders(fast)}
+
+
+def test_padding_that_counts_is_not_a_kept_zero() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = through(convolution(w[0], through(x, 0.02, 128)), 0.02, 100)
+        return kept(F.avg_pool2d(y, 3, 1, 1), 0.02, 100)
+
+    assert ("pooling", F32) in [
+        call[:2] for call in ran(optimized(Integers(forward, Weight(16, 16, 1, 1)), noise(1, 16, 8, 8)))
+    ]
+
+
+def test_means_that_are_read_as_real_numbers_are_not_rounded() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        return F.avg_pool2d(through(convolution(w[0], through(x, 0.02, 128)), 0.2, 100), 2)
+
+    fast = optimized(Integers(forward, Weight(16, 16, 1, 1)), noise(1, 16, 8, 8), steps=0.3, scale=0.2)
+    assert ("pooling", F32) in [call[:2] for call in ran(fast)]
+
+
+def test_pieces_of_one_scale_are_joined_as_integers() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        x = through(x, 0.02, 128)
+        return kept(torch.cat([through(F.relu(convolution(each, x)), 0.02) for each in w], 1), 0.02)
+
+    fast = optimized(Integers(forward, Weight(16, 16, 1, 1), Weight(16, 16, 1, 1, seed=1)), noise(1, 16, 8, 8))
+    assert [source for kind, source, _ in ran(fast) if kind == "convolution"] == [U8, U8]
+    assert F32 not in {target for _, target in reorders(fast)}
+
+
+def test_pieces_of_several_scales_are_joined_as_real_numbers() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        x = through(x, 0.02, 128)
+        pieces = [through(F.relu(convolution(each, x)), scale) for each, scale in zip(w, (0.02, 0.03), strict=True)]
+        return kept(torch.cat(pieces, 1), 0.03)
+
+    model = Integers(forward, Weight(16, 16, 1, 1), Weight(16, 16, 1, 1, seed=1))
+    fast = optimized(model, noise(1, 16, 8, 8), most_apart=0.3)  # of the first piece, every second number is midway
+    assert F32 in {target for _, target in reorders(fast)}
+
+
 @pytest.mark.parametrize("zero_point", [0, 100])
 @pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24)])
 @pytest.mark.parametrize("post_op", ["none", "relu", "gelu"])
@@ -189,6 +248,16 @@ def test_a_linear_layer_reads_and_writes_integers(post_op: str, shape: tuple[int
     ((kind, source, implementation),) = ran(fast)
     assert kind in ("inner_product", "matmul") and source == U8 and not implementation.startswith("ref")
     assert kind == "matmul" or not zero_point  # inner_product has no zero points
+
+
+def test_integers_are_seen_in_another_shape_without_a_copy() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = through(F.adaptive_avg_pool2d(through(F.relu(convolution(w[0], through(x, 0.02, 128))), 0.02), 1), 0.02)
+        return F.linear(through(y.flatten(1), 0.02), w[1](), w[1].bias)
+
+    fast = optimized(Integers(forward, Weight(16, 16, 1, 1), Weight(7, 16)), noise(2, 16, 8, 8), steps=1e-2)
+    assert [source for _, source, _ in ran(fast)] == [U8] * 3
+    assert len(reorders(fast)) <= 2  # the input, into integers and into channels last
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
