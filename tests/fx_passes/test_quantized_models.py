@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,3 +119,13 @@ def test_released_weights_stay_integers() -> None:
     (region,) = fast.regions().values()
     assert {t.dtype for t in region.originals if t.ndim > 1} <= {torch.int8}
     assert {source for _, source, _ in ran(fast)} == {U8}
+
+
+def test_a_saved_module_computes_the_same_integers(tmp_path: Path) -> None:
+    fast = zendnn_cffi.optimize(torch.export.export(Block(), (X,)), tune="off")
+    with torch.no_grad():
+        expected = fast(X)
+        zendnn_cffi.save(fast, tmp_path / "block")
+        loaded = zendnn_cffi.load(tmp_path / "block")
+        assert torch.equal(loaded(X), expected)
+    assert ran(loaded) == ran(fast) and {source for _, source, _ in ran(loaded)} == {U8}
