@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fx_passes.candidates.layouts import Layout
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from zendnn_cffi.primitives.attributes import ARG_SCRATCHPAD
 from zendnn_cffi.primitives.lpgemm import Gemm
@@ -207,8 +208,8 @@ class Candidate:
     """
 
     implementation: str
-    srcs: tuple[MemoryDesc, ...]
-    dst: MemoryDesc
+    srcs: tuple[Layout, ...]
+    dst: Layout
     calls: tuple[Template, ...]
     overwrites: int | None = None
     may_overwrite: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -52,6 +53,68 @@ class GrowingDesc(OpaqueDesc):
 
     dims, strides  those of the run that the program was made for
     """
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How numbers are kept as integers: value = scale * (kept - zero_point).
+
+    dtype  torch.uint8 or torch.int8, all of whose integers are used
+    """
+
+    dtype: torch.dtype
+    scale: float
+    zero_point: int
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The layout of a value that is kept as integers: where they lie, and what they stand for.
+
+    Operations see the value, primitives desc alone. A conversion to or from it is a reorder.
+    """
+
+    desc: MemoryDesc
+    numerics: Numerics
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return self.desc.dims
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.numerics.dtype
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        return self.desc.strides
+
+    @property
+    def outer_strides(self) -> tuple[int, ...] | None:
+        return self.desc.outer_strides
+
+    @property
+    def size_bytes(self) -> int:
+        return self.desc.size_bytes
+
+    @property
+    def format(self) -> str:
+        return self.desc.format
+
+    def reshape(self, dims: Sequence[int]) -> Quantized:
+        return Quantized(self.desc.reshape(dims), self.numerics)
+
+    def __str__(self) -> str:
+        zero = f" from {self.numerics.zero_point}" if self.numerics.zero_point else ""
+        return f"{self.format} {str(self.dtype).removeprefix('torch.')}{zero}"
+
+
+Layout = MemoryDesc | Quantized  # or OpaqueDesc, which only torch calls see
+
+
+def in_memory(desc: Layout) -> MemoryDesc:
+    """The layout as primitives see it."""
+    return desc.desc if isinstance(desc, Quantized) else desc
 
 
 def is_known_dtype(dtype: torch.dtype) -> bool:
@@ -105,9 +168,20 @@ def activation_layouts(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Memo
 
 
 @lru_cache(maxsize=4 * _KEPT)
-def same_bytes(a: MemoryDesc, b: MemoryDesc) -> bool:
-    """Whether the same elements lie at the same addresses under both descriptors: no reorder is needed between them."""
-    return a == b or (a.dims == b.dims and a.dtype == b.dtype and _canonical(a) == _canonical(b) is not None)
+def same_bytes(a: Layout, b: Layout) -> bool:
+    """Whether the same elements lie at the same addresses under both descriptors: no reorder is needed between them.
+
+    Integers are the same elements where they stand for the same numbers.
+    """
+    if isinstance(a, Quantized) or isinstance(b, Quantized):
+        if not (isinstance(a, Quantized) and isinstance(b, Quantized)) or a.numerics != b.numerics:
+            return False
+        return same_bytes(a.desc, b.desc)
+    if a == b:
+        return True
+    if a.dims != b.dims or a.dtype != b.dtype or a.size_bytes != b.size_bytes:
+        return False  # weights may have sums of theirs behind them
+    return _canonical(a) == _canonical(b) is not None
 
 
 def _canonical(desc: MemoryDesc) -> tuple[tuple[tuple[int, int], ...], ...] | None:

@@ -191,6 +191,8 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
         return (yield node.args[0])
     if node.target is ops.embedding_bag:
         return (yield node.args[1])
+    if node.target in (ops.quantize, ops.dequantize):
+        return node.args[-1]
     if node.target is ops.binary:
         both = yield from _agreed([side for side in node.args[:2] if isinstance(side, fx.Node)])
         return both if both is not None and both.is_floating_point else None

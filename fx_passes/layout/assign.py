@@ -20,12 +20,11 @@ import numpy as np
 from torch import fx
 
 from fx_passes.candidates.candidates import Candidate, Operation
-from fx_passes.candidates.layouts import same_bytes
-from zendnn_cffi.primitives.memory import MemoryDesc
+from fx_passes.candidates.layouts import Layout, same_bytes
 
 MAX_TABLE = 1 << 20
 Table = tuple[tuple[int, ...], np.ndarray]
-ReorderCost = Callable[[MemoryDesc, MemoryDesc], float]
+ReorderCost = Callable[[Layout, Layout], float]
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,14 @@ class State:
     """One state of a value: how it is computed (None: it is a region input), where it lies, what it is reordered to."""
 
     candidate: Candidate | None
-    layouts: tuple[MemoryDesc, ...]
+    layouts: tuple[Layout, ...]
     cost_ns: float
 
 
 def assign_layouts(
     operations: Sequence[Operation],
-    inputs: Mapping[fx.Node, MemoryDesc],
-    outputs: Mapping[fx.Node, MemoryDesc],
+    inputs: Mapping[fx.Node, Layout],
+    outputs: Mapping[fx.Node, Layout],
     reorder_ns: ReorderCost,
 ) -> list[Candidate]:
     """Return the chosen candidate of each operation.
@@ -50,7 +49,7 @@ def assign_layouts(
     reorder_ns  cost of a reorder between two layouts that are not the same bytes
     """
 
-    def cost(have: MemoryDesc, want: MemoryDesc) -> float:
+    def cost(have: Layout, want: Layout) -> float:
         return 0.0 if same_bytes(have, want) else reorder_ns(have, want)
 
     kept = {operation.node: _worth_keeping(operation.candidates) for operation in operations}
@@ -62,7 +61,7 @@ def assign_layouts(
         own = [State(c, (c.dst,), c.expected_ns) for c in kept[operation.node]]
         states[operation.node] = _with_reorders(own, wanted.get(operation.node, []), cost)
 
-    def reading(state: State, want: MemoryDesc) -> float:
+    def reading(state: State, want: Layout) -> float:
         if any(same_bytes(have, want) for have in state.layouts):
             return 0.0
         return cost(state.layouts[0], want)
@@ -84,10 +83,10 @@ def assign_layouts(
 
 
 def _wanted_layouts(
-    operations: Sequence[Operation], kept: Mapping[fx.Node, Sequence[Candidate]], outputs: Mapping[fx.Node, MemoryDesc]
-) -> dict[fx.Node, list[MemoryDesc]]:
+    operations: Sequence[Operation], kept: Mapping[fx.Node, Sequence[Candidate]], outputs: Mapping[fx.Node, Layout]
+) -> dict[fx.Node, list[Layout]]:
     """For every value with several readers, the layouts that at least two of them may ask for."""
-    asked: dict[fx.Node, list[list[MemoryDesc]]] = {node: [[desc]] for node, desc in outputs.items()}
+    asked: dict[fx.Node, list[list[Layout]]] = {node: [[desc]] for node, desc in outputs.items()}
     for operation in operations:
         for position, operand in enumerate(operation.operands):
             asked.setdefault(operand, []).append(_distinct([c.srcs[position] for c in kept[operation.node]]))
@@ -98,15 +97,15 @@ def _wanted_layouts(
     return shared
 
 
-def _distinct(descs: Sequence[MemoryDesc]) -> list[MemoryDesc]:
-    found: list[MemoryDesc] = []
+def _distinct(descs: Sequence[Layout]) -> list[Layout]:
+    found: list[Layout] = []
     for desc in descs:
         if not any(same_bytes(desc, other) for other in found):
             found.append(desc)
     return found
 
 
-def _with_reorders(own: Sequence[State], wanted: Sequence[MemoryDesc], cost: ReorderCost) -> list[State]:
+def _with_reorders(own: Sequence[State], wanted: Sequence[Layout], cost: ReorderCost) -> list[State]:
     """Every state with every set of further layouts that readers might share."""
     states = []
     for state in own:
@@ -120,7 +119,7 @@ def _with_reorders(own: Sequence[State], wanted: Sequence[MemoryDesc], cost: Reo
 
 def _worth_keeping(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The cheapest candidate for every combination of layouts."""
-    best: dict[tuple[MemoryDesc, ...], Candidate] = {}
+    best: dict[tuple[Layout, ...], Candidate] = {}
     for candidate in candidates:
         key = (*candidate.srcs, candidate.dst)
         if key not in best or candidate.expected_ns < best[key].expected_ns:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from fx_passes.candidates.layouts import OpaqueDesc, strided
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
-from zendnn_cffi.primitives.memory import Memory, MemoryDesc
-from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
+from fx_passes.candidates.candidates import Operand, Result, Weights
+from fx_passes.candidates.conversions import conversion
+from fx_passes.candidates.layouts import Layout, OpaqueDesc, Quantized, strided
+from zendnn_cffi.primitives.memory import Memory
+from zendnn_cffi.primitives.primitive import Primitive
 
 
-def reorder_into(source: torch.Tensor | Memory, target: torch.Tensor, desc: MemoryDesc | OpaqueDesc) -> None:
+def reorder_into(
+    source: torch.Tensor | Memory, target: torch.Tensor, desc: Layout, *, numbers: Quantized | None = None
+) -> None:
     """Write source (a tensor, in whatever strides, or a memory) into target's bytes in the layout desc.
 
     The shapes may differ in ones: a tensor is reshaped to desc.dims first. Where the library does not have the dtype
     (a boolean mask), desc is plain, and PyTorch copies; dimensions of stride 0 get what source has at their start.
+    numbers  what a memory of integers stands for; None: for themselves
     """
     if isinstance(desc, OpaqueDesc):
         assert isinstance(source, torch.Tensor)
@@ -28,5 +32,15 @@ def reorder_into(source: torch.Tensor | Memory, target: torch.Tensor, desc: Memo
     else:
         memory = source
     want = desc if memory.desc.dims == desc.dims else desc.reshape(memory.desc.dims)
-    primitive = Primitive(PrimitiveDesc.reorder(memory.desc, want))
-    primitive.execute({ARG_SRC: memory, ARG_DST: Memory(want, target.data_ptr())})
+    template = conversion(numbers or memory.desc, want)
+    memories: dict[int, Memory] = {}
+    for arg, argument in template.args.items():
+        match argument:
+            case Operand():
+                memories[arg] = memory
+            case Result(seen):
+                assert seen is not None
+                memories[arg] = Memory(seen, target.data_ptr())
+            case Weights(_, plain_weights, seen):
+                memories[arg] = Memory(seen, plain_weights)
+    Primitive(template.pd).execute(memories)

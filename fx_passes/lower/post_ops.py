@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import Argument, Operand, Weights
-from fx_passes.candidates.layouts import row_major, strided
+from fx_passes.candidates.layouts import Layout, row_major, strided
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from zendnn_cffi.primitives.attributes import ARG_SRC_1, ELTWISE, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -119,7 +119,7 @@ class Chain:
 
     post_ops: PostOps = field(default_factory=PostOps)
     args: dict[int, Argument] = field(default_factory=dict)
-    srcs: list[MemoryDesc] = field(default_factory=list)
+    srcs: list[Layout] = field(default_factory=list)
     overwrites: int | None = None
     text: list[str] = field(default_factory=list)
 
@@ -131,6 +131,9 @@ def build_chain(
     dtype: torch.dtype,
     *,
     sum_node: fx.Node | None = None,
+    sum_scale: float = 1.0,
+    sum_layout: Layout | None = None,
+    last_scale: float = 1.0,
     view: tuple[int, ...] | None = None,
     channel_axis: int = -1,
 ) -> Chain:
@@ -138,6 +141,8 @@ def build_chain(
 
     operands  the operation's operands; those of binary post-ops come last, in order
     sum_node  node whose memory the result takes over (its addition becomes a sum post-op)
+    sum_scale, sum_layout  what that is multiplied by, and where it lies (None: as the result)
+    last_scale  what the last post-op, an eltwise, multiplies its result by
     view      the primitive's own shape [M, N] of the result where it is not the node's: all dimensions but one made one
     channel_axis  that one, in the node's shape
     """
@@ -145,21 +150,23 @@ def build_chain(
     index = len(operands) - sum(isinstance(e, BinaryPostOp) and e.constant is None for e in entries)
     for position, entry in enumerate(entries):
         if isinstance(entry, EltwisePostOp):
-            chain.post_ops = chain.post_ops.eltwise(entry.kind, entry.alpha, entry.beta)
+            scale = last_scale if position == len(entries) - 1 else 1.0
+            chain.post_ops = chain.post_ops.eltwise(entry.kind, entry.alpha, entry.beta, scale)
             chain.text.append(entry.kind)
             continue
         layout = dst if entry.full else row_major(entry.shape, dtype)
         seen = layout if view is None else _seen_flat(layout, view, entry, channel_axis)
         chain.text.append("sum" if entry.node is sum_node else f"binary_{entry.kind}")
         if entry.node is sum_node:
-            chain.post_ops, chain.overwrites = chain.post_ops.sum(), index
+            chain.post_ops, chain.overwrites = chain.post_ops.sum(sum_scale), index
         else:
             chain.post_ops = chain.post_ops.binary(entry.kind, seen)
             chain.args[arg_post_op(position, ARG_SRC_1)] = (
                 Operand(index, seen) if entry.constant is None else Weights(entry.node.name, entry.constant, seen)
             )
         if entry.constant is None:
-            chain.srcs.append(dst if entry.full else row_major(entry.own_shape or (1,), dtype))
+            whole = dst if entry.node is not sum_node or sum_layout is None else sum_layout
+            chain.srcs.append(whole if entry.full else row_major(entry.own_shape or (1,), dtype))
             index += 1
     return chain
 

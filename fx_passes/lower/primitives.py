@@ -17,6 +17,7 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
+from fx_passes.candidates.layouts import Layout
 from fx_passes.lower.context import NotLowered, SplitPostOps
 from fx_passes.lower.post_ops import Chain
 from zendnn_cffi.errors import ZenDNNError
@@ -33,15 +34,20 @@ _NO_POST_OPS = PostOps()
 
 
 def implementations(
-    describe: Callable[..., Any], *args: Any, post_ops: PostOps = _NO_POST_OPS, **parameters: Any
+    describe: Callable[..., Any],
+    *args: Any,
+    post_ops: PostOps = _NO_POST_OPS,
+    attr: Attr | None = None,
+    **parameters: Any,
 ) -> list[PrimitiveDesc]:
     """The implementations worth trying of what describe(*args, **parameters) describes, in the library's order.
 
     describe  one of zendnn_cffi.primitives.descriptors
+    attr      all attributes, where there are others than post_ops
     Reference implementations only when alone; none at all where the library refuses.
     """
     try:
-        offered = PrimitiveDesc(describe(*args, **parameters), Attr(post_ops)).implementations()
+        offered = PrimitiveDesc(describe(*args, **parameters), attr or Attr(post_ops)).implementations()
         found = [pd for pd in offered if not pd.implementation.startswith(_NEVER)]
     except ZenDNNError:
         return []
@@ -84,8 +90,8 @@ def candidates(
     found: Iterable[PrimitiveDesc],
     args: Arguments,
     kind: str,
-    srcs: tuple[MemoryDesc, ...],
-    dst: MemoryDesc,
+    srcs: tuple[Layout, ...],
+    dst: Layout,
     flops: int | None = None,
     **traits: Any,
 ) -> list[Candidate]:

@@ -27,6 +27,7 @@ from fx_passes.lower.movement.views import VIEW_RULES
 from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, lower_prelu
 from fx_passes.lower.products.gated_rows import join_gated_rows, lower_gated_linear
 from fx_passes.lower.products.linear import lower_linear, lower_matmul
+from fx_passes.lower.quantized import lower_dequantize, lower_quantize
 from fx_passes.lower.rows.group_norm import lower_group_norm
 from fx_passes.lower.rows.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
 from fx_passes.lower.rows.row_norms import lower_l2_normalize, lower_rms_norm
@@ -52,6 +53,8 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.eltwise: lower_eltwise,
     ops.binary: lower_binary,
     ops.prelu: lower_prelu,
+    ops.quantize: lower_quantize,
+    ops.dequantize: lower_dequantize,
     ops.batch_norm: lower_batch_norm,
     ops.layer_norm: lower_layer_norm,
     ops.group_norm: lower_group_norm,

@@ -28,15 +28,14 @@ from fx_passes.candidates.candidates import (
     arguments_of,
     temporaries_bytes,
 )
-from fx_passes.candidates.layouts import row_major, same_bytes
+from fx_passes.candidates.conversions import conversion
+from fx_passes.candidates.layouts import Layout, in_memory, row_major, same_bytes
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import eager_layout
 from fx_passes.plan.buffers import END, Buffer, assign_slots, nest_pieces
 from fx_passes.plan.materialise import materialise
 from fx_passes.plan.prepack import Prepacked, WeightStore
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 from zendnn_cffi.runtime.calls import Call
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import OutputSpec, Program
@@ -49,8 +48,8 @@ class Step:
     name: str
     operation: Operation | None
     template: Template
-    srcs: list[tuple[Buffer, MemoryDesc]]
-    dst: tuple[Buffer, MemoryDesc]
+    srcs: list[tuple[Buffer, Layout]]
+    dst: tuple[Buffer, Layout]
     scratchpad: Buffer | None = None
     temporaries: Mapping[int, Buffer] = field(default_factory=dict)
 
@@ -62,11 +61,11 @@ class Schedule:
     weights: WeightStore
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
-    places: dict[fx.Node, list[tuple[MemoryDesc, Buffer]]] = field(default_factory=dict)
+    places: dict[fx.Node, list[tuple[Layout, Buffer]]] = field(default_factory=dict)
     takeovers: list[tuple[int, Buffer, Buffer]] = field(default_factory=list)
     checked: dict[Callable[[torch.Tensor], None], list[Buffer]] = field(default_factory=dict)
 
-    def new_buffer(self, desc: MemoryDesc) -> Buffer:
+    def new_buffer(self, desc: Layout) -> Buffer:
         return self._new_memory(desc.size_bytes)
 
     def _new_memory(self, size_bytes: int) -> Buffer:
@@ -74,7 +73,7 @@ class Schedule:
         self.buffers.append(buffer)
         return buffer
 
-    def fetch(self, node: fx.Node, want: MemoryDesc, reader: str) -> Buffer:
+    def fetch(self, node: fx.Node, want: Layout, reader: str) -> Buffer:
         """Where node's value lies in the layout `want`, after a reorder if it lies in no such layout yet."""
         for have, buffer in self.places[node]:
             if same_bytes(have, want):
@@ -88,11 +87,18 @@ class Schedule:
         buffer.touch(len(self.steps))
         return buffer
 
-    def _reorder(self, name: str, have: MemoryDesc, source: Buffer, want: MemoryDesc, buffer: Buffer) -> None:
-        pd = PrimitiveDesc.reorder(have, want)
-        template = PrimitiveTemplate(pd, {ARG_SRC: Operand(0), ARG_DST: Result()}, "reorder")
+    def _reorder(self, name: str, have: Layout, source: Buffer, want: Layout, buffer: Buffer) -> None:
+        template = conversion(have, want)
         buffer.touch(len(self.steps))
-        self.steps.append(Step(name, None, template, [(source, have)], (buffer, want)))
+        self.steps.append(Step(name, None, template, [(source, have)], (buffer, want), self._scratchpad(template)))
+
+    def _scratchpad(self, template: Template) -> Buffer | None:
+        """Memory for the step to be, where its primitive asks for some."""
+        if isinstance(template, PrimitiveTemplate):
+            for argument in template.args.values():
+                if isinstance(argument, Scratchpad):
+                    return self.new_buffer(argument.desc)
+        return None
 
     def compute(self, operation: Operation, candidate: Candidate) -> None:
         """Append the candidate's calls; afterwards the operation's value lies in candidate.dst."""
@@ -119,14 +125,10 @@ class Schedule:
             for argument in arguments_of(template):
                 if isinstance(argument, Temporary) and argument.index not in temporaries:
                     temporaries[argument.index] = self._new_memory(sizes[argument.index])
-            step = Step(operation.name, operation, template, sources, (result, candidate.dst), None, temporaries)
             for buffer in [*(buffer for buffer, _ in sources), result, *temporaries.values()]:
                 buffer.touch(len(self.steps))
-            if isinstance(template, PrimitiveTemplate):
-                for argument in template.args.values():
-                    if isinstance(argument, Scratchpad):
-                        step.scratchpad = self.new_buffer(argument.desc)
-            self.steps.append(step)
+            scratchpad, place = self._scratchpad(template), (result, candidate.dst)
+            self.steps.append(Step(operation.name, operation, template, sources, place, scratchpad, temporaries))
         if candidate.check is not None:
             self.checked.setdefault(candidate.check.function, []).append(temporaries[candidate.check.index])
         self.places[operation.node] = [(candidate.dst, result)]
@@ -140,7 +142,7 @@ class Schedule:
         result.touch(len(self.steps))
         return [call for call, inside in zip(candidate.calls, nested, strict=True) if not inside]
 
-    def leave(self, number: int, node: fx.Node, want: MemoryDesc) -> None:
+    def leave(self, number: int, node: fx.Node, want: Layout) -> None:
         """Make node's value output `number`, in the layout `want`: in place where its buffer is free to be one."""
         have, buffer = self.places[node][0]
         root = buffer.root
@@ -176,7 +178,7 @@ class Schedule:
 def build_program(
     operations: Sequence[Operation],
     choice: Sequence[Candidate],
-    inputs: Mapping[fx.Node, MemoryDesc],
+    inputs: Mapping[fx.Node, Layout],
     outputs: Sequence[tuple[fx.Node, TensorSpec]],
     weights: WeightStore,
 ) -> Program:
@@ -217,9 +219,9 @@ def _place(
     """Where an argument of step's call lies, and the layout it is seen in."""
     match argument:
         case Operand(index, desc, offset_bytes):
-            return slots[step.srcs[index][0]].behind(offset_bytes), desc or step.srcs[index][1]
+            return slots[step.srcs[index][0]].behind(offset_bytes), desc or in_memory(step.srcs[index][1])
         case Result(desc, offset_bytes):
-            return slots[step.dst[0]].behind(offset_bytes), desc or step.dst[1]
+            return slots[step.dst[0]].behind(offset_bytes), desc or in_memory(step.dst[1])
         case Temporary(index, desc, offset_bytes):
             return slots[step.temporaries[index]].behind(offset_bytes), desc
         case Weights():

@@ -43,6 +43,8 @@ def _keeps_samples_apart(node: fx.Node, values: RegionValues, batch: int) -> boo
     match node.target:
         case ops.binary:
             return all(_is_per_sample(arguments[name], node, values, batch) for name in ("a", "b"))
+        case ops.quantize | ops.dequantize:
+            return not isinstance(arguments["axis"], int) or bool(arguments["axis"] % ndim)
         case ops.softmax | ops.narrow | ops.chunk | ops.split | ops.unflatten:
             return bool(arguments["dim"] % ndim)
         case ops.concat:

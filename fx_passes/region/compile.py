@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, measurable
-from fx_passes.candidates.layouts import is_describable, is_known_dtype
+from fx_passes.candidates.layouts import Layout, Quantized, is_describable, is_known_dtype
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.layout.assign import assign_layouts
 from fx_passes.lower.context import NotLowered, eager_layout, torch_operation
@@ -27,7 +27,6 @@ from fx_passes.search.progress import ProgressBar
 from fx_passes.search.refine import refine
 from fx_passes.search.tuner import Tuner
 from fx_passes.search.turn import Turn
-from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.verification.unchecked import unchecked
 from zendnn_cffi.runtime.program import Program
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
@@ -218,8 +217,8 @@ def row_major_copy(src: torch.Tensor) -> torch.Tensor:
 
 def _choose(
     operations: list[Operation],
-    arriving: dict[fx.Node, MemoryDesc],
-    wanted: dict[fx.Node, MemoryDesc],
+    arriving: dict[fx.Node, Layout],
+    wanted: dict[fx.Node, Layout],
     tuner: Tuner,
     values: RegionValues,
 ) -> list[Candidate]:
@@ -265,6 +264,8 @@ def _why_torch(candidate: Candidate, others_ns: Sequence[float]) -> str:
 
 
 def _layout(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> str:
+    if isinstance(candidate.dst, Quantized):
+        return str(candidate.dst)
     given = operation.spec.dtype
     inside = compute_dtype if given == torch.float32 and compute_dtype is not None else given
     wider = not operation.fallback_reason and (inside, candidate.dst.dtype) == (torch.bfloat16, torch.float32)

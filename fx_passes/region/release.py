@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fx_passes import ops
 from fx_passes.candidates.specs import evaluate_constants
 from fx_passes.plan.prepack import Packed
 from fx_passes.region.kept import Kept
@@ -45,6 +46,9 @@ def release_region(region: ZenRegion) -> bool:
     """Let the region's graph begin at the constants that run-time operations read; whether it could be done."""
     graph = copy.deepcopy(region.graph)
     values = evaluate_constants(graph, region.constants)
+    for node in graph.find_nodes(op="call_function", target=ops.dequantize):
+        if not all(user in values for user in node.users):
+            values.pop(node, None)  # its integers are a quarter of what they stand for
     frontier = [node for node in values if any(user not in values for user in node.users)]
     if not all(isinstance(values[node], torch.Tensor) for node in frontier):
         return False

@@ -28,6 +28,7 @@ from fx_passes.candidates.candidates import (
     Weights,
     arguments_of,
 )
+from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import LoweringContext, eager_layout, torch_operation
 from fx_passes.lower.rules import Readers, lower_node
@@ -40,7 +41,9 @@ from fx_passes.saved.errors import FileError
 from fx_passes.saved.graphs import decode_graph, encode_graph
 from fx_passes.saved.layouts import Layouts, NoForm, decode_descriptor, encode_descriptor
 from fx_passes.search.measure import fingerprint
+from zendnn_cffi.primitives.attributes import ARG_ATTR_ZERO_POINTS
 from zendnn_cffi.primitives.lpgemm import Gemm, GemmPostOp
+from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 from zendnn_cffi.primitives.verification.unchecked import unchecked
 
@@ -181,7 +184,7 @@ def _identity(candidate: Candidate) -> str:
 def _encode_call(template: Template, layouts: Layouts) -> list[Any]:
     match template:
         case PrimitiveTemplate(pd, args, kind, flops):
-            if args.keys() - pd.expected_args.keys():  # operands whose size the library does not tell
+            if args.keys() - _expected(pd).keys():  # operands whose size the library does not tell
                 raise NoForm
             arguments = [[number, _encode_argument(argument, pd, layouts)] for number, argument in args.items()]
             return ["primitive", encode_descriptor(pd, layouts), arguments, kind, flops]
@@ -287,13 +290,19 @@ def _check_reach(argument: Argument, srcs: Sequence[int], dst: int, name: str) -
 
 
 def _check_primitive(template: PrimitiveTemplate, candidate: Candidate, name: str) -> None:
-    expected = template.pd.expected_args
+    expected = _expected(template.pd)
     if missing := expected.keys() - template.args.keys():
         raise FileError(f"{name} lacks the arguments {sorted(missing)}")
     for number, argument in template.args.items():
         wanted = expected.get(number)
         if wanted is None or wanted.size_bytes > _seen_bytes(argument, candidate):
             raise FileError(f"{name}: argument {number} is not the one that {template.pd} reads")
+
+
+def _expected(pd: PrimitiveDesc) -> dict[int, MemoryDesc]:
+    """What pd reads and writes: what the library tells, and zero points."""
+    given = (arg for arg in pd.attr.runtime_args if arg & ARG_ATTR_ZERO_POINTS)
+    return {**pd.expected_args, **{arg: row_major((1,), torch.int32) for arg in given}}
 
 
 def _check_product(template: GemmTemplate, candidate: Candidate, name: str) -> None:
@@ -308,7 +317,6 @@ def _check_product(template: GemmTemplate, candidate: Candidate, name: str) -> N
 
 def _seen_bytes(argument: Argument, candidate: Candidate) -> int:
     """How much memory an argument stands for."""
-    desc = argument.desc
-    if desc is None:
-        desc = candidate.srcs[argument.index] if isinstance(argument, Operand) else candidate.dst
-    return int(desc.size_bytes)
+    if argument.desc is not None:
+        return int(argument.desc.size_bytes)
+    return int((candidate.srcs[argument.index] if isinstance(argument, Operand) else candidate.dst).size_bytes)

@@ -15,9 +15,10 @@ from fx_passes.candidates.candidates import (
     TorchTemplate,
     weights_bytes,
 )
-from zendnn_cffi.primitives.memory import MemoryDesc
+from fx_passes.candidates.layouts import Layout
 
 _FLOPS_PER_NS = 110.0  # f32, per core
+_TIMES_FLOAT32 = {torch.bfloat16: 2.0, torch.uint8: 4.0, torch.int8: 4.0}
 _BYTES_PER_NS = 10.0
 _CALL_NS = 2_000.0
 _TORCH_CALL_NS = 15_000.0
@@ -57,12 +58,12 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
     for template in candidate.calls:
         time_ns += _CALLS_NS[type(template)]
     if operation.flops:
-        bf16 = 2.0 if candidate.srcs[0].dtype == torch.bfloat16 else 1.0
-        time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * bf16 * threads * _share(candidate)))
+        faster = _TIMES_FLOAT32.get(candidate.srcs[0].dtype, 1.0)
+        time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * faster * threads * _share(candidate)))
     return time_ns
 
 
-def reorder_ns(have: MemoryDesc, want: MemoryDesc) -> float:
+def reorder_ns(have: Layout, want: Layout) -> float:
     """Return the estimated time of a reorder."""
     return _CALL_NS + (have.size_bytes + want.size_bytes) / _BYTES_PER_NS
 

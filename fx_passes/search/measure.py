@@ -21,7 +21,8 @@ from fx_passes.candidates.candidates import (
     Weights,
     temporaries_bytes,
 )
-from fx_passes.candidates.layouts import row_major
+from fx_passes.candidates.conversions import conversion
+from fx_passes.candidates.layouts import Layout, Quantized, in_memory, row_major
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.layout.reorder import reorder_into
 from fx_passes.plan.materialise import materialise
@@ -29,17 +30,15 @@ from fx_passes.plan.prepack import prepack
 from fx_passes.search import database
 from fx_passes.search.noise import noise_for, twins_on_noise
 from fx_passes.search.scratch import Scratch
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
-from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
 from zendnn_cffi.runtime import huge_pages
-from zendnn_cffi.runtime.calls import PrimitiveCall
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import Program
 
 # Largest error relative to the largest output. f32: Winograd's transforms and long sums in another order; bf16: inputs,
 # weights and result rounded to 8 bits each.
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 3e-2}
+ONE_STEP = 1.0  # of the result's scale: a number midway between two integers may become either
 
 CHECK_ONLY = 0.0
 _ENOUGH_NS = 12e6
@@ -55,7 +54,9 @@ _CHUNK = 1 << 18  # elements compared at once: what lies between stays in cache
 
 
 def tolerance(candidate: Candidate) -> float:
-    """The error allowed to a candidate: what it writes may be wider than what it reads."""
+    """The error allowed to a candidate: what it writes may be wider than what it reads; of integers in steps."""
+    if isinstance(candidate.dst, Quantized):
+        return ONE_STEP
     dtypes = (desc.dtype or torch.float32 for desc in (candidate.dst, *candidate.srcs))
     return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
 
@@ -79,7 +80,7 @@ class Bench:
         self._noisy = values
         with torch.no_grad():
             self.expected: torch.Tensor = values.compute(operation.node, given)
-        self._arranged: dict[tuple[int, MemoryDesc], torch.Tensor] = {}
+        self._arranged: dict[tuple[int, Layout], torch.Tensor] = {}
         self._arranged_bytes = 0
         self._taken: list[torch.Tensor] = []
 
@@ -134,7 +135,7 @@ class Bench:
         self._taken.append(self.scratch.take(max(size_bytes, 1)))
         return self._taken[-1]
 
-    def _arrange(self, tensor: torch.Tensor, index: int, desc: MemoryDesc, *, shared: bool = True) -> torch.Tensor:
+    def _arrange(self, tensor: torch.Tensor, index: int, desc: Layout, *, shared: bool = True) -> torch.Tensor:
         """A tensor, number `index`, in the layout desc: the same memory for all candidates that only read it."""
         if shared and (found := self._arranged.get((index, desc))) is not None:
             return found
@@ -168,9 +169,9 @@ class Bench:
         def place(argument: Argument) -> tuple[Slot, MemoryDesc]:
             match argument:
                 case Operand(index, seen, offset_bytes):
-                    return Slot("constant", index, offset_bytes), seen or candidate.srcs[index]
+                    return Slot("constant", index, offset_bytes), seen or in_memory(candidate.srcs[index])
                 case Result(seen, offset_bytes):
-                    return Slot("constant", result, offset_bytes), seen or candidate.dst
+                    return Slot("constant", result, offset_bytes), seen or in_memory(candidate.dst)
                 case Temporary(index, desc, offset_bytes):
                     if index not in temporaries:
                         temporaries[index] = added(self._buffer(sizes[index]))
@@ -184,8 +185,10 @@ class Bench:
         calls = [materialise(template, operation.name, operation, operands, place) for template in candidate.calls]
         return Program(calls, (), buffers), buffers[result]
 
-    def _error(self, result: torch.Tensor, desc: MemoryDesc) -> float:
+    def _error(self, result: torch.Tensor, desc: Layout) -> float:
         """Largest difference from the expected result, relative to its largest value; nan where infinities differ."""
+        if isinstance(desc, Quantized):
+            return self._steps(result, desc)
         assert desc.dtype is not None
         if desc.size_bytes == self.expected.numel() * desc.dtype.itemsize:  # no padding, no gaps: compared as it lies
             wanted = self._arrange(self.expected, -1, desc)
@@ -202,11 +205,22 @@ class Bench:
         actual, expected = actual[finite], expected[finite]
         return _largest_difference(actual, expected) / max(_largest(expected), 1e-30) if expected.numel() else 0.0
 
-    def _plain(self, result: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
+    def _steps(self, result: torch.Tensor, desc: Quantized) -> float:
+        """Largest difference from the expected result in integers; nan where that is one number throughout."""
+        wanted = self._arrange(self.expected, -1, desc)
+        actual, expected = (buffer[: desc.size_bytes].view(desc.dtype) for buffer in (result, wanted))
+        if expected.numel() >= _ENOUGH_NUMBERS and bool((expected == expected[0]).all()):
+            return math.nan  # all of it saturated: whatever else is wrong would not show
+        pairs = zip(actual.split(_CHUNK), expected.split(_CHUNK), strict=True)
+        return max(_largest_difference(a.short(), e.short()) for a, e in pairs)
+
+    def _plain(self, result: torch.Tensor, desc: Layout) -> torch.Tensor:
         """A result, row by row."""
         dtype, size_bytes = self.expected.dtype, self.expected.numel() * self.expected.element_size()
         plain = self._buffer(size_bytes)[:size_bytes].view(dtype).view(self.expected.shape or (1,))
-        reorder_into(Memory(desc, result.data_ptr()), plain, row_major(tuple(plain.shape), dtype))
+        numbers = desc if isinstance(desc, Quantized) else None
+        memory = Memory(in_memory(desc), result.data_ptr())
+        reorder_into(memory, plain, row_major(tuple(plain.shape), dtype), numbers=numbers)
         return plain.view(-1)
 
     @cached_property
@@ -232,7 +246,7 @@ def _largest(values: torch.Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def aligned_buffer(desc: MemoryDesc) -> torch.Tensor:
+def aligned_buffer(desc: Layout) -> torch.Tensor:
     """Zeroed memory for a descriptor, of the kind that programs compute in."""
     return huge_pages.allocate(max(desc.size_bytes, 1)).zero_()
 
@@ -268,14 +282,23 @@ def fingerprint(candidate: Candidate) -> str:
         descs = pd.op.descs if pd.op else {"src": pd.src_desc, "dst": pd.dst_desc}  # a reorder has no descriptor
         for name, desc in sorted(descs.items()):
             digest.update(name.encode() + (desc.key if desc is not None else b"-"))
+        rough = any(isinstance(desc, Quantized) for desc in candidate.srcs)
         for entry in pd.attr.post_ops:
-            digest.update(b"".join(part.key if isinstance(part, MemoryDesc) else repr(part).encode() for part in entry))
+            digest.update(b"".join(_described(part, rough) for part in entry))
         if scales := pd.attr.scales_key:
-            digest.update(repr(scales).encode())
+            numbers, *rest = scales
+            digest.update(repr((len(numbers) if rough and isinstance(numbers, tuple) else numbers, *rest)).encode())
     return digest.hexdigest()
 
 
-def _torch_layout(desc: MemoryDesc) -> tuple[object, ...]:
+def _described(part: object, rough: bool) -> bytes:
+    """A part of a post-op. rough: scales of integers are others in each layer, of equal work otherwise."""
+    if isinstance(part, MemoryDesc):
+        return part.key
+    return repr(0.5 if rough and isinstance(part, float) and part not in (0.0, 1.0) else part).encode()
+
+
+def _torch_layout(desc: Layout) -> tuple[object, ...]:
     return desc.dims, desc.dtype, desc.strides
 
 
@@ -284,15 +307,32 @@ def is_rival(candidate: Candidate) -> bool:
     return any(isinstance(t, TorchTemplate) and t.key and not t.assists for t in candidate.calls)
 
 
-def time_reorder(have: MemoryDesc, want: MemoryDesc) -> float:
+def time_reorder(have: Layout, want: Layout) -> float:
     """The time of one reorder, ns."""
-    args = {ARG_SRC: (Slot("constant", 0), have), ARG_DST: (Slot("constant", 1), want)}
-    call = PrimitiveCall("reorder", Primitive(PrimitiveDesc.reorder(have, want)), args, "reorder")
-    program = Program([call], (), [aligned_buffer(have), aligned_buffer(want)])
+    buffers = [aligned_buffer(have), aligned_buffer(want)]
+
+    def place(argument: Argument) -> tuple[Slot, MemoryDesc]:
+        match argument:
+            case Operand(_, desc) if desc is not None:
+                return Slot("constant", 0), desc
+            case Result(desc) if desc is not None:
+                return Slot("constant", 1), desc
+            case Weights(_, plain, desc):
+                buffers.append(plain)
+            case Scratchpad(desc):
+                buffers.append(aligned_buffer(desc))
+            case _:
+                raise AssertionError(f"{argument} of a reorder")
+        return Slot("constant", len(buffers) - 1), desc
+
+    call = materialise(conversion(have, want), "reorder", None, 1, place)
+    program = Program([call], (), buffers)
     return fastest_ns(program, run_ns(program))
 
 
-def reorder_fingerprint(have: MemoryDesc, want: MemoryDesc) -> str:
+def reorder_fingerprint(have: Layout, want: Layout) -> str:
     """A key for reorders that take about as long per byte: formats, types, and size to within a factor of two."""
     magnitude = (have.size_bytes + want.size_bytes).bit_length()
-    return f"reorder {have.dtype} {have.format} {want.dtype} {want.format} 2^{magnitude} bytes"
+    zero_points = sum(isinstance(desc, Quantized) and desc.numerics.zero_point != 0 for desc in (have, want))
+    beside = f" {zero_points} zero points" if zero_points else ""
+    return f"reorder {have.dtype} {have.format} {want.dtype} {want.format}{beside} 2^{magnitude} bytes"

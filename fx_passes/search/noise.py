@@ -11,16 +11,25 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, measurable
 from fx_passes.candidates.specs import RegionValues, TensorSpec
-from fx_passes.graph.graph import argument
+from fx_passes.graph.graph import argument, is_call
 from fx_passes.lower.context import NotLowered
+from fx_passes.lower.quantized import RANGES, numerics_of
 from zendnn_cffi.primitives.checks import has_internal_overlap
 
+_STEPS = 40.0  # the standard deviation of noise in integers of 8 bits: as that of values in use, about
 _NOISE_BYTES = 1 << 30  # of constants: larger ones, tables of embeddings, are read as they are
 
 
 def noise_for(values: RegionValues, node: fx.Node, generator: torch.Generator) -> torch.Tensor:
-    """Normal noise in the shape, dtype and strides of a node: a short period repeated, which is quick to make."""
+    """Normal noise in the shape, dtype and strides of a node: a short period repeated, which is quick to make.
+
+    Where the node's values are those of integers, so is the noise: kernels that read the integers lose nothing then.
+    """
     spec = values.specs[node]
+    if (numerics := numerics_of(node, values)) is not None:
+        low, high = RANGES[numerics.dtype]
+        kept = _repeated(spec.numel, generator).mul_(_STEPS).round_().add_(numerics.zero_point).clamp_(low, high)
+        return kept.sub_(numerics.zero_point).mul_(numerics.scale).to(spec.dtype).reshape(spec.shape)
     return _repeated(spec.numel, generator).to(spec.dtype).reshape(spec.shape)
 
 
@@ -45,6 +54,8 @@ def twins_on_noise(
     constants = values.constants_of(operation.node)
     if sum(value.numel() * value.element_size() for value in constants.values()) > _NOISE_BYTES:
         return None, values
+    if any(is_call(node, ops.dequantize) for node in constants):
+        return {fingerprint(c): c for c in operation.candidates}, values  # noise would not be that of integers
     if not any(value.is_floating_point() for value in constants.values()):
         return {fingerprint(c): c for c in operation.candidates}, values
     noisy = values.with_constants({node: _constant_noise(value, generator) for node, value in constants.items()})

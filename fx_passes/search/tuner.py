@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 
 from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, measurable
+from fx_passes.candidates.layouts import Layout
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.search.cost import estimate_ns, reorder_ns
 from fx_passes.search.database import Database, Result, cache_folder
@@ -28,7 +29,6 @@ from fx_passes.search.scratch import Scratch
 from fx_passes.search.shipped import hints_for, times_for
 from fx_passes.search.turn import Turn
 from zendnn_cffi.errors import ZenDNNError
-from zendnn_cffi.primitives.memory import MemoryDesc
 
 log = logging.getLogger("zendnn_cffi.search")
 
@@ -207,7 +207,7 @@ class Tuner:
         """The candidates worth measuring: per choice of layouts, those estimated near the best of that choice."""
         if self.mode == "full":
             return candidates
-        best: dict[tuple[MemoryDesc, ...], float] = {}
+        best: dict[tuple[Layout, ...], float] = {}
         for c in candidates:
             key = (*c.srcs, c.dst)
             best[key] = min(best.get(key, math.inf), c.cost_ns)
@@ -255,7 +255,7 @@ class Tuner:
             bench.close()
         return result.right
 
-    def reorder_ns(self, have: MemoryDesc, want: MemoryDesc) -> float:
+    def reorder_ns(self, have: Layout, want: Layout) -> float:
         """The time of a reorder between two layouts: from one of the same formats and about the same size."""
         size_bytes = have.size_bytes + want.size_bytes
         key = reorder_fingerprint(have, want)

@@ -9,6 +9,7 @@ from fx_passes.spellings import (
     normalization,
     pooling,
     products,
+    quantized,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "normalization",
     "pooling",
     "products",
+    "quantized",
 ]

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zendnn_cffi.engine.library import load
+from zendnn_cffi.primitives.attributes import ARG_ATTR_SCALES
 from zendnn_cffi.primitives.memory import MemoryDesc, dense_strides
 
 if TYPE_CHECKING:
-    from zendnn_cffi.primitives.attributes import PostOps
+    from zendnn_cffi.primitives.attributes import Attr, PostOps
     from zendnn_cffi.primitives.descriptors import OpDesc
 
 _CHANNELS_FIRST = {"ncw", "nchw", "ncdhw"}
@@ -26,14 +28,25 @@ _ZENDNN_ELTWISE: dict[str, float | None] = {
     "logistic": None,
 }
 _ZENDNN_BINARY = {"add", "mul"}
+_PRODUCTS = ("convolution", "deconvolution", "inner_product", "matmul")
 # Row lengths for which embedding_bag's max starts from minus infinity everywhere
 MAX_WIDTHS = (16, 32, 64, 128, 256, 512)
 
 
 def known_problem(
-    op: OpDesc, post_ops: PostOps, implementation: str, src: MemoryDesc | None, dst: MemoryDesc | None
+    op: OpDesc,
+    post_ops: PostOps,
+    implementation: str,
+    src: MemoryDesc | None,
+    dst: MemoryDesc | None,
+    attr: Attr | None = None,
 ) -> str | None:
-    """Return why this implementation must not be used for this operation, or None where nothing is known against it."""
+    """Return why this implementation must not be used for this operation, or None where nothing is known against it.
+
+    attr  what else than post_ops changes numbers
+    """
+    if (problem := _problem_of_integers(op, post_ops, implementation, attr)) is not None:
+        return problem
     if (problem := _problem_of_post_ops(op, post_ops, implementation, dst)) is not None:
         return problem
     if op.kind == "eltwise" and len(post_ops) and src is not None and not 2 <= len(src.dims) <= 5:
@@ -51,6 +64,32 @@ def known_problem(
     if implementation == "zendnn" and op.kind in ("matmul", "inner_product"):
         return _problem_of_zendnn_products(op, post_ops, dst)
     return None
+
+
+def _problem_of_integers(op: OpDesc, post_ops: PostOps, implementation: str, attr: Attr | None) -> str | None:
+    src = op.descs.get("src")
+    if op.kind not in _PRODUCTS or src is None or src.dtype not in (torch.uint8, torch.int8):
+        return None
+    if not implementation.startswith(("ref", "zendnn")) and not _adds_at_32_bits(implementation):
+        return "saturates sums of two products at 16 bits: this CPU, or its setting, has no VNNI"
+    if op.kind == "convolution" and "gemm" in implementation and _has_binary(post_ops):
+        return "computes binary post-ops of 8-bit convolutions wrongly"
+    if attr is None:
+        return None
+    if implementation != "zendnn" and any(arg & ARG_ATTR_SCALES for arg in attr.runtime_args):
+        return "ignores scales that are given at execution for one operand"
+    if implementation == "zendnn" and attr.output_scales is not None and op.descs.get("bias") is not None:
+        return "adds the bias after the output scales, all others before"
+    return None
+
+
+def _adds_at_32_bits(implementation: str) -> bool:
+    """Whether products of 8-bit integers are added without loss: not where two of them pass through 16 bits."""
+    if "gemm" not in implementation or "brgemm" in implementation:  # names that say which instructions
+        return "vnni" in implementation or "amx" in implementation
+    library = load()
+    needed = int(library.const("cpu_isa_avx512_core_vnni"))
+    return bool(library.fn("get_effective_cpu_isa")() & needed == needed)
 
 
 def _problem_of_post_ops(op: OpDesc, post_ops: PostOps, implementation: str, dst: MemoryDesc | None) -> str | None:

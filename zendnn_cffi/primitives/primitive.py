@@ -228,7 +228,7 @@ class PrimitiveDesc(NotCopyable):
     def known_problem(self) -> str | None:
         """Why this implementation gives wrong answers here, or None."""
         return (
-            known_problem(self.op, self.attr.post_ops, self.implementation, self.src_desc, self.dst_desc)
+            known_problem(self.op, self.attr.post_ops, self.implementation, self.src_desc, self.dst_desc, self.attr)
             if self.op
             else None
         )

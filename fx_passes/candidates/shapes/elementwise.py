@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fx_passes import ops
@@ -133,6 +134,13 @@ def prelu(src: TensorSpec, weight: TensorSpec) -> TensorSpec:
     """ops.prelu."""
     check_floating(src, weight)
     return eltwise(src, "relu")
+
+
+def quantized(src: TensorSpec, scale: Any, zero_point: Any, axis: Any, *rest: Any) -> TensorSpec:
+    """ops.quantize and ops.dequantize of whole tensors or their channels."""
+    if isinstance(axis, str) or (axis is not None and not is_row_major(src)):
+        raise Unclear  # scales of rows may broadcast, and promote
+    return replace(elementwise(src), dtype=rest[-1])
 
 
 def after_post_ops(base: TensorSpec, post_ops: Sequence[tuple[Any, ...]]) -> TensorSpec:

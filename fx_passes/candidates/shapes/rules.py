@@ -55,6 +55,8 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.eltwise: elementwise.eltwise,
     ops.binary: elementwise.binary,
     ops.prelu: elementwise.prelu,
+    ops.quantize: elementwise.quantized,
+    ops.dequantize: elementwise.quantized,
     ops.rotary: elementwise.rotary,
     ops.fold_bn_weight: elementwise.scaled,
     ops.fold_bn_deconv_weight: elementwise.scaled,

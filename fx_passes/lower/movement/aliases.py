@@ -9,7 +9,7 @@ without memory. The rule of the operation offers what it can copy as well, and l
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation
-from fx_passes.candidates.layouts import row_major, strided
+from fx_passes.candidates.layouts import Quantized, row_major, strided
 from fx_passes.lower.context import LoweringContext, NotLowered
 from zendnn_cffi.errors import ZenDNNError
 
@@ -56,7 +56,28 @@ def add_views(operation: Operation | None, node: fx.Node, context: LoweringConte
         if ((have,), dst) not in known:
             offset = view.storage_offset() * dtype.itemsize
             operation.candidates.append(Candidate("view", (have,), dst, (), offset_bytes=offset))
+    operation.candidates += _of_integers(operation, source, function, context)
     return operation if operation.candidates else None
+
+
+def _of_integers(
+    operation: Operation, source: fx.Node, function: Callable[[torch.Tensor], Any], context: LoweringContext
+) -> Iterator[Candidate]:
+    """Views of the source where it lies as integers."""
+    producer = context.operations.get(source)
+    layouts = () if producer is None else dict.fromkeys(c.dst for c in producer.candidates)
+    for have in layouts:
+        if not isinstance(have, Quantized) or have.strides is None or have.dims != context.values.specs[source].shape:
+            continue
+        view = _view(function, have.dims, have.strides)
+        if view is None or tuple(view.shape) != operation.spec.shape or not operation.spec.shape:
+            continue
+        try:
+            dst = Quantized(_described(view, have.dtype), have.numerics)
+        except ZenDNNError:
+            continue
+        offset = view.storage_offset() * have.dtype.itemsize
+        yield Candidate("view", (have,), dst, (), offset_bytes=offset)
 
 
 def _source(node: fx.Node, context: LoweringContext) -> tuple[fx.Node | None, Callable[[torch.Tensor], Any]]:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result
-from fx_passes.candidates.layouts import activation_layouts, layout, row_major, same_bytes, spatial_tags, strided
+from fx_passes.candidates.layouts import (
+    Quantized,
+    activation_layouts,
+    layout,
+    row_major,
+    same_bytes,
+    spatial_tags,
+    strided,
+)
+from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.quantized import integer_layouts, numerics_of
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -112,9 +123,25 @@ def lower_concat(node: fx.Node, context: LoweringContext) -> Operation:
         candidate = _concat_candidate(whole, descs, dim)
         if candidate is not None:
             operation.candidates.append(candidate)
+    operation.candidates += _concat_of_integers(operation, specs, dim, context)
     if not operation.candidates:
         raise NotLowered("no layout can be cut at these pieces")
     return operation
+
+
+def _concat_of_integers(
+    operation: Operation, specs: Sequence[TensorSpec], dim: int, context: LoweringContext
+) -> Iterator[Candidate]:
+    """The concatenation of integers that all stand for the same numbers."""
+    numerics = numerics_of(operation.node, context.values)
+    if numerics is None:
+        return
+    for number, whole in enumerate(integer_layouts(operation.spec.shape, numerics.dtype)):
+        descs = [integer_layouts(s.shape, numerics.dtype)[number] for s in specs]
+        candidate = _concat_candidate(whole, descs, dim)
+        if candidate is not None:
+            srcs = tuple(Quantized(desc, numerics) for desc in descs)
+            yield replace(candidate, srcs=srcs, dst=Quantized(whole, numerics))
 
 
 def _concat_candidate(whole: MemoryDesc, descs: Sequence[MemoryDesc], dim: int) -> Candidate | None:
@@ -124,7 +151,7 @@ def _concat_candidate(whole: MemoryDesc, descs: Sequence[MemoryDesc], dim: int) 
         pd = _box_reorder(whole, desc, desc.dims, offsets, into=True)
         if pd is None:
             return None
-        args: dict[int, Argument] = {ARG_SRC: Operand(index), ARG_DST: Result(pd.dst_desc)}
+        args: dict[int, Argument] = {ARG_SRC: Operand(index, desc), ARG_DST: Result(pd.dst_desc)}
         calls.append(PrimitiveTemplate(pd, args, "reorder"))
         start += desc.dims[dim]
     implementation = "in place" if (slices := _dense_slices(whole, descs, calls)) else "reorder"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
-from fx_passes.candidates.layouts import row_major, strided
+from fx_passes.candidates.layouts import Quantized, in_memory, row_major, strided
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
@@ -30,10 +30,17 @@ from fx_passes.lower.context import (
     residual_to_overwrite,
     run_time_operands,
 )
-from fx_passes.lower.post_ops import Chain, build_chain, fits_view
-from fx_passes.lower.primitives import candidates, implementations, keep_optimized, weighted_arguments
+from fx_passes.lower.post_ops import Chain, PostOp, build_chain, fits_view
+from fx_passes.lower.primitives import (
+    candidates,
+    implementations,
+    keep_optimized,
+    optimized_implementations,
+    weighted_arguments,
+)
 from fx_passes.lower.products.lpgemm import lpgemm_candidates
 from fx_passes.lower.products.matrix_vector import matrix_vector_candidates
+from fx_passes.lower.quantized import factors_of, told, wanted_of
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -66,7 +73,7 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     )
     name = constant_name(node, "weight")
     product = Product((m, k, n), dtype, weight, name, bias, chain, dtype)
-    srcs = (row_major(src.shape, dtype), *chain.srcs)
+    srcs = (row_major(src.shape, dtype), *map(in_memory, chain.srcs))
     operation.candidates = [
         Candidate(template.pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites)
         for template in product.templates()
@@ -83,9 +90,48 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     if m == 1 and dtype == base.dtype == torch.float32:
         operation.candidates += matrix_vector_candidates(own, bias, post_ops, chain, srcs, dst)
     apart = build_chain(post_ops, operands, dst, dtype, view=(m, n))  # it writes its result before it adds the residual
-    for written in dict.fromkeys(candidate.dst for candidate in operation.candidates):
+    for written in dict.fromkeys(in_memory(candidate.dst) for candidate in operation.candidates):
         operation.candidates += lpgemm_candidates((m, k, n), own, bias, post_ops, apart.args, srcs, written)
+    operation.candidates += _integer_candidates(node, m, dst, post_ops, operands, context)
     return operation
+
+
+def _integer_candidates(
+    node: fx.Node,
+    m: int,
+    real: MemoryDesc,
+    post_ops: Sequence[PostOp],
+    operands: tuple[fx.Node, ...],
+    context: LoweringContext,
+) -> Iterator[Candidate]:
+    """The product of integers, where src and weight are dequantized; matmul where integers are not counted from 0."""
+    factors = factors_of(node, context)
+    if factors is None:
+        return
+    n, k = factors.weight.shape
+    shape, sum_node = (
+        context.values.specs[node.args[0]].shape,
+        residual_to_overwrite(node, node.args[0], post_ops, context),
+    )
+    src = row_major((m, k), factors.src.dtype)
+    for wanted in dict.fromkeys((None, wanted_of(node, context.values))):
+        dst = real if wanted is None else row_major(real.dims, wanted.dtype)
+        integers = told(factors, post_ops, operands, dst, wanted, real, context, sum_node=sum_node, view=(m, n))
+        if integers is None:
+            continue
+        seen = row_major((m, n), dst.dtype or real.dtype)
+        srcs = (Quantized(row_major(shape, factors.src.dtype), factors.src), *integers.chain.srcs)
+        for describe, dims in ((descriptors.inner_product, (n, k)), (descriptors.matmul, (k, n))):
+            is_matmul = describe is descriptors.matmul
+            bias = integers.bias
+            if bias is not None and is_matmul:
+                bias = replace(bias, desc=row_major((1, n), torch.float32))
+            weights = MemoryDesc(dims, torch.int8, "any")
+            pds = optimized_implementations(describe, src, weights, bias and bias.desc, seen, attr=integers.attr)
+            packed = PackedWeights(factors.key, factors.weight, transposed=is_matmul)
+            args = weighted_arguments(packed, bias, integers.chain, src, seen)
+            overwrites = integers.chain.overwrites
+            yield from candidates(pds, args, describe.__name__, srcs, integers.dst, overwrites=overwrites)
 
 
 @dataclass(frozen=True)

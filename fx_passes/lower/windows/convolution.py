@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import Candidate, Operand, Operation, PackedWeights, Weights
-from fx_passes.candidates.layouts import layout, row_major, spatial_tags
+from fx_passes.candidates.layouts import Quantized, layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
@@ -29,6 +29,7 @@ from fx_passes.lower.primitives import (
     optimized_implementations,
     weighted_arguments,
 )
+from fx_passes.lower.quantized import factors_of, told, wanted_of
 from fx_passes.lower.windows.gated_weights import GATED
 from fx_passes.lower.windows.winograd import result_dtypes, takes_winograd
 from zendnn_cffi.primitives import descriptors
@@ -61,9 +62,13 @@ class _Convolution:
     @property
     def grouped_weight(self) -> torch.Tensor:
         """The weight as primitives see it: [O, I, ...], or [G, O / G, I / G, ...] with groups."""
+        return self.grouped(self.weight)
+
+    def grouped(self, weight: torch.Tensor) -> torch.Tensor:
+        """A tensor of the weight's shape as primitives see it."""
         if self.groups == 1:
-            return self.weight
-        return self.weight.reshape(self.groups, self.weight.shape[0] // self.groups, *self.weight.shape[1:])
+            return weight
+        return weight.reshape(self.groups, weight.shape[0] // self.groups, *weight.shape[1:])
 
     @property
     def flops(self) -> int:
@@ -85,6 +90,7 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
             operation.candidates += _candidates(conv, post_ops, operands, src, dst, "direct", sum_node)
         if _is_matrix_product(conv) and all(fits_view(p, channel_axis=1) for p in post_ops):
             operation.candidates += _inner_product_candidates(conv, post_ops, operands, sum_node, result)
+    operation.candidates += _integer_candidates(node, conv, post_ops, operands, sum_node, context)
     if takes_winograd(node, context):
         for src, dst in _layout_pairs(conv, torch.float32, torch.float32):
             operation.candidates += _candidates(conv, post_ops, operands, src, dst, "winograd", sum_node)
@@ -173,6 +179,47 @@ def _candidates(
         wanted = (src, pd.weights_desc, *chain.srcs)
         gated += candidates([pd], args, "convolution", wanted, dst, overwrites=chain.overwrites)
     return gated
+
+
+def _integer_candidates(
+    node: fx.Node,
+    conv: _Convolution,
+    post_ops: Sequence[PostOp],
+    operands: Sequence[fx.Node],
+    sum_node: fx.Node | None,
+    context: LoweringContext,
+) -> list[Candidate]:
+    """The convolution of integers, where src and weight are dequantized: kernels for that know channels last alone."""
+    factors = factors_of(node, context)
+    if factors is None or conv.weight_node is not None:
+        return []
+    tag = spatial_tags(conv.src.ndim)[0]
+    src = layout(conv.src.shape, factors.src.dtype, tag)
+    weight = conv.grouped(factors.weight)
+    real = layout(conv.base.shape, conv.dtype, tag)
+    found: list[Candidate] = []
+    for wanted in dict.fromkeys((None, wanted_of(node, context.values))):
+        dst = real if wanted is None else layout(conv.base.shape, wanted.dtype, tag)
+        integers = told(factors, post_ops, operands, dst, wanted, real, context, sum_node=sum_node)
+        if integers is None:
+            continue
+        pds = optimized_implementations(
+            descriptors.convolution,
+            src,
+            MemoryDesc(weight.shape, torch.int8, "any"),
+            integers.bias and integers.bias.desc,
+            dst,
+            strides=conv.stride,
+            dilation=conv.dilation,
+            padding_l=conv.padding_l,
+            padding_r=conv.padding_r,
+            attr=integers.attr,
+        )
+        args = weighted_arguments(PackedWeights(factors.key, weight), integers.bias, integers.chain, src, dst)
+        srcs = (Quantized(src, factors.src), *integers.chain.srcs)
+        overwrites = integers.chain.overwrites
+        found += candidates(pds, args, "convolution", srcs, integers.dst, overwrites=overwrites)
+    return found
 
 
 def _is_matrix_product(conv: _Convolution) -> bool:

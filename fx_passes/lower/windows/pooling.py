@@ -9,10 +9,11 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import Arguments, Operand, Operation, Result
-from fx_passes.candidates.layouts import layout, row_major, spatial_tags
+from fx_passes.candidates.layouts import Layout, Numerics, Quantized, in_memory, layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized
+from fx_passes.lower.quantized import numerics_of, wanted_of
 from fx_passes.lower.rows.reduction import lower_reduction
 from fx_passes.lower.windows.winograd import may_be_float32, takes_winograd
 from zendnn_cffi.primitives import descriptors
@@ -87,11 +88,22 @@ def _pooling(
         raise NotLowered(f"windows give {list(shape)}, eager {list(spec.shape)}")
     operation = Operation(node, node.name, "pooling", (src_node,), spec)
     dtypes = (dtype, torch.float32) if _lies_in_float32(node, src_node, dtype, context) else (dtype,)
-    for dtype, tag in itertools.product(dtypes, spatial_tags(src.ndim)):
-        src_desc, dst_desc = layout(src.shape, dtype, tag), layout(shape, dtype, tag)
-        dst = dst_desc if keeps_rank else row_major(spec.shape, dtype)
-        if not keeps_rank and dst.size_bytes != dst_desc.size_bytes:
-            continue  # padded blocks cannot be seen without their spatial dimensions
+    tags = spatial_tags(src.ndim)
+    pairs: list[tuple[Layout, Layout]] = [
+        (layout(src.shape, dtype, tag), layout(shape, dtype, tag)) for dtype, tag in itertools.product(dtypes, tags)
+    ]
+    numerics = _integers(node, src_node, kind, any((*left, *right)), context)
+    if numerics is not None:
+        whole, pooled = (Quantized(layout(dims, numerics.dtype, tags[0]), numerics) for dims in (src.shape, shape))
+        pairs.append((whole, pooled))
+    for have, leave in pairs:
+        src_desc, dst_desc = in_memory(have), in_memory(leave)
+        dst = leave
+        if not keeps_rank:
+            flat = row_major(spec.shape, leave.dtype or dtype)
+            if flat.size_bytes != dst_desc.size_bytes:
+                continue  # padded blocks cannot be seen without their spatial dimensions
+            dst = Quantized(flat, leave.numerics) if isinstance(leave, Quantized) else flat
         found = implementations(
             descriptors.pooling,
             kind,
@@ -103,9 +115,19 @@ def _pooling(
             padding_l=left,
             padding_r=right,
         )
-        args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result(dst_desc)}
-        operation.candidates += candidates(found, args, "pooling", (src_desc,), dst)
+        args: Arguments = {ARG_SRC: Operand(0, src_desc), ARG_DST: Result(dst_desc)}
+        operation.candidates += candidates(found, args, "pooling", (have,), dst)
     return keep_optimized(operation, "only a reference implementation takes this pooling")
+
+
+def _integers(node: fx.Node, src_node: fx.Node, kind: str, padded: bool, context: LoweringContext) -> Numerics | None:
+    """The integers to pool, and to leave: a maximum is one of them, means have to be quantized alike afterwards."""
+    numerics = numerics_of(src_node, context.values)
+    if numerics is None or kind == "max":
+        return numerics
+    if padded and kind == "avg_include_padding" and numerics.zero_point:
+        return None  # borders are kept as 0, which stands for another number
+    return numerics if wanted_of(node, context.values) == numerics else None
 
 
 def _lies_in_float32(node: fx.Node, src_node: fx.Node, dtype: torch.dtype, context: LoweringContext) -> bool:

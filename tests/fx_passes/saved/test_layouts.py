@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc
+from fx_passes.candidates.layouts import GrowingDesc, Numerics, OpaqueDesc, Quantized
 from fx_passes.saved.errors import FileError
 from fx_passes.saved.layouts import Layouts, NoForm, decode_descriptor, encode_descriptor
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import Attr, PostOps
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, Attr, PostOps
 from zendnn_cffi.primitives.lpgemm import PackedLayout
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 f32, bf16 = torch.float32, torch.bfloat16
+kept = MemoryDesc((2, 32, 9, 9), torch.uint8, "nhwc")
 image, blocked = (MemoryDesc((2, 32, 9, 9), f32, tag) for tag in ("nhwc", "nChw16c"))
 
 
@@ -41,6 +42,26 @@ def test_layouts_come_back(desc: Any) -> None:
     assert [layouts.place(desc), layouts.place(desc)] == [0, 0] and len(layouts.written) == 1
     found = Layouts(json.loads(json.dumps(layouts.written))).at(0)
     assert found == desc and type(found) is type(desc)
+
+
+def test_layouts_of_integers_come_back() -> None:
+    layouts = Layouts()
+    desc = Quantized(MemoryDesc((2, 32, 5, 5), torch.uint8, "nhwc"), Numerics(torch.uint8, 0.1, 7))
+    place = layouts.place(desc)
+    assert layouts.place(desc) == place and layouts.place(desc.desc) != place
+    found = Layouts(json.loads(json.dumps(layouts.written))).at(place)
+    assert found == desc and type(found) is Quantized
+
+
+@pytest.mark.parametrize("inner", (0, 2, -1, "x", None))
+@pytest.mark.parametrize(
+    "numerics", (["tuple", ["dtype", "int8"], 0.1, 7], ["tuple", ["dtype", "uint8"], -0.1, 7], ["tuple"])
+)
+def test_layouts_that_are_none_of_integers_are_refused(inner: Any, numerics: Any) -> None:
+    layouts = Layouts()
+    layouts.place(MemoryDesc((2, 3), torch.uint8))
+    with pytest.raises(FileError, match=r"layout 1 "):
+        Layouts([*layouts.written, ["quantized", inner, numerics]]).at(1)
 
 
 def test_what_has_no_name_has_no_form() -> None:
@@ -92,6 +113,11 @@ def primitives() -> dict[str, PrimitiveDesc]:
         ),
         "reduction": PrimitiveDesc(descriptors.reduction("mean", image, other)),
         "resampling": PrimitiveDesc(descriptors.resampling("linear", image, MemoryDesc((2, 32, 18, 18), f32, "nhwc"))),
+        "integers": PrimitiveDesc(
+            descriptors.convolution(kept, MemoryDesc((32, 32, 3, 3), torch.int8, "any"), None, kept, padding_l=1),
+            Attr(output_scales=[0.1] * 32, output_scales_mask=2, zero_points={ARG_SRC: 0, ARG_DST: 0}),
+        ),
+        "to integers": PrimitiveDesc.reorder(image, kept, Attr(output_scales=3.0, zero_points={ARG_DST: 0})),
         "reorder": PrimitiveDesc.reorder(image, MemoryDesc(image.dims, bf16, "nChw16c")),
     }
 
@@ -121,3 +147,13 @@ def test_another_implementation_is_refused(place: int, value: Any) -> None:
     data[place] = value
     with pytest.raises(FileError):
         decode_descriptor(data, layouts)
+
+
+@pytest.mark.parametrize("count, mask", ((31, 2), (1, 2), (33, 2)))
+def test_scales_that_end_before_the_channels_do_are_refused(count: int, mask: int) -> None:
+    layouts = Layouts()
+    data = encode_descriptor(primitives()["integers"], layouts)
+    *others, (tag, _, _, masks) = data
+    scales = [tag, ["tuple", *[0.1] * count], mask, masks]
+    with pytest.raises(FileError, match="scales are not those of"):
+        decode_descriptor([*others, scales], layouts)

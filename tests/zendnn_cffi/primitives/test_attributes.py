@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import zendnn_cffi
 from zendnn_cffi import Attr, Memory, MemoryDesc, PostOps, Primitive, PrimitiveDesc
-from zendnn_cffi.primitives import attributes
+from zendnn_cffi.primitives import attributes, known_problems
 from zendnn_cffi.primitives.attributes import (
     ARG_ATTR_OUTPUT_SCALES,
     ARG_ATTR_ZERO_POINTS,
@@ -189,3 +190,47 @@ def test_known_problems(
 ) -> None:
     found = known_problem(Op(kind, **params), chain, implementation, src, dst)  # type: ignore[arg-type]
     assert found is None if problem is None else found is not None and problem in found
+
+
+KEPT = MemoryDesc((2, 16, 8, 8), torch.uint8, "nhwc")
+SUM = PostOps().binary("add", MemoryDesc((2, 16, 8, 8), F32, "nhwc"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "chain", "implementation", "attributes", "has_bias", "problem"),
+    [
+        ("convolution", PostOps(), "jit_uni_int8:avx2", {}, False, "saturates"),
+        ("convolution", PostOps(), "jit_int8:avx512_core", {}, False, "saturates"),
+        ("inner_product", PostOps(), "brgemm:avx512_core", {}, False, "saturates"),
+        ("convolution", PostOps(), "jit_int8:avx512_core_vnni", {}, False, None),
+        ("convolution", PostOps(), "ref_int8:any", {}, False, None),
+        ("pooling", PostOps(), "jit_int:avx2", {}, False, None),
+        ("convolution", SUM, "x64:gemm_s8u8s32:jit", {}, False, "binary post-ops"),
+        ("convolution", SUM, "jit_int8:avx512_core_vnni", {}, False, None),
+        ("matmul", PostOps(), "brg:avx512_core_vnni", {"scales": {ARG_SRC: (0, F32)}}, False, "ignores scales"),
+        ("matmul", PostOps(), "zendnn", {"scales": {ARG_SRC: (0, F32)}}, False, None),
+        ("matmul", PostOps(), "zendnn", {"output_scales": 0.5}, True, "bias after"),
+        ("matmul", PostOps(), "zendnn", {"output_scales": 0.5}, False, None),
+        ("matmul", PostOps(), "brg:avx512_core_vnni", {"output_scales": 0.5}, True, None),
+    ],
+)
+def test_known_problems_of_integers(
+    kind: str, chain: PostOps, implementation: str, attributes: Any, has_bias: bool, problem: str | None
+) -> None:
+    op = Op(kind, strides=(1, 1), padding_l=(0, 0), padding_r=(0, 0), dilation=(1, 1))
+    op.descs = {"src": KEPT, "weights": MemoryDesc((8, 16, 1, 1), torch.int8), "bias": DESC if has_bias else None}
+    attr = Attr(chain, **attributes)
+    found = known_problem(op, chain, implementation, KEPT, KEPT, attr)  # type: ignore[arg-type]
+    assert found is None if problem is None else found is not None and problem in found
+
+
+def test_products_of_integers_may_saturate_in_gemm_where_there_is_no_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = Op("matmul")
+    op.descs = {"src": MemoryDesc((9, 16), torch.uint8), "weights": MemoryDesc((16, 4), torch.int8), "bias": None}
+    library = known_problems.load()
+    for name, saturates in (("cpu_isa_avx2", True), ("cpu_isa_avx512_core_vnni", False)):
+        isa = library.const(name)
+        fake = SimpleNamespace(const=library.const, fn=lambda _, isa=isa: lambda: isa)
+        monkeypatch.setattr(known_problems, "load", lambda fake=fake: fake)
+        found = known_problem(op, PostOps(), "x64:gemm:jit", None, None)  # type: ignore[arg-type]
+        assert ("saturates" in str(found)) == saturates

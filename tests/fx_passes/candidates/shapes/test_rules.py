@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,12 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ]
     + [((2, 3, "mul"), {}), ((X, 2.0, "mul"), {}), ((1, Y, "sub"), {})],
     ops.prelu: [((X, vector(8)), {}), ((Y, vector(1)), {})],
+    ops.quantize: [((src, 0.1, 3, None, 0, 255, torch.uint8), {}) for src in (X, Y, TOKENS, tensor(2, 8, dtype=BF16))]
+    + [((X, vector(8), row_major((8,), torch.int64), 1, -128, 127, torch.int8), {})],
+    ops.dequantize: [
+        ((replace(src, dtype=torch.uint8), 0.1, 3, None, dtype), {}) for src in (X, Y, TOKENS) for dtype in (F32, BF16)
+    ]
+    + [((tensor(4, 8, 3, 3, dtype=torch.int8), vector(4), row_major((4,), torch.int64), 0, F32), {})],
     ops.rotary: [((tensor(2, 4, 5, 8), tensor(5, 8), tensor(5, 8)), {"interleaved": i}) for i in (False, True)],
     ops.fold_bn_weight: [((tensor(4, 8, 3, 3), vector(4), vector(4), 1e-5), {})],
     ops.fold_bn_deconv_weight: [((tensor(8, 4, 3, 3), vector(4), None, 1e-5, 1), {})],
