@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
     from zendnn_cffi.api.cache import cache_clear, cache_info
     from zendnn_cffi.api.config import show_config
     from zendnn_cffi.api.optimize import optimize
+    from zendnn_cffi.api.quantize import quantize
     from zendnn_cffi.engine import engines
     from zendnn_cffi.engine.library import blis, is_available, lib, unavailable_reason
     from zendnn_cffi.errors import LibraryError, UnsupportedError, ZenDNNError
@@ -47,6 +48,7 @@ _EXPORTS = {
     "is_available": "zendnn_cffi.engine.library",
     "unavailable_reason": "zendnn_cffi.engine.library",
     "optimize": "zendnn_cffi.api.optimize",
+    "quantize": "zendnn_cffi.api.quantize",
     "instances": "zendnn_cffi.serving.instances",
     "save": "fx_passes.saved.files",
     "load": "fx_passes.saved.files",
@@ -103,6 +105,7 @@ __all__ = [
     "load",
     "optimize",
     "profile",
+    "quantize",
     "save",
     "show_config",
     "unavailable_reason",

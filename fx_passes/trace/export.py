@@ -193,20 +193,14 @@ def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
     Gradients are off, so that the model's own no_grad() leaves no trace in the graph.
     """
-    example = (args, kwargs)
-    attempts: tuple[tuple[str, Any, AbstractContextManager[Any]], ...] = (
-        ("sizes and batch", lambda: pytree.tree_map(_free_sizes_and_batch, example), _size_oblivious()),
-        ("sizes above 1", lambda: pytree.tree_map(_free_sizes, example), contextlib.nullcontext()),
-        ("no size", None, contextlib.nullcontext()),
-    )
-    for what, make_shapes, mode in attempts:
+    for what, make_shapes, mode in attempts():
         traced_root = skeleton(root, own_state=True)
         take_outputs_apart(traced_root)
         refuse_nested(traced_root)
         shared = Snapshot(traced_root)
         noticed = _watch_state(traced_root)
         try:
-            shapes = None if make_shapes is None else _by_name(traced_root, make_shapes())
+            shapes = None if make_shapes is None else make_shapes(traced_root, (args, kwargs))
             with torch.no_grad(), _written_out(), refuse_seeding(), mode, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 return torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
@@ -220,6 +214,20 @@ def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         finally:
             shared.restore_shared()
     raise AssertionError("the last attempt returns or raises")
+
+
+Shapes = Callable[[nn.Module, Call], dict[str, Any]]
+
+
+def attempts() -> Iterator[tuple[str, Shapes | None, AbstractContextManager[Any]]]:
+    """Ways to export, the best first: what is free, what makes dynamic_shapes of it, and what holds meanwhile."""
+
+    def shapes(free: Callable[[Any], Any]) -> Shapes:
+        return lambda root, example: _by_name(root, pytree.tree_map(free, example))
+
+    yield "sizes and batch", shapes(_free_sizes_and_batch), _size_oblivious()
+    yield "sizes above 1", shapes(_free_sizes), contextlib.nullcontext()
+    yield "no size", None, contextlib.nullcontext()
 
 
 def _watch_state(root: nn.Module) -> dict[str, str]:

@@ -108,7 +108,12 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert "Requires-Python: >=3.10" in text
     assert "Project-URL: ZenDNN, https://github.com/amd/ZenDNN" in text
     required = [line for line in text.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
-    assert sorted(re.split("[<>]", line.split()[1])[0] for line in required) == ["cffi", "numpy", "safetensors", "torch"]
+    assert sorted(re.split("[<>]", line.split()[1])[0] for line in required) == [
+        "cffi",
+        "numpy",
+        "safetensors",
+        "torch",
+    ]
 
 
 @pytest.fixture

@@ -1,0 +1,139 @@
+"""quantize(): right to a few steps, in integers where it says so; bad input is refused before anything is exported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import zendnn_cffi
+from tests.support.lowering import noise
+from tests.support.quantized import ran
+from zendnn_cffi.api.quantization_report import QuantizationReport, sqnr_db
+
+
+class Net(nn.Module):
+    """A residual block between a stem and a classifier, with batch normalizations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(32, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(self.stem(x), 2)
+        x = F.relu(self.body(x) + x)
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Named(nn.Module):
+    """Arguments by name, two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(24, 48), nn.Linear(48, 8)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> Any:
+        y = torch.relu(self.a(x))
+        return {"y": self.b(y) * scale, "sum": y.sum(-1)}
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], tuple[str, ...]]] = {
+    "convolutions": (Net, lambda n: noise(n, 3, 32, 32), ("stem.0", "body.0")),
+    "by name": (Named, lambda n: {"x": noise(n, 24), "scale": noise(1)}, ("a",)),
+    "by position": (Named, lambda n: (noise(n, 24), noise(1)), ("a",)),
+}
+
+
+def called(module: Any, inputs: Any) -> Any:
+    with torch.no_grad():
+        if isinstance(inputs, dict):
+            return module(**inputs)
+        return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+
+
+@pytest.mark.parametrize("batch", (1, 4))
+@pytest.mark.parametrize("name", MODELS)
+def test_static(name: str, batch: int) -> None:
+    make, inputs, quantized = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    data = [inputs(batch) for _ in range(3)]
+    module, report, converted = zendnn_cffi.quantize(model, data, tune="off", compare=False)
+    assert sqnr_db(called(model, data[0]), called(module, data[0])) == report.sqnr_db > 25
+    assert sqnr_db(called(converted, data[0]), called(module, data[0])) > 30
+    assert {row.module for row in report.layers if row.computes_in == "int8"} >= set(quantized)
+    assert any(dtype in (torch.uint8, torch.int8) for _, dtype, _ in ran(module))
+    assert all(row.sqnr_db > 20 for row in report.layers) and report.float_ms is None
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()) and not model.training
+    if batch > 1 or name == "convolutions":  # a batch of 1 cannot be told from a scale's size
+        other = inputs(3)  # the batch is free
+        assert sqnr_db(called(model, other), called(module, other)) > 20
+
+
+def test_the_report_compares_times_and_is_drawn(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, report, _ = zendnn_cffi.quantize(Net().eval(), [noise(1, 3, 32, 32)], tune="off")
+    assert report.float_ms and report.int8_ms and math.isfinite(report.sqnr_db)
+    text = str(report)
+    assert "stem.0" in text and "layers in int8" in text and "times the speed" in text
+    assert report.draw(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert isinstance(module, torch.fx.GraphModule)
+
+
+def test_it_is_saved_with_its_integers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = noise(2, 3, 32, 32)
+    module, _, converted = zendnn_cffi.quantize(Net().eval(), [x], tune="off", compare=False)
+    zendnn_cffi.save(module, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    assert torch.equal(called(loaded, x), called(module, x)) and ran(loaded) == ran(module)
+    torch.export.save(torch.export.export(converted, (x,)), tmp_path / "m.pt2")
+    again = zendnn_cffi.optimize(tmp_path / "m.pt2", tune="off")
+    assert sqnr_db(called(module, x), called(again, x)) > 30  # steps may differ where layers compute in float
+
+
+def test_dynamic() -> None:
+    torch.manual_seed(0)
+    model, x = Named().eval(), (noise(4, 24), noise(1))
+    module, report, _ = zendnn_cffi.quantize(model, [x], dynamic=True, tune="off", compare=False)
+    assert sqnr_db(called(model, x), called(module, x)) == report.sqnr_db > 25
+
+
+@pytest.mark.parametrize(
+    "model, calibration, error, message",
+    (
+        (nn.Linear(3, 3), [], ValueError, "training mode"),
+        (nn.Linear(3, 3).eval(), [], ValueError, "calibration is empty"),
+        (nn.Linear(3, 3).eval(), torch.ones(3), TypeError, "an iterable of inputs"),
+        (nn.Linear(3, 3).eval(), 3, TypeError, "an iterable of inputs"),
+        (nn.Linear(3, 3).eval(), ["x"], TypeError, "tensors, sequences or mappings, got str"),
+        ("model", [torch.ones(3)], TypeError, "must be a torch.nn.Module, got str"),
+        (nn.Linear(3, 3).eval(), [(torch.ones(1, 3), 5, 6)], ValueError, "torch.export cannot follow Linear"),
+    ),
+)
+def test_bad_input(model: Any, calibration: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        zendnn_cffi.quantize(model, calibration)
+
+
+def test_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torchao.quantization.pt2e", None)
+    with pytest.raises(ImportError, match="pip install torchao"):
+        zendnn_cffi.quantize(nn.Linear(3, 3).eval(), [torch.ones(1, 3)])
+
+
+def test_decibels() -> None:
+    x = torch.tensor([3.0, 4.0])
+    assert sqnr_db(x, x + torch.tensor([0.0, 0.5])) == pytest.approx(20.0)
+    assert sqnr_db({"a": x, "n": 3}, {"a": x.clone(), "n": 3}) == math.inf
+    assert sqnr_db(torch.zeros(2), x) == -math.inf
+    assert "m: 0 of 0 layers" in str(QuantizationReport("m", (), 30.0))
