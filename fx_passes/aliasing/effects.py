@@ -6,7 +6,6 @@ Unknown functions and modules may do both. Known ones are in the tables of spell
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,8 +45,8 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
         return inputs[:1] if _has_inplace_name(node.target) or node.target == "__setitem__" else []
     if isinstance(node.target, torch._ops.OpOverload):
         return _schema_writes(node)
-    if is_shape(node) or node.target is OrderedDict:
-        return []  # n += 1 of a number; what holds them
+    if is_shape(node):
+        return []  # n += 1 of a number
     if node.target in INPLACE or node.target is operator.setitem or is_inplace_call(node):
         return inputs[:1]
     if isinstance(node.kwargs.get("out"), fx.Node):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -43,7 +42,6 @@ _METHODS = _names("""
 """)
 _ATTRIBUTES = _names("H T device dtype imag is_cpu is_cuda layout mH mT ndim real requires_grad shape")
 _VOCABULARY = {function.__name__: function for function in ops.VOCABULARY} | {"row_major_copy": row_major_copy}
-_CONTAINERS = {"OrderedDict": OrderedDict}
 _OF_TORCH = {"torch": torch, "functional": functional}
 
 
@@ -60,8 +58,6 @@ def name_of(target: Any) -> str:
     for room, module, names in (("operator", operator, _OPERATORS), ("math", math, _MATH), ("", builtins, _BUILTINS)):
         if name in names and getattr(module, name) is target:
             return f"{room or 'builtins'}.{name}"
-    if _CONTAINERS.get(name) is target:
-        return f"collections.{name}"
     for room, of_torch in _OF_TORCH.items():
         if getattr(of_torch, name, None) is target and (_is_operator(name) or name in _CHECKS):
             return f"{room}.{name}"
@@ -83,8 +79,6 @@ def function_of(name: Any) -> Callable[..., Any]:
         if _is_operator(opname):
             found = getattr(getattr(torch.ops.aten, opname), overload, None)
             found = found if isinstance(found, torch._ops.OpOverload) else None
-    elif room == "collections":
-        found = _CONTAINERS.get(rest)
     elif room in _OF_TORCH and (_is_operator(rest) or rest in _CHECKS):
         found = getattr(_OF_TORCH[room], rest, None)
     else:

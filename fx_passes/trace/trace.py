@@ -15,7 +15,6 @@ import inspect
 import logging
 import operator
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -176,12 +175,6 @@ class SubmoduleTracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InPlaceProxy(node, self)
-
-    def create_arg(self, a: Any) -> Any:
-        """An OrderedDict, which torch.fx takes for a dict, is made in each call."""
-        if type(a) is OrderedDict and any(isinstance(value, fx.Proxy) for value in a.values()):
-            return self.create_proxy("call_function", OrderedDict, (tuple(a.items()),), {}).node
-        return super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if torch.is_autocast_enabled("cpu") != self.autocast:

@@ -221,7 +221,6 @@ Pair = collections.namedtuple("Pair", "first second")
 
 OUTPUTS = {
     "dict": lambda y: {"a": y, "b": [y.relu(), {"c": y * 2}]},
-    "ordered": lambda y: collections.OrderedDict(out=y, aux=[y.relu(), collections.OrderedDict(b=y + 1)]),
     "namedtuple": lambda y: Pair(y, y.tanh()),
     "nothing in it": lambda y: (y, None, 3, "text"),
     "the same twice": lambda y: (y, y),
