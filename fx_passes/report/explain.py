@@ -131,7 +131,7 @@ class Explanation:
         return f"<p>{summary}</p><table><tr>{head}</tr>{''.join(body)}</table>"
 
 
-_PLURALS = {"number": "sizes", "check": "assertions", "movement": "movements of data"}
+_PLURALS = {"number": "sizes", "check": "assertions", "movement": "movements of data", "container": "containers"}
 
 
 def _counted(count: int, became: str, implementation: str) -> str:

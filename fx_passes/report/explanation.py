@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 # What a node became that computes nothing worth counting.
-_NO_COMPUTATION = ("view", "number", "check", "movement")
+_NO_COMPUTATION = ("view", "number", "check", "movement", "container")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class NodeExplanation:
     signature       shapes of the inputs it was lowered for, "" before the first call
     name, source    the node, and the module or function it comes from
     became          the primitive; "view"; "torch"; "waiting" before the first call. Outside of regions also "number" (a
-                    size), "check" (an assertion), "movement" (data moved by PyTorch, often a view)
+                    size), "check" (an assertion), "movement" (data moved by PyTorch, often a view),
+                    "container" (results put together)
     implementation  the implementation that runs, such as "brgconv:avx512_core"
     layout          memory layout of the result
     post_ops        operations absorbed into it

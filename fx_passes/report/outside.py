@@ -12,6 +12,7 @@ from torch import fx
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
 from fx_passes.report.explanation import NodeExplanation
+from fx_passes.trace.outputs import Remake
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
@@ -23,6 +24,7 @@ _REASONS = {
     "number": "a number, no tensor",
     "check": "an assertion",
     "movement": "moves data, computes nothing",
+    "container": "puts results together, computes nothing",
 }
 
 
@@ -50,6 +52,8 @@ def _became(node: fx.Node) -> str:
 
     if "assert" in str(getattr(node.target, "__name__", node.target)):
         return "check"
+    if isinstance(node.target, Remake):
+        return "container"
     if _is_number(node):
         return "number"
     pieces = node.target is operator.getitem and isinstance(node.args[0], fx.Node)

@@ -1,22 +1,30 @@
-"""Objects in what a model returns, such as a key-value cache, taken apart for torch.export: it knows containers only.
+"""Objects in what a model returns, such as a key-value cache, taken apart: graphs know tuples, lists and dictionaries.
 
 CausalLMOutputWithPast(logits, past_key_values=DynamicCache)       what the model returns
 -> tensors and sizes, which the graph computes, and a Recipe       TakenApart, a container of torch's pytree
 -> a new DynamicCache with the same attributes, at each call       what the graph's caller gets
+
+torch.export puts results together itself. In a graph of torch.fx, which makes a dict of an OrderedDict, a node does:
+
+Before: return {"out": x}        After: made = make_OrderedDict(x); return made
 """
 
 from __future__ import annotations
 
 import functools
+import pickle
+import warnings
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, type(None), type)
+_BASES = (OrderedDict, dict, list, object)  # of classes whose objects are made again
 _MAX_DEPTH = 8
 
 
@@ -26,19 +34,29 @@ class NotTakenApart(TypeError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make an object again: its class, the structure of its attributes, and those that are constants."""
+    """How to make an object again: its class, the structure of what is in it, and those parts that are constants."""
 
     cls: type
     structure: pytree.TreeSpec
     constants: tuple[tuple[int, Any], ...]
 
     def make(self, values: list[Any]) -> Any:
-        """A new object with the attributes that values, in order, and the constants say."""
+        """A new object that holds what values, in order, and the constants say."""
         leaves, remaining, constants = [], iter(values), dict(self.constants)
         for i in range(self.structure.num_leaves):
             leaves.append(constants[i] if i in constants else next(remaining))
-        made: Any = object.__new__(self.cls)
-        made.__dict__.update(pytree.tree_unflatten(leaves, self.structure))
+        attributes, slots, items = pytree.tree_unflatten(leaves, self.structure)
+        base = _base(self.cls)
+        made = base.__new__(self.cls)
+        if base is list:
+            list.extend(made, items)
+        elif base is not object:
+            for key, item in items.items():
+                base.__setitem__(made, key, item)
+        if attributes:
+            made.__dict__.update(attributes)
+        for name, value in slots.items():
+            object.__setattr__(made, name, value)
         return made
 
 
@@ -50,29 +68,87 @@ class TakenApart:
         self.values = values
 
 
+class Remake:
+    """The function of a graph that makes one container or object again, of the values in it."""
+
+    def __init__(self, name: str, structure: pytree.TreeSpec) -> None:
+        self.__name__ = f"make_{name}"
+        self.structure = structure
+
+    def __call__(self, *values: Any) -> Any:
+        return pytree.tree_unflatten(values, self.structure)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.__name__.removeprefix("make_"), pickle.dumps(self.structure))
+
+
+def _unpickled(name: str, structure: bytes) -> Remake:
+    with warnings.catch_warnings():  # PyTorch's own unpickling uses what it deprecates
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        return Remake(name, pickle.loads(structure))
+
+
+def needs_remaking(value: Any) -> bool:
+    """Whether torch.fx would make another class of value, or call its class with what its __init__ may not take."""
+    if isinstance(value, dict | list | deque):
+        return type(value) not in (dict, list) and not type(value).__module__.startswith(fx.__name__)
+    return is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "__fx_create_arg__")
+
+
+def remake(value: Any) -> tuple[Remake, list[Any]]:
+    """Return a function that makes value, and the values in it, for which the function takes others.
+
+    Raises NotTakenApart as take_apart does.
+    """
+    values, structure = pytree.tree_flatten(take_apart(value))
+    return Remake(type(value).__name__, structure), values
+
+
 def take_apart(value: Any, depth: int = 0, seen: set[int] | None = None) -> Any:
     """Return value with every object in it, nested ones included, replaced by a TakenApart.
 
-    Raises NotTakenApart for modules, functions, objects with slots, and one object in two places.
+    Raises NotTakenApart for modules, functions, objects with slots that are no dataclasses, and one object in two
+    places.
     """
     seen = set() if seen is None else seen
 
     def replace(leaf: Any) -> Any:
-        if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, *_CONSTANTS)):
+        if isinstance(leaf, (torch.Tensor, fx.Proxy, torch.SymInt, torch.SymFloat, torch.SymBool, *_CONSTANTS)):
             return leaf
-        attributes = getattr(leaf, "__dict__", None)
-        slots = any(getattr(cls, "__slots__", ()) for cls in type(leaf).__mro__)
-        if attributes is None or slots or isinstance(leaf, nn.Module) or callable(leaf) or id(leaf) in seen:
+        parts = None if isinstance(leaf, nn.Module) or callable(leaf) or id(leaf) in seen else _parts(leaf)
+        if parts is None:
             raise NotTakenApart(f"a {type(leaf).__name__} in the output")
         if depth == _MAX_DEPTH:
             raise NotTakenApart(f"a {type(leaf).__name__} too deep in the output")
         seen.add(id(leaf))
-        leaves, structure = pytree.tree_flatten(take_apart(dict(attributes), depth + 1, seen))
+        leaves, structure = pytree.tree_flatten(take_apart(parts, depth + 1, seen))
         constants = tuple((i, x) for i, x in enumerate(leaves) if isinstance(x, _CONSTANTS))
         recipe = Recipe(type(leaf), structure, constants)
         return TakenApart(recipe, [x for x in leaves if not isinstance(x, _CONSTANTS)])
 
     return pytree.tree_map(replace, value)
+
+
+def _base(cls: type) -> Any:
+    """The class of Python's own that cls is made of."""
+    return next(c for c in cls.__mro__ if c.__module__ in ("builtins", "collections"))
+
+
+def _parts(leaf: Any) -> tuple[dict[str, Any], dict[str, Any], Any] | None:
+    """Attributes, slots of a dataclass, and items of a list or dictionary; None where there may be more to leaf."""
+    base = _base(type(leaf))
+    slots = {name for cls in type(leaf).__mro__ for name in _slots(cls)}
+    known = {field.name for field in fields(leaf)} if is_dataclass(leaf) else set()
+    if base not in _BASES or not slots <= known or not (hasattr(leaf, "__dict__") or known):
+        return None
+    items = None if base is object else list(leaf) if base is list else dict(leaf)
+    filled = {name: getattr(leaf, name) for name in slots if hasattr(leaf, name)}
+    return dict(getattr(leaf, "__dict__", {})), filled, items
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    names = cls.__dict__.get("__slots__", ())
+    return () if cls.__module__ in ("builtins", "collections") else (names,) if isinstance(names, str) else tuple(names)
 
 
 def take_outputs_apart(root: nn.Module) -> None:

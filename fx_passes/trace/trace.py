@@ -29,6 +29,7 @@ from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import CREATED, copy_graph
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
+from fx_passes.trace.outputs import needs_remaking, remake
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
 from fx_passes.trace.state import Snapshot
@@ -180,6 +181,12 @@ class SubmoduleTracer(fx.Tracer):
         if torch.is_autocast_enabled("cpu") != self.autocast:
             raise NotImplementedError("its forward switches autocast, which a graph would leave out")
         return super().create_node(*args, **kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        if not needs_remaking(a):
+            return super().create_arg(a)
+        function, values = remake(a)
+        return self.create_node("call_function", function, tuple(self.create_arg(value) for value in values), {})
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
