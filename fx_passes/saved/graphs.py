@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.functions import check_arguments, check_method, function_of, name_of
-from fx_passes.trace.outputs import TakenApart
+from fx_passes.trace.outputs import Remake, TakenApart
 
+_REMAKES = "make "  # what the target of a node begins with that puts results together: their structure follows
 _OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 
 
@@ -28,7 +29,9 @@ def encode_graph(graph: fx.Graph) -> dict[str, Any]:
     for node in graph.nodes:
         target: Any = node.target
         try:
-            if node.op == "call_function":
+            if isinstance(target, Remake):
+                target = _REMAKES + dump_structure(target.structure)
+            elif node.op == "call_function":
                 target = name_of(target)
             elif node.op == "call_method":
                 check_method(target, NotSaved)
@@ -57,7 +60,9 @@ def decode_graph(data: Any) -> fx.Graph:
             if op not in _OPS or not isinstance(name, str) or name in known or not isinstance(target, str):
                 raise FileError(f"no node is written as {str([op, name, target])[:80]}")
             function: Any = target
-            if op == "call_function":
+            if op == "call_function" and target.startswith(_REMAKES):
+                function = Remake("results", load_structure(target.removeprefix(_REMAKES)))
+            elif op == "call_function":
                 function = function_of(target)
             elif op == "call_method":
                 check_method(target, FileError)

@@ -141,6 +141,25 @@ def test_arguments_and_results_keep_their_form(tmp_path: Path) -> None:
         loaded(x, flag=True)
 
 
+class Ordered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 24)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.a(x)
+        return OrderedDict(out=y, pair=(torch.relu(y), None))
+
+
+def test_an_ordered_dictionary_stays_one(tmp_path: Path) -> None:
+    fast, x = zendnn_cffi.optimize(Ordered().eval(), tune="off"), noise(3, 16)
+    expected = fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    found = zendnn_cffi.load(tmp_path / "m")(x)
+    assert type(found) is type(expected) is OrderedDict and found["pair"][1] is None
+    assert torch.equal(found["out"], expected["out"]) and torch.equal(found["pair"][0], expected["pair"][0])
+
+
 def test_other_inputs_are_lowered_by_their_first_call(tmp_path: Path) -> None:
     model = block()
     fast = zendnn_cffi.optimize(model, tune="off")
