@@ -78,6 +78,11 @@ def _named(node: fx.Node, names: Sequence[str]) -> Arguments:
     return dict.fromkeys(names) | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
+def _are_numbers(embed_dim: Any, heads: Any) -> bool:
+    """Whether features and heads are known, and eager accepts them."""
+    return isinstance(embed_dim, int) and isinstance(heads, int) and heads > 0 and embed_dim % heads == 0
+
+
 class Writer:
     """Writes functions out in the graph of one module, in front of the node at hand."""
 
@@ -90,9 +95,14 @@ class Writer:
 
     def attention(self, node: fx.Node) -> fx.Node | None:
         """multi_head_attention_forward: [L, N, E] or [L, E]."""
-        bound = inspect.signature(F.multi_head_attention_forward).bind(*node.args, **node.kwargs)
+        try:
+            bound = inspect.signature(F.multi_head_attention_forward).bind(*node.args, **node.kwargs)
+        except TypeError:  # eager says what is wrong with the call
+            return None
         bound.apply_defaults()
         a = bound.arguments
+        if not _are_numbers(a["embed_dim_to_check"], a["num_heads"]):
+            return None
         added = (a["bias_k"], a["bias_v"], a["static_k"], a["static_v"])
         if any(value is not None for value in added) or a["add_zero_attn"] or not _only_first_is_read(node):
             return None
@@ -114,7 +124,11 @@ class Writer:
     def native_attention(self, node: fx.Node) -> fx.Node | None:
         """_native_multi_head_attention: [N, L, E]."""
         a = _named(node, _NATIVE_ATTENTION)
-        if not _only_first_is_read(node) or (a["mask"] is not None and a["mask_type"] != _SRC_MASK):
+        if (
+            not _are_numbers(a["embed_dim"], a["num_heads"])
+            or not _only_first_is_read(node)
+            or (a["mask"] is not None and a["mask_type"] != _SRC_MASK)
+        ):
             return None
         masks = self._masks(a["mask"], None, "batch first", a["num_heads"], dtype(a["query"], self._gm))
         if masks is None:
@@ -127,7 +141,11 @@ class Writer:
     def encoder_layer(self, node: fx.Node) -> fx.Node | None:
         """_transformer_encoder_layer_fwd: [N, L, E]."""
         a = _named(node, _ENCODER_LAYER)
-        if rank(a["src"]) != 3 or (a["mask"] is not None and a["mask_type"] != _SRC_MASK):
+        if (
+            not _are_numbers(a["embed_dim"], a["num_heads"])
+            or rank(a["src"]) != 3
+            or (a["mask"] is not None and a["mask_type"] != _SRC_MASK)
+        ):
             return None
         masks = self._masks(a["mask"], None, "batch first", a["num_heads"], dtype(a["src"], self._gm))
         if masks is None:

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from zendnn_cffi.api import exported
+from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.log import get_logger
 from zendnn_cffi.primitives import checks
@@ -98,7 +99,8 @@ def optimize(
     options = RegionOptions(
         dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights, tune_seconds
     )
-    gm = build(traced, make_region=RegionFactory(options))
+    with collector_paused():
+        gm = build(traced, make_region=RegionFactory(options))
     if release_weights:
         gm.release_after_first_call()
     return gm
