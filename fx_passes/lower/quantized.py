@@ -9,6 +9,7 @@ and the convolution reads and writes integers. Where a reader wants float32, lay
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,6 +75,9 @@ def numerics_of(node: object, values: RegionValues) -> Numerics | None:
     if node.target is ops.concat:
         found = {numerics_of(piece, values) for piece in node.args[0]}
         return found.pop() if len(found) == 1 else None
+    if is_call(node, operator.getitem):
+        pieces = node.args[0]
+        return numerics_of(pieces.args[0], values) if is_call(pieces, ops.chunk, ops.split) else None
     takes_maxima = node.target in (ops.pool, ops.adaptive_pool) and node.args[1] == "max"
     return numerics_of(node.args[0], values) if takes_maxima or node.target in _VIEWS else None
 

@@ -10,8 +10,10 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result
 from fx_passes.candidates.layouts import (
+    Layout,
     Quantized,
     activation_layouts,
+    in_memory,
     layout,
     row_major,
     same_bytes,
@@ -32,8 +34,13 @@ def lower_reshape(node: fx.Node, context: LoweringContext) -> Operation:
     src_node = context.values.arguments(node)["src"]
     src, spec = context.tensor(src_node, "src"), context.values.specs[node]
     dtype = context.dtype(src)
-    candidate = Candidate("view", (row_major(src.shape, dtype),), row_major(spec.shape or (1,), dtype), ())
-    return Operation(node, node.name, "view", (src_node,), spec, [candidate])
+    operation = Operation(node, node.name, "view", (src_node,), spec)
+    whole, seen = row_major(src.shape, dtype), row_major(spec.shape or (1,), dtype)
+    operation.candidates.append(Candidate("view", (whole,), seen, ()))
+    if (numerics := numerics_of(node, context.values)) is not None:
+        kept, then = (Quantized(row_major(shape, numerics.dtype), numerics) for shape in (whole.dims, seen.dims))
+        operation.candidates.append(Candidate("view", (kept,), then, ()))
+    return operation
 
 
 def lower_permute(node: fx.Node, context: LoweringContext) -> Operation:
@@ -86,9 +93,14 @@ def _box(node: fx.Node, context: LoweringContext, src_node: fx.Node, dim: int, s
         raise NotLowered("an empty slice")
     offsets = [start if d == dim else 0 for d in range(src.ndim)]
     operation = Operation(node, node.name, "reorder", (src_node,), spec)
-    layouts = zip(activation_layouts(src.shape, dtype), activation_layouts(spec.shape, dtype), strict=True)
+    layouts: list[tuple[Layout, Layout]] = [
+        *zip(activation_layouts(src.shape, dtype), activation_layouts(spec.shape, dtype), strict=True)
+    ]
+    if (numerics := numerics_of(node, context.values)) is not None:
+        kept = (integer_layouts(shape, numerics.dtype) for shape in (src.shape, spec.shape))
+        layouts += [(Quantized(a, numerics), Quantized(b, numerics)) for a, b in zip(*kept, strict=True)]
     for whole, piece in layouts:
-        pd = _box_reorder(whole, piece, spec.shape, offsets, into=False)
+        pd = _box_reorder(in_memory(whole), in_memory(piece), spec.shape, offsets, into=False)
         if pd is not None:
             args: dict[int, Argument] = {ARG_SRC: Operand(0, pd.src_desc), ARG_DST: Result()}
             template = PrimitiveTemplate(pd, args, "reorder")

@@ -262,6 +262,18 @@ def test_integers_are_seen_in_another_shape_without_a_copy() -> None:
     assert len(reorders(fast)) <= 2  # the input, into integers and into channels last
 
 
+def test_channels_are_parted_and_shuffled_as_integers() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = through(F.relu(convolution(w[0], through(x, 0.02, 128))), 0.02)
+        n, c, height, width = y.shape
+        first, second = y.view(n, 2, c // 2, height, width).transpose(1, 2).reshape(n, c, height, width).chunk(2, 1)
+        return kept(torch.cat([first, through(F.relu(convolution(w[1], second)), 0.02)], 1), 0.02)
+
+    fast = optimized(Integers(forward, Weight(32, 16, 1, 1), Weight(16, 16, 1, 1)), noise(2, 16, 8, 8))
+    assert [source for kind, source, _ in ran(fast) if kind == "convolution"] == [U8, U8]
+    assert F32 not in {target for _, target in reorders(fast)}
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_layers_that_are_not_quantized_stand_between(dtype: torch.dtype | None) -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
