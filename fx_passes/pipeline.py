@@ -35,7 +35,6 @@ from fx_passes.memoize.per_size import memoize_sizes
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.normalize.created import renew_created
-from fx_passes.normalize.transformers import write_out_transformers
 from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
@@ -49,7 +48,6 @@ Pass = Callable[[fx.GraphModule], fx.GraphModule]
 
 PASSES: tuple[Pass, ...] = (
     renew_created,
-    write_out_transformers,
     normalize,
     fold_casts,
     fold_shapes,

@@ -258,12 +258,17 @@ def is_float(node: fx.Node) -> bool:
 
 
 def prepare(gm: fx.GraphModule) -> None:
-    """Note what dynamo knows of every value where the passes look for it, and erase what computes nothing."""
+    """Note what dynamo knows of every value where the passes look for it; erase what computes nothing; write out what
+    is one call of much.
+    """
+    from fx_passes.trace.written_out import write_out
+
     for node in list(gm.graph.nodes):
         if "example_value" in node.meta:
             node.meta["val"] = node.meta["example_value"]
         if node.op == "call_function" and node.target is torch._C._log_api_usage_once and not node.users:
             gm.graph.erase_node(node)
+    write_out(gm)
     gm.recompile()
 
 

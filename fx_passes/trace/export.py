@@ -11,13 +11,14 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 from torch.fx.graph import _PyTreeCodeGen
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph, replace
@@ -26,6 +27,7 @@ from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
+from fx_passes.trace.written_out import read_weights, write_out_modules
 
 log = logging.getLogger("zendnn_cffi.passes")
 aten = torch.ops.aten
@@ -172,7 +174,13 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
     own: Any = root
-    gm = fx.GraphModule(root, copy_graph(own.graph)) if is_exported(root) else _export(root, args, kwargs).module()
+    if is_exported(root):
+        gm = fx.GraphModule(root, copy_graph(own.graph))
+    else:
+        gm = _export(root, args, kwargs).module()
+        gm.graph.eliminate_dead_code()
+        if literal := read_weights(gm.graph):
+            gm = _export(root, args, kwargs, literal).module()
     check = getattr(gm, _GUARDS, None)
     inline_modes(gm)
     graph: fx.Graph = gm.graph
@@ -188,8 +196,10 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     return graph, Guards(check, (args, kwargs))
 
 
-def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], literal: Collection[str] = ()) -> Any:
     """The exported program with as many sizes free as can be; sizes are given up step by step.
+
+    literal  paths of attention modules that are exported as PyTorch writes them
 
     Gradients are off, so that the model's own no_grad() leaves no trace in the graph.
     """
@@ -197,6 +207,7 @@ def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         traced_root = skeleton(root, own_state=True)
         take_outputs_apart(traced_root)
         refuse_nested(traced_root)
+        write_out_modules(traced_root, literal)
         shared = Snapshot(traced_root)
         noticed = _watch_state(traced_root)
         try:
@@ -258,12 +269,17 @@ def _size_oblivious() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _written_out() -> Iterator[None]:
-    """Let nn.MultiheadAttention and nn.TransformerEncoderLayer call their parts, not one operator for all of them."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
+    """Let nn.MultiheadAttention and nn.TransformerEncoderLayer call their parts, not one operator for all of them.
+
+    A mask given without is_causal is a mask: PyTorch looks whether it is causal, which changes no number.
+    """
+    enabled, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
     try:
         yield
     finally:
+        transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 

@@ -3,7 +3,8 @@
     model  --skeleton-->  the same tree of new Module objects on the same storage
            --symbolic trace, else torch.export with example inputs, else with some submodules kept whole-->  fx.Graph
 
-nn.Transformer and its parts are one operation each for symbolic tracing: with example inputs, torch.export goes first.
+nn.Transformer and its parts, nn.MultiheadAttention among them, are one operation each for symbolic tracing: with
+example inputs, torch.export goes first.
 
 The user's model is never written to: not by tracing (a forward may store things on self), not by what is later done to
 the optimized module (`.to`, hooks, new submodules).
@@ -40,7 +41,7 @@ log = logging.getLogger("zendnn_cffi.passes")
 ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
 # Modules of torch.nn that symbolic tracing takes for one operation, and torch.export takes apart.
 _COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer,
-              nn.Transformer)  # fmt: skip
+              nn.Transformer, nn.MultiheadAttention)  # fmt: skip
 _REASON = 300  # characters of torch.export's messages that are kept
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
