@@ -12,10 +12,10 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -29,6 +29,7 @@ from fx_passes.memoize.watched import is_watched
 from fx_passes.plan.heap import give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.keep import Known, ToKeep, specs_of, thread_count
 from fx_passes.region.kept import Kept
 from fx_passes.region.later import later
 from fx_passes.region.options import RegionOptions
@@ -47,31 +48,6 @@ PACKED_TIMES = 6  # packed weights may take so many times the parameters' bytes;
 # threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
 # their masks) all but the size that does.
 Signature = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class ToKeep:
-    """What a region was lowered to for one signature.
-
-    threads  PyTorch's, that it is for
-    kinds    what each mask says
-    lowered  None where plain PyTorch runs, with the reason
-    """
-
-    threads: int
-    inputs: tuple[TensorSpec, ...]
-    kinds: tuple[str, ...]
-    lowered: LoweredRegion | None
-    reason: str
-
-
-class Known(Protocol):
-    """Programs that a region has for some signatures without choosing anything."""
-
-    def __call__(
-        self, region: ZenRegion, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], keep: bool
-    ) -> LoweredRegion | None:
-        """Return the program for these inputs, None where there is none; NotLowered where plain PyTorch runs."""
 
 
 @dataclass(frozen=True)
@@ -259,13 +235,13 @@ class ZenRegion(nn.Module):
         wanted: dict[Any, tuple[int, Sequence[TensorSpec], tuple[str, ...]]] = {}
         for signature, lowered in self.lowered.items():
             kinds = self._kinds(signature)
-            given: Sequence[TensorSpec] | None = _specs_of(signature) if lowered is None else lowered.inputs
+            given: Sequence[TensorSpec] | None = specs_of(signature) if lowered is None else lowered.inputs
             if given is not None:  # else sizes that grow, where plain PyTorch runs
                 for count in threads or (_threads(signature),):
                     wanted.setdefault((count, kinds, signature[1:]), (count, given, kinds))
         kept = []
         for count, specs, kinds in wanted.values():
-            with _thread_count(count):
+            with thread_count(count):
                 inputs = list(map(made_up, specs))
                 again, reason, _ = self._try_lower(inputs, kinds, interrupted=lambda: False, keep=True)
             kept.append(ToKeep(count, tuple(specs), kinds, again, reason))
@@ -447,25 +423,6 @@ class ZenRegion(nn.Module):
 def _threads(signature: Signature) -> int:
     threads: int = signature[0][0] if isinstance(signature[0], tuple) else signature[0]
     return threads
-
-
-def _specs_of(signature: Signature) -> list[TensorSpec] | None:
-    """What inputs the signature is of; None where sizes are left open."""
-    parts = signature[1:]
-    if any("n" in shape for shape, _, _ in parts):
-        return None
-    return [TensorSpec(tuple(shape), dtype, tuple(strides)) for shape, dtype, strides in parts]
-
-
-@contextmanager
-def _thread_count(threads: int) -> Iterator[None]:
-    """So many threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

@@ -25,8 +25,9 @@ from fx_passes.module import OptimizedModule
 from fx_passes.partition.partition import Constants
 from fx_passes.plan.prepack import layout_digest
 from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.keep import ToKeep
 from fx_passes.region.options import RegionOptions
-from fx_passes.region.region import ToKeep, ZenRegion
+from fx_passes.region.region import ZenRegion
 from fx_passes.region.variants import sliced
 from fx_passes.saved.container import PACKED, as_it_lies, padded
 from fx_passes.saved.encoding import decode, encode
@@ -217,7 +218,7 @@ class SavedPrograms:
     def __call__(
         self, region: ZenRegion, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], keep: bool
     ) -> LoweredRegion | None:
-        """As fx_passes.region.region.Known."""
+        """As fx_passes.region.keep.Known."""
         for entry in self._rows:
             saved, row = entry
             if (
