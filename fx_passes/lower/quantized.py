@@ -233,7 +233,9 @@ def _bias_in_steps(factors: Factors, shift: float) -> Weights | None:
     if factors.bias is None and not shift:
         return None
     outputs = len(factors.scales)
-    real = (0.0 if factors.bias is None else factors.bias) + torch.full((outputs,), shift, dtype=torch.float64)
+    real = (0.0 if factors.bias is None else factors.bias) + torch.full(
+        (outputs,), shift, dtype=torch.float64, device="cpu"
+    )
     steps = (real / factors.scales).float()
     key = f"{factors.bias_key} of {factors.key} from {factors.src} {shift!r}"
     return Weights(key, steps, row_major((outputs,), torch.float32), is_streamed=False)
