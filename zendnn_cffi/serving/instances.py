@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from zendnn_cffi.engine.host import usable_cpus
+from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
 from zendnn_cffi.serving.wire import Ended, receive, send
 
@@ -96,7 +97,7 @@ class Instances:
         self._path, self._folder, self.kind = path, folder, kind
         self._module: Any = None
         self._calls: queue.SimpleQueue[tuple[Future[Any], _Call] | None] = queue.SimpleQueue()
-        self._closed, self._lock = False, threading.Lock()
+        self._closed, self._lock = False, new_lock()
         self.replaced = 0
         self._ready = threading.Barrier(1 + len(groups))
         self._workers: list[Worker | None] = []
