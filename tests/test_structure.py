@@ -49,7 +49,9 @@ ORDER = (
     "zendnn_cffi.api",  # what users call
     "zendnn_cffi.serving",  # processes that answer calls
     "zendnn_cffi.backend",
+    "zendnn_cffi.cli",  # the command line
     "zendnn_cffi",
+    "zendnn_cffi.__main__",
 )
 
 

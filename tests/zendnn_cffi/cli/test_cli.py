@@ -1,0 +1,156 @@
+"""`python -m zendnn_cffi`: each command once, and each error in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.torchvision_models import import_torchvision
+from zendnn_cffi.cli import bench, contenders, models
+from zendnn_cffi.cli.errors import CommandError
+from zendnn_cffi.cli.main import main, parser
+
+SOURCE = """
+import torch
+from torch import nn
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 17, 3), nn.ReLU(), nn.Flatten(), nn.Linear(17 * 49, 5)), torch.randn(2, 3, 9, 9)
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchvision() -> None:
+    import_torchvision()
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_network_of_a_test.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_network_of_a_test:network"
+
+
+def test_show_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show"]) == 0
+    text = capsys.readouterr().out
+    assert main(["show", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"zendnn", "cpu kind", "threads", "verified", "shipped times"} <= facts.keys()
+    assert all(name in text for name in facts)
+
+
+def test_check_finds_everything_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--seconds", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        [name, "ok"] for name in ("library", "ABI", "kernels", "models", "peaks")
+    ]
+
+
+def test_check_ends_where_there_is_no_library(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zendnn_cffi", "check"]
+    done = subprocess.run(
+        command, env=os.environ | {"ZENDNN_CFFI_LIBRARY": str(tmp_path / "none.so")}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) == 1 and "none.so" in done.stdout and "FAILED" in done.stdout
+
+
+def test_explain_with_times(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", own, "--profile"]) == 0
+    out = capsys.readouterr().out
+    assert "convolution" in out and "of a call's time in the engine" in out and "GFLOP/s" in out
+
+
+@pytest.mark.parametrize("mode", ["latency", "throughput", "realtime"])
+def test_bench_beside_eager(own: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written, drawn = tmp_path / "out.json", tmp_path / "out.png"
+    arguments = ["--mode", mode, "--beside", "eager", "--seconds", "0.2", "--batches", "2", "--instances", "1"]
+    assert main(["bench", own, *arguments, "--json", str(written), "--png", str(drawn)]) == 0
+    rows = json.loads(written.read_text())["rows"]
+    assert [row["contender"] for row in rows] == ["zendnn_cffi", "eager"]
+    for row in rows:
+        assert row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] and row["per_second"] > 0 and row["error"] < 1e-4
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert mode in capsys.readouterr().out
+
+
+def test_a_contender_that_fails_has_its_reason_in_the_table(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", own, "--beside", "onnxruntime", "--dtype", "bfloat16", "--seconds", "0.1"]) == 0
+    assert "no bfloat16" in capsys.readouterr().out
+
+
+def test_exported_programs(own: str, tmp_path: Path) -> None:
+    found = models.find(own)
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(found.model, found.args), path)
+    again = models.find(str(path))
+    assert torch.allclose(again.model(*again.args), found.model(*found.args))
+    assert main(["explain", str(path)]) == 0
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "timm:resnet10t", "hf:albert"])
+def test_names_of_libraries(name: str) -> None:
+    found = models.find(name, 3)
+    assert not found.model.training
+    assert all(each.shape[0] == 3 for each in (*found.args, *found.kwargs.values()))
+    assert contenders.tensors(found.model(*found.args, **found.kwargs))[0].shape[0] == 3
+    assert ("channels_last" in contenders.installed(found)) == (name != "hf:albert")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("resnet51", "near are resnet"),
+        ("timm:resnet51", "timm has no model 'resnet51', near are"),
+        ("nowhere.pt2", "torch.export.save writes such files"),
+        ("no_such_module_here:f", "no module 'no_such_module_here'"),
+        ("own_network_of_a_test:nothing", "has no function 'nothing'"),
+        ("own_network_of_a_test:number", "must return a model"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_errors_are_one_line(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line
+    with pytest.raises(CommandError):
+        main(["--traceback", "explain", name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--beside", "nobody"], "no contender 'nobody'"),
+        (["--cores", "4096"], "as many cores"),
+        (["--instances", "4096"], "as many cores"),
+        (["--json", "/no/such/folder/out.json"], "no folder"),
+    ],
+)
+def test_bench_refuses_at_once(own: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", own, *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--seconds", "nan"], ["--batch", "0"], ["--cores", "x"]])
+def test_numbers_that_mean_nothing(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["bench", "resnet18", *arguments])
+
+
+def test_percentiles() -> None:
+    times = [number * 1_000_000 for number in range(100, 0, -1)]
+    assert [bench.percentile_ms(times, percent) for percent in (50, 90, 99)] == [50.0, 90.0, 99.0]
+    assert bench.percentile_ms([7_000_000], 99) == 7.0
