@@ -2,7 +2,7 @@
 
 latency     one process on all cores each; rounds in which every contender runs for a while
 throughput  instances that run at once, for each size of batch: the best is the answer
-realtime    instances of a few cores that run at once, one sample a call
+realtime    instances of a few cores that run at once, a sample a call unless --batch says more
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def throughput(args: argparse.Namespace, names: Sequence[str], cores: Sequence[i
 
 
 def realtime(args: argparse.Namespace, names: Sequence[str], cores: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of as many instances of --cores cores as there is room for, one sample a call."""
+    """Rows of as many instances of --cores cores as there is room for, `--batch` samples a call."""
     n = len(cores) // args.cores
-    return [{"mode": "realtime", **together(args, name, 1, n, cores[: n * args.cores])} for name in names]
+    return [{"mode": "realtime", **together(args, name, args.batch, n, cores[: n * args.cores])} for name in names]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -197,7 +197,9 @@ def bench(args: argparse.Namespace) -> int:
     found = find(args.model, args.batch)
     cores = sorted(os.sched_getaffinity(0))[: host.usable_cpus()]
     names = installed(found) if args.beside is None else ["zendnn_cffi", *args.beside]
-    _refuse(args, names, cores, exported=found.program is not None)
+    _refuse(args, names, cores)
+    if found.batch is not None:  # no other can be had
+        args.batch, args.batches = found.batch, [found.batch]
     title = f"{found.name}, {args.dtype}, {host.cpu_name()}, {len(cores)} CPUs"
     print(title, flush=True)
     modes = {"latency": latency, "throughput": throughput, "realtime": realtime}
@@ -216,15 +218,13 @@ def bench(args: argparse.Namespace) -> int:
     return 1 if any("failed" in row for row in rows if row["contender"] == "zendnn_cffi") else 0
 
 
-def _refuse(args: argparse.Namespace, names: Sequence[str], cores: Sequence[int], *, exported: bool) -> None:
+def _refuse(args: argparse.Namespace, names: Sequence[str], cores: Sequence[int]) -> None:
     """Say at once what could only fail after minutes."""
     for name in names:
         if name not in CONTENDERS:
             raise CommandError(f"no contender {name!r}: there are {', '.join(CONTENDERS)}")
     if args.cores > len(cores) or max(args.instances or [1]) > len(cores):
         raise CommandError(f"this process may use {len(cores)} CPUs: ask for as many cores and instances at most")
-    if exported and args.batches != [1, 8, 32]:
-        raise CommandError("an exported program has the batch of its example inputs: leave --batches out")
     for path in filter(None, (args.json, args.png)):
         if not path.absolute().parent.is_dir():
             raise CommandError(f"no folder {str(path.parent)!r} for {path.name}")

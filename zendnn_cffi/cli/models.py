@@ -20,13 +20,18 @@ _TOKENS, _FRAMES, _SAMPLES = 128, 16, 16000
 
 @dataclass
 class Found:
-    """A model in evaluation mode, and one call of it; `program` where it was exported."""
+    """A model in evaluation mode, and one call of it.
+
+    program  where it was exported
+    batch    samples of the call, where its maker fixed them: then no other batch can be had
+    """
 
     name: str
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     program: Any = None
+    batch: int | None = None
 
     @property
     def optimizable(self) -> Any:
@@ -106,7 +111,7 @@ def _exported(path: str) -> Found:
     if program.example_inputs is None:
         raise CommandError(f"{path!r} holds no example inputs: export the model again with torch.export.export")
     args, kwargs = program.example_inputs
-    return Found(Path(path).stem, program.module(), tuple(args), dict(kwargs), program)
+    return Found(Path(path).stem, program.module(), tuple(args), dict(kwargs), program, _batch_of((args, kwargs)))
 
 
 def _of_function(module: str, name: str) -> Found:
@@ -123,10 +128,17 @@ def _of_function(module: str, name: str) -> Found:
     if not isinstance(model, nn.Module):
         raise CommandError(f"{module}:{name} must return a model, or a model and its arguments; not {type(made)}")
     if isinstance(inputs, dict):
-        return Found(name, model, (), inputs)
+        return Found(name, model, (), inputs, None, _batch_of(inputs))
     if inputs is None:
         inputs = torch.randn(1, 3, 224, 224, dtype=torch.float32, device="cpu")
-    return Found(name, model, (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs))
+    args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    return Found(name, model, args, {}, None, _batch_of(args))
+
+
+def _batch_of(inputs: Any) -> int:
+    """The first size of the first tensor."""
+    leaves = torch.utils._pytree.tree_leaves(inputs)
+    return next((each.shape[0] for each in leaves if isinstance(each, torch.Tensor) and each.ndim), 1)
 
 
 def _noise(*shape: int) -> torch.Tensor:

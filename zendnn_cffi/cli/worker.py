@@ -2,8 +2,8 @@
 
     python -m zendnn_cffi.cli.worker '{"model": ..., "contender": ..., "batch": 1, ...}'
 
-It answers {"error": ..., "first_s": ...} once it is ready. Then it reads lines, each a number of seconds, and answers each
-with the times of its calls in nanoseconds. A contender that fails answers {"failed": ...}.
+It answers {"error": ..., "first_s": ...} once it is ready. Then it reads lines, each a number of seconds, and answers
+each with the times of its calls in nanoseconds. A contender that fails answers {"failed": ...}.
 """
 
 from __future__ import annotations

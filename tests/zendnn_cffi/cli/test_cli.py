@@ -77,11 +77,12 @@ def test_explain_with_times(own: str, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("mode", ["latency", "throughput", "realtime"])
 def test_bench_beside_eager(own: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written, drawn = tmp_path / "out.json", tmp_path / "out.png"
-    arguments = ["--mode", mode, "--beside", "eager", "--seconds", "0.2", "--batches", "2", "--instances", "1"]
+    arguments = ["--mode", mode, "--beside", "eager", "--seconds", "0.2", "--batches", "4", "8", "--instances", "1"]
     assert main(["bench", own, *arguments, "--json", str(written), "--png", str(drawn)]) == 0
     rows = json.loads(written.read_text())["rows"]
     assert [row["contender"] for row in rows] == ["zendnn_cffi", "eager"]
     for row in rows:
+        assert row["batch"] == 2  # the function's own
         assert row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] and row["per_second"] > 0 and row["error"] < 1e-4
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert mode in capsys.readouterr().out
