@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
     from zendnn_cffi.api.config import show_config
     from zendnn_cffi.api.optimize import optimize
     from zendnn_cffi.api.quantize import quantize
+    from zendnn_cffi.api.replace_forward import replace_forward
     from zendnn_cffi.engine import engines
     from zendnn_cffi.engine.library import blis, is_available, lib, unavailable_reason
     from zendnn_cffi.errors import LibraryError, UnsupportedError, ZenDNNError
@@ -49,6 +50,7 @@ _EXPORTS = {
     "unavailable_reason": "zendnn_cffi.engine.library",
     "optimize": "zendnn_cffi.api.optimize",
     "quantize": "zendnn_cffi.api.quantize",
+    "replace_forward": "zendnn_cffi.api.replace_forward",
     "instances": "zendnn_cffi.serving.instances",
     "save": "fx_passes.saved.files",
     "load": "fx_passes.saved.files",
@@ -106,6 +108,7 @@ __all__ = [
     "optimize",
     "profile",
     "quantize",
+    "replace_forward",
     "save",
     "show_config",
     "unavailable_reason",

@@ -1,0 +1,127 @@
+"""replace_forward(): whoever holds the model gets the optimized one; everything else of it stays."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zendnn_cffi
+
+
+class Classifier(nn.Module):
+    """With arguments by name, a method of its own, and a mutable argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"labels": 5}
+        self.first, self.second = nn.Linear(17, 33), nn.Linear(33, 5)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, seen: Any = None) -> dict[str, torch.Tensor]:
+        if seen is not None:
+            seen.count += 1
+        y = self.second(torch.relu(self.first(x)))
+        return {"scores": y if mask is None else y * mask}
+
+    def best(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)["scores"].argmax(-1)
+
+
+class Counter:
+    count = 0
+
+
+@pytest.fixture
+def model() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier().eval()
+
+
+X = torch.randn(3, 17, generator=torch.Generator().manual_seed(1))
+
+
+def test_whoever_holds_it_computes_in_the_engine(model: Classifier) -> None:
+    expected, best = model(X)["scores"], model.best(X)
+    keys = list(model.state_dict())
+    replaced = zendnn_cffi.replace_forward(model)
+    assert torch.allclose(model(X)["scores"], expected, atol=1e-5) and torch.equal(model.best(X), best)
+    (fast,) = replaced.modules
+    assert zendnn_cffi.explain(fast).offloaded_share == 1.0
+    assert type(model) is Classifier and model.config == {"labels": 5} and list(model.state_dict()) == keys
+    assert list(inspect.signature(model.forward).parameters) == ["x", "mask", "seen"]
+    replaced.undo()
+    replaced.undo()
+    assert "forward" not in model.__dict__ and torch.equal(model(X)["scores"], expected)
+
+
+def test_each_kind_of_call_has_a_module_and_sizes_make_none(model: Classifier) -> None:
+    replaced = zendnn_cffi.replace_forward(model)
+    mask = torch.rand(5)
+    for call in ({"x": X}, {"x": X[:2]}, {"x": X, "mask": mask}, {"x": X[None]}):
+        got = model(**call)["scores"]
+        assert torch.allclose(got, Classifier.forward(model, **call)["scores"], atol=1e-5)
+    assert torch.allclose(model(X, mask=mask)["scores"], Classifier.forward(model, X, mask)["scores"], atol=1e-5)
+    assert len(replaced.modules) == 4 and not replaced.reasons
+
+
+def test_calls_that_write_to_an_argument_stay_plain(model: Classifier) -> None:
+    replaced, seen = zendnn_cffi.replace_forward(model), Counter()
+    for _ in range(3):
+        model(X, seen=seen)
+    assert seen.count == 3 and not replaced.modules and replaced.reasons == ["an argument is a Counter"]
+
+
+def test_training_and_gradients_stay_plain(model: Classifier) -> None:
+    replaced = zendnn_cffi.replace_forward(model)
+    model.train()
+    model(X)["scores"].sum().backward()
+    assert model.first.weight.grad is not None and not replaced.modules
+    model.eval()
+    leaf = X.clone().requires_grad_()
+    model(leaf)["scores"].sum().backward()
+    assert leaf.grad is not None and not replaced.modules and len(replaced.reasons) == 2
+
+
+def test_new_weights_are_noticed(model: Classifier) -> None:
+    zendnn_cffi.replace_forward(model)
+    model(X)
+    with torch.no_grad():
+        model.second.bias.add_(3)
+    for _ in range(3):
+        assert torch.allclose(model(X)["scores"], Classifier.forward(model, X)["scores"], atol=1e-5)
+
+
+def test_kinds_of_calls_are_bounded(model: Classifier) -> None:
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    for dimensions in range(11):
+        model(X[0].reshape(*[1] * dimensions, 17))
+    assert len(replaced.modules) == 8 and replaced.reasons == ["8 kinds of calls came before"]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_have_a_forward_of_their_own(model: Classifier, copied: Any) -> None:
+    replaced = zendnn_cffi.replace_forward(model)
+    expected = model(X)["scores"]
+    other = copied(model)
+    with torch.no_grad():
+        other.second.bias.zero_()
+    assert torch.allclose(other(X)["scores"], Classifier.forward(other, X)["scores"], atol=1e-5)
+    assert other.forward.modules[0] is not replaced.modules[0] and other.forward.model is other
+    assert torch.equal(model(X)["scores"], expected)
+
+
+def test_refusals(model: Classifier) -> None:
+    with pytest.raises(TypeError, match="release_weights"):
+        zendnn_cffi.replace_forward(model, release_weights=True)
+    with pytest.raises(TypeError, match="OptimizedModule|Classifier"):
+        zendnn_cffi.replace_forward(zendnn_cffi.optimize(model))
+    with pytest.raises(TypeError, match="function"):
+        zendnn_cffi.replace_forward(lambda x: x)  # type: ignore[arg-type]
+    zendnn_cffi.replace_forward(model)
+    with pytest.raises(ValueError, match="undo"):
+        zendnn_cffi.replace_forward(model)

@@ -1,0 +1,133 @@
+"""replace_forward(): a model that something else holds computes by optimized modules from now on."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from zendnn_cffi.api.optimize import optimize
+from zendnn_cffi.locks import new_lock
+from zendnn_cffi.log import get_logger
+
+if TYPE_CHECKING:
+    from fx_passes.module import OptimizedModule
+
+log = get_logger(__name__)
+_PLAIN = (bool, int, float, str, type(None))
+_MOST = 8  # optimized modules of one model: more kinds of calls than these stay plain PyTorch
+
+
+class ReplacedForward:
+    """What stands in a model's `forward`; see replace_forward().
+
+    modules  the optimized modules, one for each kind of call that came
+    reasons  why the last calls that stayed plain PyTorch did
+    """
+
+    def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
+        self.model, self.options = model, options
+        self.modules: list[OptimizedModule] = []
+        self.reasons: list[str] = []
+        self._by_kind: dict[Any, OptimizedModule] = {}
+        self._lock = new_lock()
+        self.__signature__ = inspect.signature(model.forward)  # generate() and pipelines read it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        fast = self._found(args, kwargs)
+        if fast is None:
+            return type(self.model).forward(self.model, *args, **kwargs)
+        return fast(*args, **kwargs)
+
+    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule | None:
+        """The module for such a call, made where it is the first one."""
+        if self.model.training:
+            return self._plain("the model is in training mode")
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):  # a cache, say, which the call may write to
+                return self._plain(f"an argument is a {type(leaf).__name__}")
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                return self._plain("an argument requires a gradient")
+        kind = (str(spec), *(_kind_of(leaf) for leaf in leaves))
+        with self._lock:
+            if kind not in self._by_kind:
+                if len(self._by_kind) == _MOST:
+                    return self._plain(f"{_MOST} kinds of calls came before")
+                self._by_kind[kind] = self._made(args, kwargs)
+                self.modules = list(self._by_kind.values())
+            return self._by_kind[kind]
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule:
+        names = list(inspect.signature(type(self.model).forward).parameters)[1:]
+        by_name = kwargs | dict(zip(names, args, strict=False)) if kwargs else {}
+        self.model.__dict__.pop("forward")  # it is the model itself that is optimized
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                fast: Any = optimize(self.model, by_name or args, **self.options)
+        finally:
+            self.model.__dict__["forward"] = self
+        return fast
+
+    def _plain(self, reason: str) -> OptimizedModule | None:
+        if reason not in self.reasons:
+            self.reasons = [*self.reasons[-7:], reason]
+            log.info("%s: a call stays plain PyTorch: %s", type(self.model).__name__, reason)
+        return None
+
+    def undo(self) -> None:
+        """Give the model its own forward back. Doing so twice is allowed."""
+        if self.model.__dict__.get("forward") is self:
+            del self.model.__dict__["forward"]
+
+    def __reduce__(self) -> Any:
+        """Copies begin anew: they optimize on their first calls."""
+        return _again, (), {"model": self.model, "options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.model, self.options = state["model"], state["options"]
+        self.modules, self.reasons, self._by_kind, self._lock = [], [], {}, new_lock()
+        self.__signature__ = inspect.signature(type(self.model).forward.__get__(self.model))
+
+
+def _again() -> ReplacedForward:
+    return ReplacedForward.__new__(ReplacedForward)
+
+
+def _kind_of(leaf: Any) -> Any:
+    return (leaf.dtype, leaf.ndim) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
+
+
+def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
+    """Let a model compute by optimized modules wherever it is called, and return what undoes that.
+
+    For a model that something else holds: a Hugging Face pipeline, a Trainer, a SentenceTransformer. The model keeps
+    its class, attributes, configuration, state_dict and methods (generate(), say). `model.forward = fast` does not do
+    this: PyTorch makes a submodule of it, which nothing calls.
+
+    model    in evaluation mode when it is called; in training mode it computes as before
+    options  of optimize(): dtype, tune, tune_seconds, allow_winograd. release_weights needs optimize() itself.
+    Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, `modules` are
+             for explain() and profile(). Each kind of call (names, dtypes, dimensions, numbers) is optimized when it
+             first comes; at most 8. Calls with other things than tensors, numbers and containers of these stay plain
+             PyTorch, such as caches, which a call writes to; `reasons` names them.
+    Raises   TypeError for what is no module or was optimized already, and for unknown options; ValueError where forward
+             was replaced before
+    """
+    from fx_passes.module import OptimizedModule
+
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule | OptimizedModule):
+        raise TypeError(f"model must be a torch.nn.Module in eager mode, got {type(model).__name__}")
+    allowed = set(inspect.signature(optimize).parameters) - {"model", "example_inputs", "release_weights"}
+    if unknown := options.keys() - allowed:
+        raise TypeError(f"replace_forward() takes {', '.join(sorted(allowed))}; not {', '.join(sorted(unknown))}")
+    if "forward" in model.__dict__:
+        raise ValueError(
+            f"the forward of this {type(model).__name__} was replaced before: call its undo(), or del model.forward"
+        )
+    made = ReplacedForward(model, options)
+    model.__dict__["forward"] = made
+    return made
