@@ -15,7 +15,7 @@ _OTHER = "#fff2cc"
 def draw(graph: fx.Graph) -> str:
     """Return the SVG: a box per node (its name, and what it calls), inputs on top; parameters are left out."""
     nodes = [node for node in graph.nodes if node.op != "get_attr"]
-    rows = _rows(nodes)
+    rows = rows_of(nodes)
     places: dict[fx.Node, tuple[int, int]] = {}
     width = max(map(len, rows.values()), default=1) * (_BOX[0] + _GAP)
     for row, members in rows.items():
@@ -30,7 +30,7 @@ def draw(graph: fx.Graph) -> str:
     return "\n".join([head, *body, "</svg>", ""])
 
 
-def _rows(nodes: list[fx.Node]) -> dict[int, list[fx.Node]]:
+def rows_of(nodes: list[fx.Node]) -> dict[int, list[fx.Node]]:
     """Nodes by the length of the longest path that leads to them."""
     depth: dict[fx.Node, int] = {}
     rows: dict[int, list[fx.Node]] = defaultdict(list)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import operator
+import os
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -50,12 +52,26 @@ class Explanation:
         weights: WeightsExplanation,
         profile: Profile | None = None,
         measured: bool = False,
+        graphs: tuple[fx.Graph, dict[str, fx.Graph]] | None = None,
     ) -> None:
         self.nodes = nodes
         self.notes = notes
         self.weights = weights
         self.profile = profile
         self.measured = measured
+        self._graphs = graphs
+
+    def svg(self) -> str:
+        """Return the graph as SVG: regions as boxes, coloured by where operations run, with their times alone."""
+        from fx_passes.report.picture import svg
+
+        if self._graphs is None:
+            raise ValueError("this explanation holds no graph: make one by explain()")
+        return svg(*self._graphs, self.nodes)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Write svg() to a file, for any browser; of several input signatures the last one is shown."""
+        Path(path).write_text(self.svg(), encoding="utf-8")
 
     @property
     def share_basis(self) -> str:
@@ -128,7 +144,8 @@ class Explanation:
             colour = "" if node.offloaded or not node.computes else " style='background:#fff3cd'"
             body.append(f"<tr{colour}>" + "".join(f"<td>{html.escape(v)}</td>" for v in values) + "</tr>")
         summary = "<br>".join(html.escape(line) for line in self._summary())
-        return f"<p>{summary}</p><table><tr>{head}</tr>{''.join(body)}</table>"
+        picture = "" if self._graphs is None else f"<details open><summary>graph</summary>{self.svg()}</details>"
+        return f"<p>{summary}</p>{picture}<table><tr>{head}</tr>{''.join(body)}</table>"
 
 
 _PLURALS = {"number": "sizes", "check": "assertions", "movement": "movements of data", "container": "containers"}
@@ -169,7 +186,8 @@ def explain(gm: fx.GraphModule) -> Explanation:
     notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
     own = [region for region in regions.values() if isinstance(region, ZenRegion)]
     measured = all(found.is_measured for region in own for found in region.lowered.values() if found)
-    return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(own)), latest_profile(gm), measured)
+    graphs = (gm.graph, {name: region.graph for name, region in regions.items() if isinstance(region, ZenRegion)})
+    return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(own)), latest_profile(gm), measured, graphs)
 
 
 def explain_report(region: str, signature: str, report: NodeReport, slices: int) -> NodeExplanation:
