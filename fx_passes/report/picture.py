@@ -71,7 +71,7 @@ def _region(name: str, graph: fx.Graph, found: Mapping[tuple[str, str], NodeExpl
     width = max(map(len, rows.values()), default=1) * (_BOX[0] + _GAP) + _GAP
     height = max(len(rows), 1) * _ROW + _EDGE
     total_ns = sum(found[name, node.name].time_ns or 0.0 for node in nodes)
-    title = f"{name}   {total_ns / 1e6:.3f} ms, operations alone" if total_ns else name
+    title = f"{name}   {total_ns / 1e6:.3f} ms alone" if total_ns else name
     body = [
         f'<rect width="{width}" height="{height}" rx="6" fill="#f7f9fc" stroke="#5b7fa6"/>',
         _text(8, 16, title, 12),
@@ -95,7 +95,7 @@ def _box(name: str, found: NodeExplanation | None, node: fx.Node, x: int, y: int
     under = node.op
     if found is not None:
         time = f"{found.time_ns / 1e3:,.1f} us  " if found.time_ns else ""
-        under = f"{time}{found.became} {found.implementation}"
+        under = time + " ".join(dict.fromkeys((found.became, found.implementation)))
     colour = COLOURS[where(found)]
     why = f"<title>{html.escape(found.reason)}</title>" if found is not None and found.reason else ""
     place = f'x="{x}" y="{y}" width="{_BOX[0]}" height="{_BOX[1]}" rx="4"'

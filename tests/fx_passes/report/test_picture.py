@@ -39,7 +39,7 @@ def test_regions_are_boxes_and_colours_say_where(tmp_path: Path) -> None:
     colours = _colours(path)
     assert colours.count(COLOURS["engine"]) == 1 + sum(node.in_engine for node in found.nodes) > 2
     assert colours.count(COLOURS["PyTorch"]) == 2  # the legend, and cumsum
-    assert any(text.endswith("operations alone") for text in texts) and any(" us  " in text for text in texts)
+    assert any(text.endswith(" ms alone") for text in texts) and any(" us  " in text for text in texts)
 
 
 def _colours(path: Path) -> list[str]:
