@@ -202,6 +202,7 @@ def _layers(reference: fx.GraphModule, converted: fx.GraphModule, fast: Any, exa
         for lowered in region.lowered.values()
         if lowered is not None
         for call in lowered.program.calls
+        if call.implementation != "torch" or call.dtype not in (torch.int8, torch.uint8)  # it computes in float
     }
     sources = {node.name: str(node.meta.get("nn_module_stack") and _path(node)) for node in converted.graph.nodes}
     kinds = {node.name: _kind(node) for node in converted.graph.nodes}
