@@ -25,6 +25,7 @@ from fx_passes.lower.movement.gather import lower_pick
 from fx_passes.lower.movement.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
 from fx_passes.lower.movement.views import VIEW_RULES
 from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, lower_prelu
+from fx_passes.lower.products.dynamic import lower_choose_scale, lower_dynamic_linear, lower_quantize_by
 from fx_passes.lower.products.gated_rows import join_gated_rows, lower_gated_linear
 from fx_passes.lower.products.linear import lower_linear, lower_matmul
 from fx_passes.lower.quantized import lower_dequantize, lower_quantize
@@ -55,6 +56,9 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.prelu: lower_prelu,
     ops.quantize: lower_quantize,
     ops.dequantize: lower_dequantize,
+    ops.choose_scale: lower_choose_scale,
+    ops.quantize_by: lower_quantize_by,
+    ops.dynamic_linear: lower_dynamic_linear,
     ops.batch_norm: lower_batch_norm,
     ops.layer_norm: lower_layer_norm,
     ops.group_norm: lower_group_norm,

@@ -25,6 +25,7 @@ from fx_passes.candidates.conversions import conversion
 from fx_passes.candidates.layouts import Layout, Quantized, in_memory, row_major
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.layout.reorder import reorder_into
+from fx_passes.lower.quantized import RANGES
 from fx_passes.plan.materialise import materialise
 from fx_passes.plan.prepack import prepack
 from fx_passes.search import database
@@ -57,6 +58,8 @@ def tolerance(candidate: Candidate) -> float:
     """The error allowed to a candidate: what it writes may be wider than what it reads; of integers in steps."""
     if isinstance(candidate.dst, Quantized):
         return ONE_STEP
+    if candidate.dst.dtype in RANGES and candidate.srcs and candidate.srcs[0].dtype in TOLERANCE:
+        return ONE_STEP  # it quantizes
     dtypes = (desc.dtype or torch.float32 for desc in (candidate.dst, *candidate.srcs))
     return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
 
@@ -197,6 +200,8 @@ class Bench:
             actual, expected = self._plain(result, desc), self.expected.reshape(-1)
         differences = [*map(_largest_difference, actual.split(_CHUNK), expected.split(_CHUNK))]
         difference = math.nan if any(map(math.isnan, differences)) else max(differences)
+        if expected.dtype in RANGES:
+            return difference  # in steps
         if math.isfinite(difference):
             return difference / max(self._scale, 1e-30)
         finite = expected.isfinite()
@@ -237,6 +242,8 @@ class Bench:
 
 
 def _largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    if actual.dtype in RANGES:
+        actual, expected = actual.short(), expected.short()  # 8 bits wrap around
     return _largest(actual - expected)
 
 

@@ -30,7 +30,21 @@ def noise_for(values: RegionValues, node: fx.Node, generator: torch.Generator) -
         low, high = RANGES[numerics.dtype]
         kept = _repeated(spec.numel, generator).mul_(_STEPS).round_().add_(numerics.zero_point).clamp_(low, high)
         return kept.sub_(numerics.zero_point).mul_(numerics.scale).to(spec.dtype).reshape(spec.shape)
+    if is_call(node, ops.choose_scale):
+        zero_point = _zero_point(node.args[4])
+        bits = torch.tensor([zero_point], dtype=torch.int32, device="cpu").view(torch.float32)
+        numbers = torch.tensor([1.0 / _STEPS, _STEPS, zero_point], dtype=torch.float32, device="cpu")
+        return torch.cat([numbers, bits])
+    if is_call(node, ops.quantize_by):
+        low, high, dtype = (values.concrete(argument) for argument in node.args[2:])
+        kept = _repeated(spec.numel, generator).mul_(_STEPS).round_().add_(_zero_point(dtype)).clamp_(low, high)
+        return kept.to(dtype).reshape(spec.shape)
     return _repeated(spec.numel, generator).to(spec.dtype).reshape(spec.shape)
+
+
+def _zero_point(dtype: torch.dtype) -> int:
+    """Of noise: not the middle, so that it counts."""
+    return 117 if dtype == torch.uint8 else 5
 
 
 def _repeated(numel: int, generator: torch.Generator) -> torch.Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from fx_passes import ops
 from fx_passes.candidates.shapes.spec import (
     TensorSpec,
@@ -140,6 +142,16 @@ def quantized(src: TensorSpec, scale: Any, zero_point: Any, axis: Any, *rest: An
     """ops.quantize and ops.dequantize of whole tensors or their channels."""
     if isinstance(axis, str) or (axis is not None and not is_row_major(src)):
         raise Unclear  # scales of rows may broadcast, and promote
+    return replace(elementwise(src), dtype=rest[-1])
+
+
+def chosen_scale(src: TensorSpec, *rest: Any) -> TensorSpec:
+    """ops.choose_scale."""
+    return row_major((4,), torch.float32)
+
+
+def quantized_by(src: TensorSpec, chosen: TensorSpec, *rest: Any) -> TensorSpec:
+    """ops.quantize_by."""
     return replace(elementwise(src), dtype=rest[-1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,3 +74,10 @@ def _empty_like(spec: TensorSpec) -> TensorSpec:
     if dense.strides != spec.strides:
         settled(spec)
     return dense
+
+
+def dynamic_linear(
+    src: TensorSpec, chosen: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, **rest: Any
+) -> TensorSpec:
+    """ops.dynamic_linear."""
+    return linear(replace(src, dtype=weight.dtype), weight, bias, **rest)

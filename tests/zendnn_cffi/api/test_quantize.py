@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import zendnn_cffi
+from fx_passes.lower.products import dynamic
 from tests.support.lowering import noise
 from tests.support.quantized import ran
 from zendnn_cffi.api.quantization_report import QuantizationReport, sqnr_db
@@ -106,6 +107,29 @@ def test_dynamic() -> None:
     model, x = Named().eval(), (noise(4, 24), noise(1))
     module, report, _ = zendnn_cffi.quantize(model, [x], dynamic=True, tune="off", compare=False)
     assert sqnr_db(called(model, x), called(module, x)) == report.sqnr_db > 25
+    assert report.layers and all(layer.computes_in == "int8" for layer in report.layers)
+
+
+def test_a_layer_that_computes_in_float_is_not_reported_as_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic, "optimized_implementations", lambda *args, **kwargs: [])  # as without VNNI
+    model = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 8)).eval()
+    _, report, _ = zendnn_cffi.quantize(model, [noise(4, 16)], dynamic=True, tune="off", compare=False)
+    assert [layer.computes_in for layer in report.layers] == ["plain PyTorch"] * 2
+
+
+def test_layers_that_nobody_reads_are_dropped() -> None:
+    class Unread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.tanh = nn.Linear(16, 8), nn.Linear(8, 8), nn.Tanh()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.first(x)
+            self.tanh(self.second(y))
+            return y
+
+    _, report, _ = zendnn_cffi.quantize(Unread().eval(), [noise(4, 16)], dynamic=True, tune="off", compare=False)
+    assert len(report.layers) == 1
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
         ((replace(src, dtype=torch.uint8), 0.1, 3, None, dtype), {}) for src in (X, Y, TOKENS) for dtype in (F32, BF16)
     ]
     + [((tensor(4, 8, 3, 3, dtype=torch.int8), vector(4), row_major((4,), torch.int64), 0, F32), {})],
+    ops.choose_scale: [((src, 0, 255, 2.0**-12, torch.uint8, False), {}) for src in (X, TOKENS)],
+    ops.quantize_by: [((src, vector(4), 0, 255, torch.uint8), {}) for src in (X, Y, TOKENS)],
     ops.rotary: [((tensor(2, 4, 5, 8), tensor(5, 8), tensor(5, 8)), {"interleaved": i}) for i in (False, True)],
     ops.fold_bn_weight: [((tensor(4, 8, 3, 3), vector(4), vector(4), 1e-5), {})],
     ops.fold_bn_deconv_weight: [((tensor(8, 4, 3, 3), vector(4), None, 1e-5, 1), {})],
@@ -95,6 +97,7 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ],
     ops.pad: [((src, (1, 2, 0, 1)), {}) for src in (X, Y, TOKENS)],
     ops.linear: [((TOKENS, tensor(4, 8), vector(4)), {}), ((tensor(3, 8), tensor(4, 8)), {})],
+    ops.dynamic_linear: [((replace(TOKENS, dtype=torch.uint8), vector(4), tensor(4, 8), vector(4)), {})],
     ops.gated_linear: [((tensor(1, 8), tensor(4, 8), tensor(4, 8), "swish", 1.0), {})],
     ops.matmul: [((tensor(5, 8), tensor(8, 3)), {}), ((HEADS, TensorSpec((2, 4, 8, 5), F32, (160, 8, 1, 32))), {})],
     ops.attention: [

@@ -1,0 +1,195 @@
+"""Linear layers of values quantized by a scale that each call chooses, for the whole tensor.
+
+choose_scale    PyTorch's minimum and maximum, then numbers
+quantize_by     a reorder that is told scale and zero point in the call
+dynamic_linear  post_ops((src @ weight.T + summand) * factors), inner_product on integers, which is told its factors
+                    factors = scale * weight_scales
+                    summand = bias / factors - zero_point * (sums of each row of the weight)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes import ops
+from fx_passes.candidates.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    PackedWeights,
+    Result,
+    Temporary,
+    TorchTemplate,
+    Weights,
+    primitive_template,
+)
+from fx_passes.candidates.layouts import in_memory, row_major
+from fx_passes.graph.graph import is_call
+from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, constant_name, run_time_operands
+from fx_passes.lower.post_ops import build_chain, fits_view
+from fx_passes.lower.primitives import keep_optimized, optimized_implementations
+from fx_passes.lower.quantized import RANGES
+from zendnn_cffi.errors import ZenDNNError
+from zendnn_cffi.primitives import descriptors
+from zendnn_cffi.primitives.attributes import (
+    ARG_ATTR_OUTPUT_SCALES,
+    ARG_ATTR_ZERO_POINTS,
+    ARG_BIAS,
+    ARG_DST,
+    ARG_SRC,
+    ARG_WEIGHTS,
+    RUNTIME,
+    Attr,
+)
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+_CHOSEN = row_major((4,), torch.float32)
+_INVERSE_BYTES, _ZERO_POINT_BYTES = 4, 12  # where in what choose_scale returns
+
+
+def lower_choose_scale(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.choose_scale: PyTorch's, into the arena."""
+    src = context.tensor(node.args[0], "src")
+    rest = tuple(context.values.concrete(argument) for argument in node.args[1:])
+
+    def choose(values: Tensor, out: Tensor) -> None:
+        lowest, highest = (number.item() for number in torch.aminmax(values))
+        if not highest - lowest < math.inf:  # infinite, or not a number
+            out.copy_(ops.choose_scale(values, *rest))
+            return
+        scale, zero_point = _chosen(lowest, highest, *rest)
+        out.copy_(torch.tensor([scale, 1.0 / scale, zero_point, 0.0], dtype=torch.float32, device="cpu"))
+        out.view(torch.int32)[3] = zero_point
+
+    desc = row_major(src.shape or (1,), context.dtype(src))
+    template = TorchTemplate(choose, "", into=True)
+    candidate = Candidate("torch", (desc,), _CHOSEN, (template,))
+    return Operation(node, node.name, "choose_scale", (node.args[0],), context.values.specs[node], [candidate])
+
+
+def _chosen(
+    lowest: float, highest: float, low: int, high: int, eps: float, dtype: torch.dtype, symmetric: bool
+) -> tuple[float, int]:
+    """Scale and zero point for numbers from lowest to highest: as choose_qparams, each step rounded to float32."""
+    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+    if symmetric:
+        scale = max(_f32(max(-lowest, highest) / ((high - low) / 2)), _f32(eps))
+        return scale, 128 if dtype == torch.uint8 else 0
+    scale = max(_f32(_f32(highest - lowest) / (high - low)), _f32(eps))
+    return scale, min(max(low - round(_f32(lowest / scale)), low), high)
+
+
+def _f32(number: float) -> float:
+    return ctypes.c_float(number).value
+
+
+def lower_quantize_by(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.quantize_by to all 8-bit integers: a reorder, or PyTorch."""
+    src = context.tensor(node.args[0], "src")
+    low, high, dtype = (context.values.concrete(argument) for argument in node.args[2:])
+    if RANGES.get(dtype) != (low, high):
+        raise NotLowered("it does not use all 8-bit integers")
+    shape = src.shape or (1,)
+    have, want = row_major(shape, context.dtype(src)), row_major(shape, dtype)
+    count = row_major((src.numel,), context.dtype(src)), row_major((src.numel,), dtype)
+    attr = Attr(output_scales=RUNTIME, zero_points={ARG_DST: 0})
+    args: dict[int, Argument] = {
+        ARG_SRC: Operand(0, count[0]),
+        ARG_DST: Result(count[1]),
+        ARG_ATTR_OUTPUT_SCALES: Operand(1, row_major((1,), torch.float32), _INVERSE_BYTES),
+        ARG_ATTR_ZERO_POINTS | ARG_DST: Operand(1, row_major((1,), torch.int32), _ZERO_POINT_BYTES),
+    }
+    operation = Operation(node, node.name, "quantize", tuple(node.args[:2]), context.values.specs[node])
+    try:
+        pd = PrimitiveDesc.reorder(*count, attr)
+    except ZenDNNError as refused:
+        raise NotLowered("the library has no such reorder") from refused
+    template = primitive_template(pd, args, "reorder")
+    operation.candidates = [Candidate(pd.implementation, (have, _CHOSEN), want, (template,))]
+    return keep_optimized(operation, "no optimized reorder quantizes it")
+
+
+def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.dynamic_linear with int8 weights that have a scale for each output, or one, and no zero points."""
+    values, arguments = context.values, context.values.arguments(node)
+    src = context.tensor(arguments["src"], "src")
+    if src.ndim < 2:
+        raise NotLowered("src is one row")
+    base = values.base(node)
+    dtype = context.dtype(base)
+    weight, scales = _integers(node, context)
+    n, k = weight.shape
+    m = src.numel // k
+    post_ops = context.post_ops(arguments["post_ops"], base)
+    if not all(fits_view(post_op) for post_op in post_ops):
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
+    operands = run_time_operands((arguments["src"], arguments["chosen"]), post_ops)
+    dst = row_major(base.shape, dtype)
+    chain = build_chain(post_ops, operands, dst, dtype, view=(m, n))
+    operation = Operation(node, node.name, "inner_product", operands, values.specs[node], flops=2 * m * n * k)
+    constants, told = _constants(node, weight, scales, arguments["bias"]), row_major((2, n), torch.float32)
+    row = row_major((n,), torch.float32)
+    key = f"{torch.__version__} factors of a dynamic linear layer"
+    told_args = (Operand(1, _CHOSEN), constants, Temporary(0, told))
+    prepare = TorchTemplate(_tell, "", True, key, told_args, assists=True)
+    rows, seen = row_major((m, k), src.dtype), row_major((m, n), dtype)
+    attr = Attr(chain.post_ops, output_scales=RUNTIME, output_scales_mask=2)
+    packed = PackedWeights(str(node.args[2].args[0]), weight)
+    args: dict[int, Argument | PackedWeights] = {
+        ARG_SRC: Operand(0, rows),
+        ARG_WEIGHTS: packed,
+        ARG_DST: Result(seen),
+        ARG_ATTR_OUTPUT_SCALES: Temporary(0, row),
+        ARG_BIAS: Temporary(0, row, row.size_bytes),
+        **chain.args,
+    }
+    weights = MemoryDesc((n, k), torch.int8, "any")
+    srcs = (row_major(src.shape, src.dtype), _CHOSEN, *map(in_memory, chain.srcs))
+    found = optimized_implementations(descriptors.inner_product, rows, weights, row, seen, attr=attr)
+    for pd in sorted(found, key=lambda pd: "gemm_" in pd.implementation):  # seldom the fastest: last among equals
+        product = primitive_template(pd, args, "inner_product", operation.flops)
+        operation.candidates.append(Candidate(pd.implementation, srcs, dst, (prepare, product)))
+    otherwise = "no inner_product implementation takes these integers"
+    return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]))
+
+
+def _integers(node: fx.Node, context: LoweringContext) -> tuple[Tensor, Tensor]:
+    """The weight's integers [N, K] and their scales [N], float64."""
+    values, weight = context.values, node.args[2]
+    if not is_call(weight, ops.dequantize) or weight not in values.constants:
+        raise NotLowered("weight is not a constant of integers")
+    kept, scale, zero_point, axis, _ = (values.concrete(argument) for argument in weight.args)
+    if not isinstance(kept, Tensor) or kept.dtype != torch.int8 or kept.ndim != 2 or axis not in (None, 0):
+        raise NotLowered("weight is not int8 with a scale for each output, or one")
+    if zero_point is not None and bool(torch.as_tensor(zero_point).any()):
+        raise NotLowered("weight has zero points")
+    scales = torch.as_tensor(scale, dtype=torch.float64).reshape(-1).expand(kept.shape[0])
+    if not bool((scales.isfinite() & (scales > 0)).all()):
+        raise NotLowered("scales of the weight are not finite and positive")
+    return kept.detach(), scales
+
+
+def _constants(node: fx.Node, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Weights:
+    """Float32 [3, N]: the scales, bias / scales, and minus the sums of the weight's rows."""
+    if bias is not None and not isinstance(bias, Tensor):
+        raise NotLowered("bias is not a constant")
+    in_steps = torch.zeros_like(scales) if bias is None else bias.detach().double() / scales
+    plain = torch.stack((scales, in_steps, -weight.sum(1, dtype=torch.float64))).float()
+    key = f"{constant_name(node, 'bias')} in steps of {node.args[2].args[0]}"
+    return Weights(key, plain, row_major(tuple(plain.shape), torch.float32), is_streamed=False)
+
+
+def _tell(chosen: Tensor, constants: Tensor, out: Tensor) -> None:
+    """Factors and summand of one call."""
+    scale, inverse, zero_point, _ = chosen.unbind()
+    scales, bias, sums = constants.unbind()
+    factors, summand = out.unbind()
+    torch.mul(scales, scale, out=factors)
+    torch.mul(bias, inverse, out=summand)
+    summand.addcmul_(sums, zero_point)
