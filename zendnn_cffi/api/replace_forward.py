@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 _PLAIN = (bool, int, float, str, type(None))
 _MOST = 8  # optimized modules of one model: more kinds of calls than these stay plain PyTorch
+_TRIES = 3  # to optimize for one kind of call: what is refused that often stays plain PyTorch
 
 
 class ReplacedForward:
@@ -33,6 +34,7 @@ class ReplacedForward:
         self.modules: list[OptimizedModule] = []
         self.reasons: list[str] = []
         self._by_kind: dict[Any, OptimizedModule] = {}
+        self._refused: dict[Any, int] = {}
         self._lock = new_lock()
         self.__signature__ = inspect.signature(model.forward)  # generate() and pipelines read it
 
@@ -54,12 +56,20 @@ class ReplacedForward:
                 return self._plain("an argument requires a gradient")
         kind = (str(spec), *(_kind_of(leaf) for leaf in leaves))
         with self._lock:
-            if kind not in self._by_kind:
-                if len(self._by_kind) == _MOST:
-                    return self._plain(f"{_MOST} kinds of calls came before")
-                self._by_kind[kind] = self._made(args, kwargs)
-                self.modules = list(self._by_kind.values())
-            return self._by_kind[kind]
+            if kind in self._by_kind:
+                return self._by_kind[kind]
+            if self._refused.get(kind, 0) == _TRIES:
+                return None
+            if len(self._by_kind) == _MOST:
+                return self._plain(f"{_MOST} kinds of calls came before")
+            try:
+                fast = self._made(args, kwargs)
+            except Exception as error:  # arguments that the model refuses, too: its own forward says so then
+                self._refused[kind] = self._refused.get(kind, 0) + 1
+                return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
+            self._by_kind[kind] = fast
+            self.modules = [*self.modules, fast]
+            return fast
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule:
         names = list(inspect.signature(type(self.model).forward).parameters)[1:]
@@ -89,7 +99,7 @@ class ReplacedForward:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.model, self.options = state["model"], state["options"]
-        self.modules, self.reasons, self._by_kind, self._lock = [], [], {}, new_lock()
+        self.modules, self.reasons, self._by_kind, self._refused, self._lock = [], [], {}, {}, new_lock()
         self.__signature__ = inspect.signature(type(self.model).forward.__get__(self.model))
 
 

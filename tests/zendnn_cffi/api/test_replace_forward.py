@@ -115,6 +115,31 @@ def test_copies_have_a_forward_of_their_own(model: Classifier, copied: Any) -> N
     assert torch.equal(model(X)["scores"], expected)
 
 
+def test_arguments_that_the_model_refuses_raise_its_own_error_and_spoil_nothing(model: Classifier) -> None:
+    expected = model(X)["scores"]
+    replaced = zendnn_cffi.replace_forward(model)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        model(torch.randn(3, 9))
+    assert torch.allclose(model(X)["scores"], expected, atol=1e-5)
+    assert len(replaced.modules) == 1 and zendnn_cffi.explain(replaced.modules[0]).offloaded_share == 1.0
+
+
+def test_what_optimize_refuses_stays_plain(model: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        tries.append(args)
+        raise RuntimeError("cannot be traced")
+
+    expected = model(X)["scores"]
+    replaced = zendnn_cffi.replace_forward(model)
+    monkeypatch.setattr("zendnn_cffi.api.replace_forward.optimize", refuse)
+    for _ in range(5):
+        assert torch.equal(model(X)["scores"], expected)
+    assert len(tries) == 3 and replaced.modules == []
+    assert replaced.reasons == ["optimize() refused it: RuntimeError: cannot be traced"]
+
+
 def test_refusals(model: Classifier) -> None:
     with pytest.raises(TypeError, match="release_weights"):
         zendnn_cffi.replace_forward(model, release_weights=True)
