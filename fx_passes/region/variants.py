@@ -154,18 +154,20 @@ def _fastest(
         return sliced(int(name), values, specs, graph, lambda part: lower(part, refined))
 
     built: dict[str, LoweredRegion] = {}
+    is_final = len(ours) == 1 or turn.left_out > 0  # of several, the winner is refined
     known = {name: database.get(f"{key} {name}") for name in dict.fromkeys((WHOLE, *ours, PLAIN))}
     times = {name: result.time_ns for name, result in known.items() if result is not None}
     if any(name not in times for name in (*ours, PLAIN)):
         built = _built(ours, lambda name: build(name, refined=len(ours) == 1), turn)
-        times = _measured(built, run_plain, inputs, turn)
+        times, doubtful = _measured(built, run_plain, inputs, turn)
+        is_final = is_final or turn.left_out > 0
+        turn.left_out += doubtful
         if not turn.left_out:  # what is provisional says nothing of the best there is
             for name, time_ns in (dict.fromkeys(ours, math.inf) | times).items():
                 database.put(f"{key} {name}", Result(time_ns, 0.0, True))
             database.save()
     log.debug("variants: %s", ", ".join(f"{name} {ns / 1e6:.2f} ms" for name, ns in times.items()))
     best = min(times, key=lambda name: times[name] / (_CLEARLY_FASTER if name == PLAIN else 1.0))
-    is_final = len(ours) == 1 or turn.left_out > 0  # of several, the winner is refined
     for name, lowered in built.items():
         if name != best or not is_final:
             lowered.program.close()
@@ -177,13 +179,22 @@ def _fastest(
 
 def _measured(
     built: Mapping[str, LoweredRegion], run_plain: Run, inputs: Sequence[torch.Tensor], turn: Turn
-) -> dict[str, float]:
-    """The time of each, and of plain PyTorch, ns. Where none may be measured, the first of ours counts as fastest."""
+) -> tuple[dict[str, float], bool]:
+    """The time of each, and of plain PyTorch, ns. Where none may be measured, the first of ours counts as fastest.
+
+    Beside other work, times tell the variants apart and say nothing of PyTorch: what shares its work more often waits
+    more often for a thread that has no core. Plain PyTorch is left out then, until it is measured again.
+    Returns  also whether PyTorch was left out for that
+    """
     if not turn.allows():
-        return {next(iter(built)): 0.0}
+        return {next(iter(built)): 0.0}, False
     runs = {**{name: lowered.program for name, lowered in built.items()}, PLAIN: run_plain}
-    with turn.measuring():
-        return measure_in_turns(runs, inputs)
+    with turn.measuring() as observed:
+        times = measure_in_turns(runs, inputs)
+    doubtful = observed.disturbed and not turn.insists
+    if doubtful:
+        del times[PLAIN]
+    return times, doubtful
 
 
 def _built(names: Sequence[str], build: Callable[[str], LoweredRegion], turn: Turn) -> dict[str, LoweredRegion]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fx_passes.search.database import Database
-from fx_passes.search.disturbance import measuring
+from fx_passes.search.disturbance import Observed, measuring
 from zendnn_cffi.engine.host import usable_cpus
 
 try:
@@ -57,7 +57,7 @@ class Turn:
     ) -> None:
         self.database, self.threads = database, threads
         self.left_out, self.reason = 0, ""
-        self._seconds, self._insists, self._interrupted = seconds, insists, interrupted
+        self._seconds, self.insists, self._interrupted = seconds, insists, interrupted
         self._begun = math.nan
         self._lock: int | None = None
         self._disturbed = 0
@@ -98,12 +98,12 @@ class Turn:
         return True
 
     @contextmanager
-    def measuring(self) -> Iterator[None]:
+    def measuring(self) -> Iterator[Observed]:
         """Around a measurement: what other work disturbed stays out of the file; too often, and the turn ends."""
         with measuring(self.database) as observed:
-            yield
+            yield observed
         self._disturbed = self._disturbed + 1 if observed.disturbed else 0
-        if self._disturbed >= MOST_DISTURBED and not self._insists:
+        if self._disturbed >= MOST_DISTURBED and not self.insists:
             self.close("the machine is busy")
 
     def close(self, reason: str) -> None:
@@ -122,17 +122,17 @@ class Turn:
         if self._seconds <= 0:
             return self.close("no time is given")
         cpus = usable_cpus()
-        if self.threads > cpus and not self._insists:
+        if self.threads > cpus and not self.insists:
             return self.close(f"{self.threads} threads share {cpus} CPUs")
         folder = None if self.database.path is None else self.database.path.parent
         if folder is None or fcntl is None:
             return None
-        patience = LONG_PATIENCE_SECONDS if self._insists else PATIENCE_SECONDS
+        patience = LONG_PATIENCE_SECONDS if self.insists else PATIENCE_SECONDS
         self._lock, waited = _lock(folder / LOCK_NAME, patience)
         if waited:
             log.info("waited %.1f s for another process that measures", time.perf_counter() - self._begun)
             self.database.reload()
-        if self._lock is None and waited and not self._insists:
+        if self._lock is None and waited and not self.insists:
             return self.close("another process measures")
         self._begun = time.perf_counter()
         return None
