@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from zendnn_cffi.cli.errors import CommandError
+from zendnn_cffi.cli.libraries import imported
 
 _TOKENS, _FRAMES, _SAMPLES = 128, 16, 16000
 
@@ -91,7 +92,7 @@ def _in_evaluation(found: Found) -> Found:
 
 def _similar(library: str, name: str) -> str:
     try:
-        known = importlib.import_module(_MODULES[library])
+        known = imported(_MODULES[library])
         names = known.CONFIG_MAPPING if library == "hf" else getattr(known, "models", known).list_models()
     except (ImportError, RuntimeError):
         return ""
@@ -146,7 +147,7 @@ def _noise(*shape: int) -> torch.Tensor:
 
 
 def _torchvision(name: str, batch: int) -> Found | None:
-    models = importlib.import_module("torchvision.models")
+    models = imported("torchvision.models")
     if name not in models.list_models():
         return None
     makes = models.get_model_builder(name)
@@ -164,7 +165,7 @@ def _torchvision(name: str, batch: int) -> Found | None:
 
 
 def _timm(name: str, batch: int) -> Found | None:
-    timm = importlib.import_module("timm")
+    timm = imported("timm")
     if not timm.is_model(name):
         return None
     model = timm.create_model(name, pretrained=False)
@@ -172,7 +173,7 @@ def _timm(name: str, batch: int) -> Found | None:
 
 
 def _hugging_face(name: str, batch: int) -> Found | None:
-    transformers = importlib.import_module("transformers")
+    transformers = imported("transformers")
     if Path(name).is_dir():
         model = transformers.AutoModel.from_pretrained(name, local_files_only=True)
     elif name in transformers.CONFIG_MAPPING:

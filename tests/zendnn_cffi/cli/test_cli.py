@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.torchvision_models import import_torchvision
 from zendnn_cffi.cli import bench, contenders, models
 from zendnn_cffi.cli.errors import CommandError
 from zendnn_cffi.cli.main import main, parser
@@ -27,11 +26,6 @@ def network():
 def number():
     return 3
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torchvision() -> None:
-    import_torchvision()
 
 
 @pytest.fixture
@@ -155,3 +149,11 @@ def test_percentiles() -> None:
     times = [number * 1_000_000 for number in range(100, 0, -1)]
     assert [bench.percentile_ms(times, percent) for percent in (50, 90, 99)] == [50.0, 90.0, 99.0]
     assert bench.percentile_ms([7_000_000], 99) == 7.0
+
+
+def test_names_of_torchvision_and_timm_work_in_a_new_process() -> None:
+    for model in ("squeezenet1_1", "timm:test_resnet"):
+        command = [sys.executable, "-m", "zendnn_cffi", "explain", model]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "convolution" in done.stdout
