@@ -49,8 +49,12 @@ from zendnn_cffi.primitives.attributes import (
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
-_CHOSEN = row_major((4,), torch.float32)
 _INVERSE_BYTES, _ZERO_POINT_BYTES = 4, 12  # where in what choose_scale returns
+
+
+def _choice_layout() -> MemoryDesc:
+    """Of what choose_scale returns; made in calls, as the import of this file needs no library."""
+    return row_major((4,), torch.float32)
 
 
 def lower_choose_scale(node: fx.Node, context: LoweringContext) -> Operation:
@@ -69,7 +73,7 @@ def lower_choose_scale(node: fx.Node, context: LoweringContext) -> Operation:
 
     desc = row_major(src.shape or (1,), context.dtype(src))
     template = TorchTemplate(choose, "", into=True)
-    candidate = Candidate("torch", (desc,), _CHOSEN, (template,))
+    candidate = Candidate("torch", (desc,), _choice_layout(), (template,))
     return Operation(node, node.name, "choose_scale", (node.args[0],), context.values.specs[node], [candidate])
 
 
@@ -111,7 +115,7 @@ def lower_quantize_by(node: fx.Node, context: LoweringContext) -> Operation:
     except ZenDNNError as refused:
         raise NotLowered("the library has no such reorder") from refused
     template = primitive_template(pd, args, "reorder")
-    operation.candidates = [Candidate(pd.implementation, (have, _CHOSEN), want, (template,))]
+    operation.candidates = [Candidate(pd.implementation, (have, _choice_layout()), want, (template,))]
     return keep_optimized(operation, "no optimized reorder quantizes it")
 
 
@@ -136,7 +140,7 @@ def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
     constants, told = _constants(node, weight, scales, arguments["bias"]), row_major((2, n), torch.float32)
     row = row_major((n,), torch.float32)
     key = f"{torch.__version__} factors of a dynamic linear layer"
-    told_args = (Operand(1, _CHOSEN), constants, Temporary(0, told))
+    told_args = (Operand(1, _choice_layout()), constants, Temporary(0, told))
     prepare = TorchTemplate(_tell, "", True, key, told_args, assists=True)
     rows, seen = row_major((m, k), src.dtype), row_major((m, n), dtype)
     attr = Attr(chain.post_ops, output_scales=RUNTIME, output_scales_mask=2)
@@ -150,7 +154,7 @@ def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
         **chain.args,
     }
     weights = MemoryDesc((n, k), torch.int8, "any")
-    srcs = (row_major(src.shape, src.dtype), _CHOSEN, *map(in_memory, chain.srcs))
+    srcs = (row_major(src.shape, src.dtype), _choice_layout(), *map(in_memory, chain.srcs))
     found = optimized_implementations(descriptors.inner_product, rows, weights, row, seen, attr=attr)
     for pd in sorted(found, key=lambda pd: "gemm_" in pd.implementation):  # seldom the fastest: last among equals
         product = primitive_template(pd, args, "inner_product", operation.flops)
