@@ -73,11 +73,14 @@ def _models() -> str:
 
     from zendnn_cffi.api.optimize import optimize
 
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float32, device="cpu")
+
     torch.manual_seed(0)
     images = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.ReLU())
     tokens = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 32))
     worst: dict[str, float] = {}
-    for model, inputs in ((images, torch.randn(2, 3, 19, 19)), (tokens, torch.randn(2, 7, 64))):
+    for model, inputs in ((images, noise(2, 3, 19, 19)), (tokens, noise(2, 7, 64))):
         model.eval()
         for dtype in (torch.float32, torch.bfloat16):
             name = str(dtype).removeprefix("torch.")
