@@ -25,18 +25,21 @@ _TRIES = 3  # to optimize for one kind of call: what is refused that often stays
 class ReplacedForward:
     """What stands in a model's `forward`; see replace_forward().
 
-    modules  the optimized modules, one for each kind of call that came
     reasons  why the last calls that stayed plain PyTorch did
     """
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
-        self.modules: list[OptimizedModule] = []
         self.reasons: list[str] = []
         self._by_kind: dict[Any, OptimizedModule] = {}
         self._refused: dict[Any, int] = {}
         self._lock = new_lock()
-        self.__signature__ = inspect.signature(model.forward)  # generate() and pipelines read it
+        self.__signature__ = inspect.signature(type(model).forward.__get__(model))  # generate() and pipelines read it
+
+    @property
+    def modules(self) -> list[OptimizedModule]:
+        """The optimized modules, one for each kind of call that came."""
+        return list(self._by_kind.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fast = self._found(args, kwargs)
@@ -68,7 +71,6 @@ class ReplacedForward:
                 self._refused[kind] = self._refused.get(kind, 0) + 1
                 return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
             self._by_kind[kind] = fast
-            self.modules = [*self.modules, fast]
             return fast
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule:
@@ -98,9 +100,7 @@ class ReplacedForward:
         return _again, (), {"model": self.model, "options": self.options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.model, self.options = state["model"], state["options"]
-        self.modules, self.reasons, self._by_kind, self._refused, self._lock = [], [], {}, {}, new_lock()
-        self.__signature__ = inspect.signature(type(self.model).forward.__get__(self.model))
+        self.__init__(**state)  # type: ignore[misc]
 
 
 def _again() -> ReplacedForward:

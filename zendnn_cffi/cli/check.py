@@ -72,9 +72,7 @@ def _models() -> str:
     from torch import nn
 
     from zendnn_cffi.api.optimize import optimize
-
-    def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.float32, device="cpu")
+    from zendnn_cffi.cli.models import noise
 
     torch.manual_seed(0)
     images = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.ReLU())

@@ -131,7 +131,7 @@ def _of_function(module: str, name: str) -> Found:
     if isinstance(inputs, dict):
         return Found(name, model, (), inputs, None, _batch_of(inputs))
     if inputs is None:
-        inputs = torch.randn(1, 3, 224, 224, dtype=torch.float32, device="cpu")
+        inputs = noise(1, 3, 224, 224)
     args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     return Found(name, model, args, {}, None, _batch_of(args))
 
@@ -142,7 +142,8 @@ def _batch_of(inputs: Any) -> int:
     return next((each.shape[0] for each in leaves if isinstance(each, torch.Tensor) and each.ndim), 1)
 
 
-def _noise(*shape: int) -> torch.Tensor:
+def noise(*shape: int) -> torch.Tensor:
+    """Return float32 numbers of this shape."""
     return torch.randn(shape, dtype=torch.float32, device="cpu")
 
 
@@ -156,12 +157,12 @@ def _torchvision(name: str, batch: int) -> Found | None:
     model = models.get_model(name, weights=None, **({"weights_backbone": None} if has_backbone else {}))
     size = 299 if name == "inception_v3" else 224
     if hasattr(models.detection, name):
-        return Found(name, model, ([_noise(3, 320, 320).sigmoid() for _ in range(batch)],))
+        return Found(name, model, ([noise(3, 320, 320).sigmoid() for _ in range(batch)],))
     if hasattr(models.video, name):
-        return Found(name, model, (_noise(batch, 3, _FRAMES, size, size),))
+        return Found(name, model, (noise(batch, 3, _FRAMES, size, size),))
     if hasattr(models.optical_flow, name):
-        return Found(name, model, (_noise(batch, 3, 128, 128), _noise(batch, 3, 128, 128)))
-    return Found(name, model, (_noise(batch, 3, size, size),))
+        return Found(name, model, (noise(batch, 3, 128, 128), noise(batch, 3, 128, 128)))
+    return Found(name, model, (noise(batch, 3, size, size),))
 
 
 def _timm(name: str, batch: int) -> Found | None:
@@ -169,7 +170,7 @@ def _timm(name: str, batch: int) -> Found | None:
     if not timm.is_model(name):
         return None
     model = timm.create_model(name, pretrained=False)
-    return Found(name, model, (_noise(batch, *model.default_cfg.get("input_size", (3, 224, 224))),))
+    return Found(name, model, (noise(batch, *model.default_cfg.get("input_size", (3, 224, 224))),))
 
 
 def _hugging_face(name: str, batch: int) -> Found | None:
@@ -190,9 +191,9 @@ def hugging_face_inputs(model: Any, batch: int) -> dict[str, torch.Tensor]:
         vision = getattr(config, "vision_config", config)
         size = getattr(vision, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
-        return {main: _noise(batch, getattr(vision, "num_channels", 3), height, width)}
+        return {main: noise(batch, getattr(vision, "num_channels", 3), height, width)}
     if main == "input_values":
-        return {main: _noise(batch, _SAMPLES)}
+        return {main: noise(batch, _SAMPLES)}
     if main != "input_ids":
         raise CommandError(f"{type(model).__name__} takes {main}, which has no example: use module:function")
     length = min(_TOKENS, getattr(config, "max_position_embeddings", _TOKENS) or _TOKENS)
