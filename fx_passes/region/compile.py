@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,9 +29,12 @@ from fx_passes.search.tuner import Tuner
 from fx_passes.search.turn import Turn
 from zendnn_cffi.primitives.verification.unchecked import unchecked
 from zendnn_cffi.runtime.program import Program
+from zendnn_cffi.runtime.sharing import Sharing
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
 
 log = logging.getLogger("zendnn_cffi.lower")
+
+_SHORT_NS = 50e3  # what takes less is not watched for other work
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class LoweredRegion:
     times_ns     what each stage of lowering took, of this variant alone, in order
     inputs       what it was lowered for
     lowering     where it was asked for
+    sharing      what runs the program beside other work, where it is worth it
     """
 
     program: Program | SlicedProgram
@@ -93,6 +97,19 @@ class LoweredRegion:
     times_ns: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[TensorSpec, ...] = ()
     lowering: Lowering | None = None
+    sharing: Sharing | None = None
+
+    def shared_by(self, threads: int) -> LoweredRegion:
+        """The same, which takes fewer than so many threads while other work takes cores; where it is not too short."""
+        if threads == 1 or sum(node.time_ns for node in self.nodes) * self.program.slices < _SHORT_NS:
+            return self
+        return replace(self, sharing=Sharing(self.program, threads))
+
+    def close(self) -> None:
+        """As Program.close."""
+        self.program.close()
+        if self.sharing is not None:
+            self.sharing.close()
 
 
 class Laps:

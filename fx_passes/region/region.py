@@ -126,8 +126,8 @@ class ZenRegion(nn.Module):
             self._touch(signature)
         if lowered is None:
             return self.run_plain(inputs)
-        program, before = lowered.program, counted.out_of_range
-        outputs = program(inputs) if self.on_run is None else self.on_run(self, program, inputs)
+        run, before = lowered.sharing or lowered.program, counted.out_of_range
+        outputs = run(inputs) if self.on_run is None else self.on_run(self, lowered.program, inputs)
         if counted.out_of_range != before:
             self._give_up_exponentials()
             return self.forward(*inputs)
@@ -172,11 +172,13 @@ class ZenRegion(nn.Module):
                 self.on_lowered(self, inputs, lowered, reason, time.perf_counter() - begun)
             return lowered
 
-    def _keep(self, signature: Signature, lowered: LoweredRegion | None, reason: str) -> None:
-        """Remember what a signature was lowered to, and make room."""
+    def _keep(self, signature: Signature, lowered: LoweredRegion | None, reason: str) -> LoweredRegion | None:
+        """Remember what a signature was lowered to, and make room; return what calls run."""
         old = self._lowered.pop(signature, None)
         if old is not None:
-            old.program.close()
+            old.close()
+        if lowered is not None and not self._growing:
+            lowered = lowered.shared_by(_threads(signature))
         self._reasons.pop(signature, None)
         if lowered is None:
             self._reasons[signature] = reason
@@ -187,6 +189,7 @@ class ZenRegion(nn.Module):
             self._note_borrowed(lowered.program.constants)
         while self._is_large():
             self._drop_oldest()
+        return lowered
 
     def _kinds(self, signature: Signature) -> tuple[str, ...]:
         """What each mask says."""
@@ -274,7 +277,7 @@ class ZenRegion(nn.Module):
         lowered = self._lowered.pop(old)
         self._reasons.pop(old, None)
         if lowered is not None:
-            lowered.program.close()
+            lowered.close()
 
     def graph_for(self, kinds: tuple[str, ...]) -> fx.Graph:
         """The graph for masks that say `kinds`: always the same object for the same kinds."""
@@ -393,7 +396,7 @@ class ZenRegion(nn.Module):
         with self._lock:
             for lowered in self._lowered.values():
                 if lowered is not None:
-                    lowered.program.close()
+                    lowered.close()
             self._lowered.clear()
             self._provisional.clear()
             self._borrowed = [], []

@@ -6,6 +6,7 @@ import html
 import operator
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,6 +186,7 @@ def explain(gm: fx.GraphModule) -> Explanation:
             nodes.append(explain_outside(node, gm))
     notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
     own = [region for region in regions.values() if isinstance(region, ZenRegion)]
+    notes += _beside_other_work(own)
     measured = all(found.is_measured for region in own for found in region.lowered.values() if found)
     graphs = (gm.graph, {name: region.graph for name, region in regions.items() if isinstance(region, ZenRegion)})
     return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(own)), latest_profile(gm), measured, graphs)
@@ -205,6 +207,16 @@ def explain_report(region: str, signature: str, report: NodeReport, slices: int)
         report.flops,
         report.time_ns * slices,
     )
+
+
+def _beside_other_work(regions: Sequence[Any]) -> list[str]:
+    """Which regions take fewer threads just now."""
+    taking = [(r.name, f.sharing) for r in regions for f in r.lowered.values() if f is not None and f.sharing]
+    return [
+        f"{name} computes with {sharing.threads_now} of {sharing.threads} threads: other work takes cores"
+        for name, sharing in taking
+        if sharing.threads_now < sharing.threads
+    ]
 
 
 def _region(region: Any) -> list[NodeExplanation]:

@@ -24,21 +24,12 @@ from dataclasses import dataclass
 import torch
 
 from fx_passes.search.database import Database
-
-try:
-    import resource
-except ImportError:  # no library runs there either
-    resource = None  # type: ignore[assignment]
+from zendnn_cffi.engine.contention import involuntary_switches
 
 log = logging.getLogger("zendnn_cffi.search")
 
 LIMIT = 60.0  # switches per second and thread
 _FEWEST = 5  # fewer are no rate yet
-
-
-def involuntary_switches() -> int:
-    """Return how often a thread of this process was pushed off its core so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
 @dataclass

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -107,19 +107,24 @@ def thread_count() -> int | None:
     return int(ctypes.CDLL(mapped[0]).omp_get_max_threads()) if mapped else None
 
 
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """Let the calling thread compute alone: no other thread's count changes, and torch's functions obey.
+def single_threaded() -> AbstractContextManager[None]:
+    """Let the calling thread compute alone: for many short operations on a machine that is overloaded."""
+    return computing_with(1)
 
-    For many short operations on a machine that is overloaded: each shared one waits for a thread that has no core.
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Let the calling thread compute with so many: no other thread's count changes, and torch's functions obey.
+
+    Fewer than there are cores suit a machine that is overloaded: what is shared waits for a thread that has no core.
     """
     runtime = _runtime()
-    threads = runtime.omp_get_max_threads()
-    runtime.omp_set_num_threads(1)
+    before = runtime.omp_get_max_threads()
+    runtime.omp_set_num_threads(threads)
     try:
         yield
     finally:
-        runtime.omp_set_num_threads(threads)
+        runtime.omp_set_num_threads(before)
 
 
 @lru_cache(maxsize=1)

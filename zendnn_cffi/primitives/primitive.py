@@ -240,6 +240,25 @@ class PrimitiveDesc(NotCopyable):
         """
         return self.known_problem or first_use.problem(self)
 
+    def made_again(self) -> PrimitiveDesc | None:
+        """Return the same implementation with the same layouts for the number of threads of now, None if there is none.
+
+        The scratchpad may have another size. None, too, for what has no operation descriptor (concat, sum).
+        """
+        if self.op is not None and self.op.kind == "reorder":
+            src, dst = self.op.descs["src"], self.op.descs["dst"]
+            assert src is not None and dst is not None
+            others: Iterator[PrimitiveDesc] = iter([PrimitiveDesc.reorder(src, dst, self.attr, self.engine)])
+        elif self.op is not None and self.op.ptr is not None:
+            others = self.implementations(everything=True)
+        else:
+            return None
+        return next((other for other in others if other._identity == self._identity), None)
+
+    @property
+    def _identity(self) -> Hashable:
+        return self.implementation, self.src_desc, self.weights_desc, self.bias_desc, self.dst_desc
+
     def create(self) -> Primitive:
         """Return an executable primitive, made for the number of threads of now."""
         return Primitive(self)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -126,20 +127,26 @@ class Program:
 
     def run_timed(self, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
         """Return the outputs, and the wall time of each call in ns."""
-        outputs = self.new_outputs(inputs)
-        context = self._enter(inputs, outputs)
         times_ns = []
-        try:
+        with self.running(inputs) as context:
+            outputs = context.outputs
             for call, (function, arguments) in zip(self.calls, context.calls, strict=True):
                 start = time.perf_counter_ns()
                 status = function(*arguments)
                 times_ns.append(time.perf_counter_ns() - start)
                 check(status or 0, f"{call.name}: executing {call.kind}")
+        return outputs, times_ns
+
+    @contextmanager
+    def running(self, inputs: Sequence[torch.Tensor]) -> Iterator[Context]:
+        """A run on inputs whose calls, context.calls, the caller makes one by one."""
+        context = self._enter(inputs, self.new_outputs(inputs))
+        try:
+            yield context
         except BaseException:
             self._abandon(context)
             raise
         self._leave(context)
-        return outputs, times_ns
 
     def _enter(self, inputs: Sequence[torch.Tensor], outputs: list[torch.Tensor]) -> Context:
         try:

@@ -51,6 +51,10 @@ class SlicedProgram:
             self.program.run_into(*(self._slices(tensors, start) for tensors in (inputs, outputs)))
         return outputs
 
+    def first_slice(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the program for a smaller batch is run on first."""
+        return self._slices(inputs, 0)
+
     def _slices(self, tensors: Sequence[torch.Tensor], start: int) -> list[torch.Tensor]:
         return [tensor.narrow(0, start, self.slice_size) for tensor in tensors]
 

@@ -1,0 +1,40 @@
+"""Other work on this machine's cores, as the kernel tells of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from zendnn_cffi.engine.host import usable_cpus
+
+try:
+    import resource
+except ImportError:  # no library runs there either
+    resource = None  # type: ignore[assignment]
+
+
+def involuntary_switches() -> int:
+    """Return how often a thread of this process was pushed off its core so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
+
+
+def threads_left(threads: int) -> int:
+    """Return how many of so many threads find a core of their own beside other work: 1 to threads - 1."""
+    return max(1, min(threads - 1, usable_cpus() - runnable_elsewhere()))
+
+
+def runnable_elsewhere() -> int:
+    """How many threads of other processes compute, or would if they had a core; 0 where it cannot be read."""
+    try:
+        runnable = int(Path("/proc/loadavg").read_text(encoding="utf-8").split()[3].split("/")[0])
+        own = sum(_is_runnable(Path("/proc/self/task", task, "stat")) for task in os.listdir("/proc/self/task"))
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(0, runnable - own)
+
+
+def _is_runnable(stat: Path) -> bool:
+    try:
+        return stat.read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].startswith("R")
+    except OSError:  # the thread ended meanwhile
+        return False
