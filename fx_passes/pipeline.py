@@ -18,6 +18,7 @@ from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.products import fold_products
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fuse.caches import fuse_caches
+from fx_passes.fuse.concatenations import chain_concatenations
 from fx_passes.fuse.dynamic_quantization import fuse_dynamic_quantization
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
 from fx_passes.fuse.gates import fuse_gates
@@ -60,6 +61,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_rms_norm,
     fuse_l2_normalize,
     fuse_dynamic_quantization,
+    chain_concatenations,
     fuse_rotary,
     fuse_embedding_bags,
     fuse_offset_bags,

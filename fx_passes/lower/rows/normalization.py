@@ -27,6 +27,7 @@ from fx_passes.lower.context import (
 )
 from fx_passes.lower.post_ops import EltwisePostOp
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized
+from fx_passes.lower.rows.integer_norm import batch_norm_to_integers
 from fx_passes.lower.windows.depthwise import channel_products
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -62,8 +63,10 @@ def lower_batch_norm(node: fx.Node, context: LoweringContext) -> Operation:
             tensor = context.constant(arguments[name], name)
             constants[arg] = Weights(constant_name(node, name), tensor, stats)
     operation = Operation(node, node.name, "batch_normalization", (arguments["src"],), context.values.specs[node])
+    scale, shift = _scale_and_shift(arguments, dtype)
     if src.ndim == 4:
-        operation.candidates += _as_depthwise(node, arguments, src.shape, dtype, relu=bool(post_ops))
+        operation.candidates += _as_depthwise(node, scale, shift, src.shape, dtype, relu=bool(post_ops))
+    operation.candidates += batch_norm_to_integers(node, arguments["src"], scale, shift, bool(post_ops), context)
     for desc in activation_layouts(src.shape, dtype):
         found = implementations(
             descriptors.batch_normalization,
@@ -78,17 +81,21 @@ def lower_batch_norm(node: fx.Node, context: LoweringContext) -> Operation:
     return keep_optimized(operation, "only a reference implementation takes this batch normalization")
 
 
+def _scale_and_shift(arguments: dict[str, Any], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers of each channel, float64, that it multiplies by and then adds."""
+    mean, var = (arguments[name].double() for name in ("mean", "var"))
+    scale = (var + arguments["eps"]).rsqrt() * (1.0 if arguments["weight"] is None else arguments["weight"].double())
+    scale = scale.to(dtype).double()  # rounded before the shift is made of it, so that x = mean stays exact
+    return scale, (0.0 if arguments["bias"] is None else arguments["bias"].double()) - mean * scale
+
+
 def _as_depthwise(
-    node: fx.Node, arguments: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, *, relu: bool
+    node: fx.Node, scale: torch.Tensor, shift: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, *, relu: bool
 ) -> Iterator[Candidate]:
     """A batch normalization as a 1x1 convolution of each channel by itself, whose kernels stream faster.
 
     2.5 times on channels-last f32, 4 times on channels-last bf16, 1.25 times on blocks of channels in bf16.
     """
-    mean, var = (arguments[name].double() for name in ("mean", "var"))
-    scale = (var + arguments["eps"]).rsqrt() * (1.0 if arguments["weight"] is None else arguments["weight"].double())
-    scale = scale.to(dtype)  # rounded before the shift is made of it, so that x = mean stays exact
-    shift = (0.0 if arguments["bias"] is None else arguments["bias"].double()) - mean * scale.double()
     channels = shape[1]
     weight, bias = scale.float().reshape(channels, 1, 1, 1, 1), shift.float()
     bias_desc = row_major((channels,), torch.float32)

@@ -1,0 +1,60 @@
+"""Batch normalization from integers to integers by one binary primitive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.support.lowering import noise
+from tests.support.quantized import Integers, Weight, kept, optimized, ran, real, reorders, through
+
+U8, S8, F32 = torch.uint8, torch.int8, torch.float32
+CHANNELS = 19
+
+
+def normalized(x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    mean, weight, bias = (torch.randn(CHANNELS, generator=generator) for _ in range(3))
+    var = torch.rand(CHANNELS, generator=generator) + 0.1
+    return F.batch_norm(x, mean, var, weight, bias, False, 0.0, 1e-5)
+
+
+@pytest.mark.parametrize("dtypes", [(U8, U8), (S8, S8), (U8, S8), (S8, U8)])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("zero_points", [(0, 0), (7, 0), (3, 90)])
+def test_it_reads_and_writes_integers(
+    zero_points: tuple[int, int], relu: bool, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = normalized(through(x, 0.02, zero_points[0], dtypes[0]))
+        return kept(F.relu(y) if relu else y, 0.04, zero_points[1], dtypes[1])
+
+    fast = optimized(Integers(forward), noise(2, CHANNELS, 9, 8))
+    ((kind, source, implementation),) = ran(fast)
+    assert (kind, source, implementation) == ("binary", dtypes[0], "jit:uni")
+
+
+def test_it_stands_between_layers_of_a_dense_block() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = kept(F.conv2d(through(x, 0.02, 100), w[0](), w[0].bias, padding=1), 0.03, 120)
+        y = kept(F.relu(normalized(real(y, 0.03, 120))), 0.02, 0)
+        return kept(F.conv2d(real(y, 0.02, 0), w[1](), w[1].bias), 0.05, 128)
+
+    weights = Weight(CHANNELS, 16, 3, 3), Weight(8, CHANNELS, 1, 1, seed=1)
+    fast = optimized(Integers(forward, *weights), noise(1, 16, 9, 8), steps=3.0)
+    assert [kind for kind, _, _ in ran(fast)] == ["convolution", "binary", "convolution"]
+    assert {source for _, source, _ in ran(fast)} == {U8}
+    assert F32 not in {target for _, target in reorders(fast)}
+
+
+def test_what_is_also_read_in_float32_is_not_rounded() -> None:
+    def forward(w: Any, x: Tensor) -> Any:
+        y = normalized(through(x, 0.02, 7))
+        return kept(y, 0.04, 90), y * 2.0
+
+    fast = optimized(Integers(forward), noise(1, CHANNELS, 9, 8))
+    assert ("binary", U8, "jit:uni") not in ran(fast)
