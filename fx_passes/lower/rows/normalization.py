@@ -25,9 +25,9 @@ from fx_passes.lower.context import (
     SplitPostOps,
     constant_name,
 )
+from fx_passes.lower.pointwise.to_integers import batch_norm_to_integers
 from fx_passes.lower.post_ops import EltwisePostOp
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized
-from fx_passes.lower.rows.integer_norm import batch_norm_to_integers
 from fx_passes.lower.windows.depthwise import channel_products
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (

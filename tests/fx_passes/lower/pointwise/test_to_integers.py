@@ -1,4 +1,4 @@
-"""Batch normalization from integers to integers by one binary primitive."""
+"""Batch normalizations that leave integers, by one binary primitive."""
 
 from __future__ import annotations
 

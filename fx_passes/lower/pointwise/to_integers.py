@@ -1,4 +1,4 @@
-"""Batch normalization that reads or writes integers: one binary primitive multiplies, adds, bounds and rounds.
+"""Batch normalization that leaves integers: one binary primitive multiplies, adds, bounds and rounds.
 
     q (u8) -> dequantize -> batch_norm, relu -> quantize -> q (u8)        q' = round(relu(a[c] * q + b[c]) + z)
 
