@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from tests.support.lowering import noise
-from zendnn_cffi.api.quantization.fake_quantized import Call
+from zendnn_cffi.api.quantization.layers import Call
 from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
 
 

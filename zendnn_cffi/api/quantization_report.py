@@ -60,7 +60,7 @@ class LayerReport:
 class FrontierPoint(NamedTuple):
     """A choice of layers that no other beats in both time and error.
 
-    time_ms  the float model's time less the gains of the layers, a prediction
+    time_ms  between the times of the float model and of all layers quantized, by the gains of the layers: a prediction
     sqnr_db  of the outputs, measured with just these layers quantized
     layers   how many they are
     """

@@ -68,7 +68,7 @@ def quantize(
     Returns       Quantization: module, report, converted; weights have a scale for each output channel, activations
                   one. With budget or accuracy, the module keeps to them, if need be as the float model.
     Raises        ImportError without torchao; ValueError for a model in training mode, one that torch.export cannot
-                  follow, and for no calibration data; TypeError
+                  follow, for no calibration data, and for bad limits; TypeError
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -94,7 +94,9 @@ def quantize(
         if budget is None and accuracy is None:
             attempt.compile(None)
         else:
-            float_accuracy = math.nan if accuracy is None else float(accuracy(model))
+            float_accuracy = 0.0 if accuracy is None else float(accuracy(model))
+            if not math.isfinite(float_accuracy):
+                raise ValueError(f"accuracy of the float model must be a finite number, got {float_accuracy}")
             attempt.search(Limits(budget, accuracy, max_drop or 0.0, float_accuracy))
         return Quantization(attempt.fast, attempt.report(compare), attempt.converted)
 

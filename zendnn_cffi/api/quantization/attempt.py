@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 from collections.abc import Collection
@@ -14,16 +13,17 @@ from torch import fx, nn
 from zendnn_cffi.api.optimize import optimize
 from zendnn_cffi.api.quantization.choose import Choice, Limits, Search
 from zendnn_cffi.api.quantization.correct_bias import bias_corrections
-from zendnn_cffi.api.quantization.fake_quantized import Call, FakeQuantized
+from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gains import layer_gains, weight_sizes
-from zendnn_cffi.api.quantization.layers import add_to_biases, mixed
+from zendnn_cffi.api.quantization.layers import Call, add_to_biases, mixed
 from zendnn_cffi.api.quantization.pt2e import Pt2e
 from zendnn_cffi.api.quantization.rows import compared_ms, layer_rows
 from zendnn_cffi.api.quantization_report import FrontierPoint, QuantizationReport, noise_db, sqnr_db
 
 log = logging.getLogger("zendnn_cffi.quantize")
 
-_SHRINK = 0.8  # of the noise, from one attempt to the next
+_SHRINK = 0.8  # of the noise, from one attempt to the next, where the accuracy is too low
+_TIGHTER = 0.95  # the more, the more attempts were in vain
 _MOST_ATTEMPTS = 6  # choices of layers that are compiled: kernels round otherwise than the graph
 
 
@@ -44,7 +44,6 @@ class Attempt:
     ) -> None:
         self._model, self._pt2e, self._dtype, self._tune = model, pt2e, dtype, tune
         self._prepared, self._kept = prepared, kept
-        self._reference = copy.deepcopy(prepared)  # in float, its batch normalizations folded
         self._fake = FakeQuantized(prepared, kept)
         self._biases: dict[str, torch.Tensor] = {}
         self._choice: Choice | None = None
@@ -71,19 +70,19 @@ class Attempt:
         self.compile(names)
         nodes = {node.name for node in self._prepared.graph.nodes}
         sizes = weight_sizes(self._prepared, names)
-        gains, float_ms = layer_gains(self._plain, self.fast, self._kept[0], sizes, nodes)
+        gains, times_ms = layer_gains(self._plain, self.fast, self._kept[0], sizes, nodes)
         search = Search(self._fake, gains, limits)
         layers = self._compiled_within(search, limits)
         if not layers:
             self.fast, self.converted = self._plain, mixed(self._prepared, (), {})
             log.warning("no layer of %s is in int8: nothing else keeps to the limits", type(self._model).__name__)
-        self._choice = Choice(tuple(layers), search.alone, gains, tuple(search.frontier(float_ms)), limits)
+        self._choice = Choice(tuple(layers), search.alone, gains, tuple(search.frontier(*times_ms)), limits)
 
     def _compiled_within(self, search: Search, limits: Limits) -> list[str]:
         """The layers of the last module compiled, none where no attempt kept to the limits: its kernels decide."""
         compiled = self._fake.layers
         layers = search.choose()
-        for _ in range(_MOST_ATTEMPTS):
+        for number in range(_MOST_ATTEMPTS):
             if not layers:
                 break
             if layers != compiled:
@@ -93,7 +92,8 @@ class Attempt:
             if noise <= limits.noise and limits.keeps_accuracy(self.fast):
                 return layers
             log.info("%d layers in int8 are outside of the limits: %.1f dB", len(layers), noise_db(noise))
-            layers = search.smaller(layers, min(limits.noise / noise, _SHRINK) if noise else _SHRINK)
+            share = limits.noise / noise if noise > limits.noise else _SHRINK
+            layers = search.smaller(layers, share * _TIGHTER**number)
         return []
 
     def report(self, compare: bool) -> QuantizationReport:
@@ -107,7 +107,8 @@ class Attempt:
             float_ms, int8_ms = compared_ms(plain, self.fast, self._kept[0])
             if int8_ms > float_ms:
                 log.warning("%s is not faster in integers: %.3f ms against %.3f", name, int8_ms, float_ms)
-        rows = tuple(layer_rows(self._reference, self.converted, self.fast, self._kept[0], self._choice))
+        self._fake.switch(())  # the float model, its batch normalizations folded
+        rows = tuple(layer_rows(self._fake.module, self.converted, self.fast, self._kept[0], self._choice))
         report = QuantizationReport(name, rows, sqnr_db(self._model(*args, **kwargs), result), float_ms, int8_ms)
         return report if self._choice is None else self._with_choice(report, self._choice)
 

@@ -41,7 +41,7 @@ class Limits:
         return math.inf if self.budget_db is None else 10 ** (-self.budget_db / 10)
 
     def keeps_accuracy(self, module: Any) -> bool:
-        return self.accuracy is None or not self.float_accuracy - float(self.accuracy(module)) > self.max_drop
+        return self.accuracy is None or self.float_accuracy - float(self.accuracy(module)) <= self.max_drop
 
 
 class Choice(NamedTuple):
@@ -99,18 +99,20 @@ class Search:
             kept.pop()
         return [name for name in self._fake.layers if name in kept]
 
-    def frontier(self, float_ms: float) -> list[tuple[float, float, int]]:
+    def frontier(self, float_ms: float, int8_ms: float) -> list[tuple[float, float, int]]:
         """(milliseconds, noise over signal, number of layers in integers) of the best choices, all layers first.
 
-        Times are those of the float model less the layers' gains. Noise is measured, and choices are left out that a
-        faster one beats by that.
+        The time lies between those of the float model and of all layers in integers, by the layers' share of all gains.
+        Noise is measured, and choices are left out that a faster one beats by that.
         """
         points: list[tuple[float, float, int]] = []
+        whole = math.fsum(self.gains.values())
         for items in self._knapsack.frontier(_POINTS):
             layers = self._named(items)
             noise = self._fake.noise(layers, _CALLS_ALONE)
             if not points or noise < points[-1][1]:
-                points.append((float_ms - math.fsum(self.gains[name] for name in layers), noise, len(layers)))
+                gain = math.fsum(self.gains[name] for name in layers)
+                points.append((float_ms - (float_ms - int8_ms) * (gain / whole if whole else 0.0), noise, len(layers)))
         return points
 
     def _named(self, items: Sequence[int]) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized, Rounding, channel_axis
-from zendnn_cffi.api.quantization.layers import kind
+from zendnn_cffi.api.quantization.layers import kind, positional
 
 _WITH_BIAS = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
 
@@ -23,8 +23,8 @@ def bias_corrections(fake: FakeQuantized) -> dict[str, Tensor]:
     fake.switch(())
     means = _Means(fake.module, set(fake.layers))
     with torch.no_grad():
-        for args, kwargs in fake.calls:
-            means.run(*args, *kwargs.values())
+        for call in fake.calls:
+            means.run(*positional(fake.module, call))
     return {name: (total / means.counts[name]).float() for name, total in means.totals.items()}
 
 

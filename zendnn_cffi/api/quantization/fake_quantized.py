@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from zendnn_cffi.api.quantization.layers import Edge, edges, kind, observer_of, quantized_layers
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+from zendnn_cffi.api.quantization.layers import Call, Edge, edges, kind, observer_of, quantized_layers
 
 
 class FakeQuantized:

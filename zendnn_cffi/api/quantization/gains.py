@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import fx
 
 from fx_passes.report.profile import profile
 from fx_passes.report.records import PrimitiveTime
-from zendnn_cffi.api.quantization.fake_quantized import Call
+from zendnn_cffi.api.quantization.layers import Call
 
 _ROUNDS, _RUNS = 3, 5
 _PRODUCTS = ("matmul", "inner_product", "convolution", "gemm")
@@ -18,8 +19,8 @@ _PRODUCTS = ("matmul", "inner_product", "convolution", "gemm")
 
 def layer_gains(
     plain: Any, fast: Any, call: Call, work: Mapping[str, int], nodes: Collection[str]
-) -> tuple[dict[str, float], float]:
-    """Milliseconds gained by each layer, at least 0, and those that the float model takes in all.
+) -> tuple[dict[str, float], tuple[float, float]]:
+    """Milliseconds gained by each layer, at least 0, and those that the float and the quantized model take in all.
 
     plain, fast  the float and the quantized model, optimized from graphs that name their nodes alike
     work         the layers' names, and what shares the time of layers that the optimizer joined: their weights' sizes
@@ -28,19 +29,19 @@ def layer_gains(
     The modules take turns, and the least time of each counts. Conversions between layers are in no layer's gain.
     """
     times: tuple[dict[str, float], dict[str, float]] = ({}, {})
-    total_ms = float("inf")
+    totals_ms = [math.inf, math.inf]
     for _ in range(_ROUNDS):
-        for module, least in zip((plain, fast), times, strict=True):
+        for number, (module, least) in enumerate(zip((plain, fast), times, strict=True)):
             try:
                 found = profile(module, *call[0], runs=_RUNS, **call[1])
             except TypeError:  # no region: all of it is plain PyTorch
                 continue
-            if module is plain:
-                total_ms = min(total_ms, found.total_ns / 1e6)
+            totals_ms[number] = min(totals_ms[number], found.total_ns / 1e6)
             for name, time_ms in shared_out(found.records, work, nodes).items():
                 least[name] = min(least.get(name, time_ms), time_ms)
     gains = {name: max(times[0][name] - times[1][name], 0.0) if all(name in t for t in times) else 0.0 for name in work}
-    return gains, total_ms if total_ms < float("inf") else 0.0
+    float_ms, int8_ms = (total if total < math.inf else 0.0 for total in totals_ms)
+    return gains, (float_ms, int8_ms)
 
 
 def shared_out(records: list[PrimitiveTime], work: Mapping[str, int], nodes: Collection[str]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from zendnn_cffi.api.quantization.fake_quantized import Call
+from zendnn_cffi.api.quantization.layers import Call
 
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 2**28
 

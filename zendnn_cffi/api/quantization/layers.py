@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -23,6 +24,14 @@ _PRODUCTS = frozenset(
 _SUMS = frozenset(("add", "add_"))
 _ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
 Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
+def positional(gm: fx.GraphModule, call: Call) -> tuple[Any, ...]:
+    """All arguments of a call in the order of the graph's inputs, as an fx.Interpreter takes them."""
+    return inspect.signature(gm.forward).bind(*call[0], **call[1]).args
 
 
 def kind(node: fx.Node) -> str:

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import attempts
-from zendnn_cffi.api.quantization.fake_quantized import Call
+from zendnn_cffi.api.quantization.layers import Call
 
 
 class Pt2e:

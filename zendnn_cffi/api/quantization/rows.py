@@ -11,8 +11,7 @@ import torch
 from torch import fx, nn
 
 from zendnn_cffi.api.quantization.choose import Choice
-from zendnn_cffi.api.quantization.fake_quantized import Call
-from zendnn_cffi.api.quantization.layers import is_product, kind, module_path
+from zendnn_cffi.api.quantization.layers import Call, is_product, kind, module_path, positional
 from zendnn_cffi.api.quantization_report import INT8, LayerReport, noise_db, sqnr_db
 
 _ROUNDS, _ENOUGH_SECONDS = 15, 5.0
@@ -36,10 +35,9 @@ def layer_rows(
     reference: fx.GraphModule, converted: fx.GraphModule, fast: Any, example: Call, choice: Choice | None
 ) -> Iterable[LayerReport]:
     """A row for each layer: how near it is to the float one, with all layers before it quantized, too."""
-    args, kwargs = example
     float_run, integer_run = _Watched(reference), _Watched(converted)
-    float_run.run(*args, *kwargs.values())
-    integer_run.run(*args, *kwargs.values())
+    float_run.run(*positional(reference, example))
+    integer_run.run(*positional(converted, example))
     dtypes = {
         call.name: call.dtype
         for region in fast.regions().values()

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from zendnn_cffi.api.quantization.fake_quantized import Call
-from zendnn_cffi.api.quantization.layers import kind, replace_constant
+from zendnn_cffi.api.quantization.layers import Call, kind, positional, replace_constant
 
 _STRENGTH = 0.5  # as in the paper: the spread is shared evenly between activations and weights
 _PASSING = frozenset(("dropout", "clone", "contiguous"))  # the value itself, in evaluation mode
@@ -37,8 +36,8 @@ def smooth_linears(exported: fx.GraphModule, calls: Sequence[Call]) -> list[str]
         return []
     largest = _Largest(exported, set(groups))
     with torch.no_grad():
-        for args, kwargs in calls:
-            largest.run(*args, *kwargs.values())
+        for call in calls:
+            largest.run(*positional(exported, call))
     for source, readers in groups.items():
         _smooth(exported, source, readers, largest.found[source])
     exported.graph.eliminate_dead_code()

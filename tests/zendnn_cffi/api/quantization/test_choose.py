@@ -33,7 +33,7 @@ def fake() -> FakeQuantized:
 
 @pytest.fixture
 def gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "layer_gains", lambda *args: (GAINS, 1.0))
+    monkeypatch.setattr(attempt, "layer_gains", lambda *args: (GAINS, (1.0, 0.4)))
 
 
 def db(noise_share: float) -> float:
@@ -60,18 +60,18 @@ def test_accuracy_decides(fake: FakeQuantized) -> None:
 
     search = Search(fake, GAINS, Limits(accuracy=accuracy, max_drop=1000.0 - 25.0, float_accuracy=1000.0))
     assert search.choose() == ["linear", "linear_2"]
-    nothing = Limits(accuracy=lambda module: math.nan, max_drop=0.5, float_accuracy=math.nan)
-    assert Search(fake, GAINS, nothing).choose() in ([], fake.layers)
-    assert Search(fake, GAINS, Limits(accuracy=lambda module: 0.0, max_drop=0.5, float_accuracy=1.0)).choose() == []
+    for bad in (math.nan, 0.0):
+        limits = Limits(accuracy=lambda module, bad=bad: bad, max_drop=0.5, float_accuracy=1.0)  # type: ignore[misc]
+        assert Search(fake, GAINS, limits).choose() == []
 
 
 def test_smaller_drops_the_worst_error_for_its_gain(fake: FakeQuantized) -> None:
     search = Search(fake, GAINS, Limits(budget_db=30.0))
     assert search.smaller(fake.layers) == ["linear", "linear_2"]
     assert search.smaller(["linear"]) == [] and search.smaller(fake.layers, 1e-9) == []
-    points = search.frontier(1.0)
+    points = search.frontier(1.0, 0.4)
     assert points[0][2] == 3 and points[-1] == (1.0, 0.0, 0)
-    assert points[0][0] == pytest.approx(0.2)
+    assert points[0][0] == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("dynamic", (False, True))
@@ -133,6 +133,7 @@ def test_accuracy_of_the_module(gains: None) -> None:
         ({"accuracy": 0.9, "max_drop": 0.1}, TypeError, "accuracy must be a function"),
         ({"accuracy": lambda module: 1.0}, ValueError, "accuracy and max_drop go together"),
         ({"max_drop": 0.1}, ValueError, "accuracy and max_drop go together"),
+        ({"accuracy": lambda module: math.nan, "max_drop": 0.1}, ValueError, "accuracy of the float model"),
         ({"accuracy": lambda module: 1.0, "max_drop": -1}, ValueError, "max_drop must be at least 0"),
     ),
 )
@@ -153,6 +154,6 @@ def test_times_of_joined_layers_are_shared() -> None:
 def test_gains_of_real_modules() -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), noise(8, 64)
     fast = zendnn_cffi.optimize(model, (x,), tune="off")
-    found, float_ms = layer_gains(fast, fast, ((x,), {}), {"_0": 1, "nothing": 1}, ())
-    assert found.keys() == {"_0", "nothing"} and all(gain >= 0 for gain in found.values()) and float_ms > 0
-    assert layer_gains(model, model, ((x,), {}), {"_0": 1}, ()) == ({"_0": 0.0}, 0.0)
+    found, (float_ms, int8_ms) = layer_gains(fast, fast, ((x,), {}), {"_0": 1, "nothing": 1}, ())
+    assert found.keys() == {"_0", "nothing"} and all(gain >= 0 for gain in found.values()) and float_ms > 0 < int8_ms
+    assert layer_gains(model, model, ((x,), {}), {"_0": 1}, ()) == ({"_0": 0.0}, (0.0, 0.0))
