@@ -27,6 +27,19 @@ class Residual(nn.Module):
         return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
+class Concatenated(nn.Module):
+    """Pieces that are concatenated, pooled and multiplied between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(8, 8, 1)
+        self.d = nn.Conv2d(8, 4, 3, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.avg_pool2d(torch.cat([F.relu(self.a(x)), self.b(x)], 1), 2)
+        return self.d(y * torch.sigmoid(self.c(y)))
+
+
 class Outlier(nn.Module):
     """Linear layers; one channel of what the middle one reads is so large that one scale loses all others."""
 

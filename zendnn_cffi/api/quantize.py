@@ -66,7 +66,7 @@ def quantize(
     tune          as optimize() has it
     compare       whether both modules are run side by side, for the times in the report
     Returns       Quantization: module, report, converted; weights have a scale for each output channel, activations
-                  one. With budget or accuracy, the module keeps to them, if need be as the float model.
+                  one. With budget or accuracy, the module keeps to them, if need be as the float model, in float32.
     Raises        ImportError without torchao; ValueError for a model in training mode, one that torch.export cannot
                   follow, for no calibration data, and for bad limits; TypeError
     """

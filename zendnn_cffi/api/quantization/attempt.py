@@ -74,7 +74,11 @@ class Attempt:
         search = Search(self._fake, gains, limits)
         layers = self._compiled_within(search, limits)
         if not layers:
-            self.fast, self.converted = self._plain, mixed(self._prepared, (), {})
+            self.converted = mixed(self._prepared, (), {})
+            if self._dtype is not None and not self._keeps_to(limits, self._plain):
+                self._dtype = None  # the lower precision alone is too much
+                self._plain = self._optimized(self.converted)
+            self.fast = self._plain
             log.warning("no layer of %s is in int8: nothing else keeps to the limits", type(self._model).__name__)
         self._choice = Choice(tuple(layers), search.alone, gains, tuple(search.frontier(*times_ms)), limits)
 
@@ -88,13 +92,16 @@ class Attempt:
             if layers != compiled:
                 self.compile(layers)
                 compiled = layers
-            noise = self._fake.noise_of(self.fast)
-            if noise <= limits.noise and limits.keeps_accuracy(self.fast):
+            if self._keeps_to(limits, self.fast):
                 return layers
+            noise = self._fake.noise_of(self.fast)
             log.info("%d layers in int8 are outside of the limits: %.1f dB", len(layers), noise_db(noise))
             share = limits.noise / noise if noise > limits.noise else _SHRINK
             layers = search.smaller(layers, share * _TIGHTER**number)
         return []
+
+    def _keeps_to(self, limits: Limits, module: Any) -> bool:
+        return self._fake.noise_of(module) <= limits.noise and limits.keeps_accuracy(module)
 
     def report(self, compare: bool) -> QuantizationReport:
         args, kwargs = self._kept[0]

@@ -103,6 +103,14 @@ def test_no_layer_keeps_to_the_budget(gains: None) -> None:
     assert {row.computes_in for row in report.layers} <= {"float32", "float", "plain PyTorch"}
 
 
+def test_bfloat16_alone_is_outside_of_the_budget(gains: None) -> None:
+    data = [noise(8, 16)]
+    _, report, _ = zendnn_cffi.quantize(
+        Outlier().eval(), data, budget=90.0, dtype=torch.bfloat16, tune="off", compare=False
+    )
+    assert report.chosen == 0 and report.verified_db and report.verified_db > 90
+
+
 def test_kernels_that_round_otherwise_lose_layers(gains: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeQuantized, "noise_of", lambda self, module, calls=None: 0.5)  # whatever is compiled
     monkeypatch.setattr(FakeQuantized, "noise", lambda self, layers, calls=None: 1e-4 * len(layers))

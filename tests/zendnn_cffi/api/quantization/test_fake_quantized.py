@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from tests.support.mixed_precision import Encoder, Outlier, Residual, called, calls_of_noise, prepared
+from tests.support.mixed_precision import Concatenated, Encoder, Outlier, Residual, called, calls_of_noise, prepared
 from zendnn_cffi.api.quantization.correct_bias import bias_corrections
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.layers import edges, mixed, module_path, observer_of, quantized_layers
@@ -18,6 +18,7 @@ from zendnn_cffi.api.quantization_report import sqnr_db
 
 CASES = [
     (Residual, (2, 3, 12, 12), False),
+    (Concatenated, (2, 3, 12, 12), False),
     (Outlier, (4, 16), False),
     (Outlier, (4, 16), True),
     (Encoder, (3, 7, 16), True),
