@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -48,6 +49,7 @@ class Attempt:
         self._biases: dict[str, torch.Tensor] = {}
         self._choice: Choice | None = None
         self._plain: Any = None
+        self._verified = math.nan, math.nan  # noise and accuracy of the last module that was checked
 
     def correct_biases(self) -> None:
         self._biases = bias_corrections(self._fake)
@@ -75,9 +77,10 @@ class Attempt:
         layers = self._compiled_within(search, limits)
         if not layers:
             self.converted = mixed(self._prepared, (), {})
-            if self._dtype is not None and not self._keeps_to(limits, self._plain):
+            if not self._keeps_to(limits, self._plain) and self._dtype is not None:
                 self._dtype = None  # the lower precision alone is too much
                 self._plain = self._optimized(self.converted)
+                self._keeps_to(limits, self._plain)
             self.fast = self._plain
             log.warning("no layer of %s is in int8: nothing else keeps to the limits", type(self._model).__name__)
         self._choice = Choice(tuple(layers), search.alone, gains, tuple(search.frontier(*times_ms)), limits)
@@ -94,14 +97,18 @@ class Attempt:
                 compiled = layers
             if self._keeps_to(limits, self.fast):
                 return layers
-            noise = self._fake.noise_of(self.fast)
+            noise, _ = self._verified
             log.info("%d layers in int8 are outside of the limits: %.1f dB", len(layers), noise_db(noise))
             share = limits.noise / noise if noise > limits.noise else _SHRINK
             layers = search.smaller(layers, share * _TIGHTER**number)
         return []
 
     def _keeps_to(self, limits: Limits, module: Any) -> bool:
-        return self._fake.noise_of(module) <= limits.noise and limits.keeps_accuracy(module)
+        noise, accuracy = self._fake.noise_of(module), math.nan
+        if noise <= limits.noise and limits.accuracy is not None:
+            accuracy = float(limits.accuracy(module))
+        self._verified = noise, accuracy
+        return noise <= limits.noise and limits.allows(accuracy)
 
     def report(self, compare: bool) -> QuantizationReport:
         args, kwargs = self._kept[0]
@@ -120,17 +127,14 @@ class Attempt:
         return report if self._choice is None else self._with_choice(report, self._choice)
 
     def _with_choice(self, report: QuantizationReport, choice: Choice) -> QuantizationReport:
-        limits = choice.limits
-        accuracies = None
-        if limits.accuracy is not None:
-            accuracies = limits.float_accuracy, float(limits.accuracy(self.fast))
+        limits, (noise, accuracy) = choice.limits, self._verified
         return dataclasses.replace(
             report,
             frontier=tuple(FrontierPoint(ms, noise_db(noise), count) for ms, noise, count in choice.frontier),
             chosen=len(choice.layers),
             budget_db=limits.budget_db,
-            verified_db=noise_db(self._fake.noise_of(self.fast)),
-            accuracies=accuracies,
+            verified_db=noise_db(noise),
+            accuracies=None if limits.accuracy is None else (limits.float_accuracy, accuracy),
         )
 
     def _optimized(self, module: nn.Module) -> Any:

@@ -40,8 +40,9 @@ class Limits:
         """The most noise over signal."""
         return math.inf if self.budget_db is None else 10 ** (-self.budget_db / 10)
 
-    def keeps_accuracy(self, module: Any) -> bool:
-        return self.accuracy is None or self.float_accuracy - float(self.accuracy(module)) <= self.max_drop
+    def allows(self, accuracy: float) -> bool:
+        """Whether a module of this accuracy will do."""
+        return self.accuracy is None or self.float_accuracy - accuracy <= self.max_drop
 
 
 class Choice(NamedTuple):
@@ -87,8 +88,10 @@ class Search:
         """Whether the model keeps to the limits with these layers rounded."""
         if self._limits.budget_db is not None and self._fake.noise(layers) > self._limits.noise:
             return False
+        if self._limits.accuracy is None:
+            return True
         self._fake.switch(layers)
-        return self._limits.keeps_accuracy(self._fake.module)
+        return self._limits.allows(float(self._limits.accuracy(self._fake.module)))
 
     def smaller(self, layers: Sequence[str], noise_share: float = 1.0) -> list[str]:
         """Without the worst by error for its gain: one at least, and so many that their noise falls to this share."""
