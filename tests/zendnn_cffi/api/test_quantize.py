@@ -102,6 +102,15 @@ def test_it_is_saved_with_its_integers(tmp_path: Path) -> None:
     assert sqnr_db(called(module, x), called(again, x)) > 30  # steps may differ where layers compute in float
 
 
+def test_names_come_in_any_order() -> None:
+    torch.manual_seed(0)
+    model = Named().eval()
+    data = [{"x": noise(4, 24), "scale": noise(1)}, {"scale": noise(1), "x": noise(4, 24, seed=1)}]
+    module, report, _ = zendnn_cffi.quantize(model, data, budget=20.0, tune="off", compare=False)
+    assert report.verified_db and report.verified_db > 20
+    assert all(sqnr_db(called(model, x), called(module, x)) > 20 for x in data)
+
+
 def test_dynamic() -> None:
     torch.manual_seed(0)
     model, x = Named().eval(), (noise(4, 24), noise(1))

@@ -1,0 +1,167 @@
+"""The choice of layers: within the limits, the layer of large error is left out; else the float model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zendnn_cffi
+from fx_passes.report.records import PrimitiveTime
+from tests.support.lowering import noise
+from tests.support.mixed_precision import Outlier, calls_of_noise, prepared
+from tests.support.quantized import ran
+from zendnn_cffi.api.quantization import attempt
+from zendnn_cffi.api.quantization.choose import Limits, Search
+from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
+from zendnn_cffi.api.quantization.gains import layer_gains, shared_out
+from zendnn_cffi.api.quantization_report import sqnr_db
+
+GAINS = {"linear": 0.3, "linear_1": 0.3, "linear_2": 0.2}
+
+
+@pytest.fixture
+def fake() -> FakeQuantized:
+    torch.manual_seed(0)
+    calls = calls_of_noise(4, 8, 16)
+    return FakeQuantized(prepared(Outlier().eval(), calls), calls)
+
+
+@pytest.fixture
+def gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "layer_gains", lambda *args: (GAINS, (1.0, 0.4)))
+
+
+def db(noise_share: float) -> float:
+    return -10 * math.log10(noise_share)
+
+
+def test_each_budget_is_kept(fake: FakeQuantized) -> None:
+    errors = {name: db(fake.noise([name])) for name in fake.layers}
+    assert errors["linear_1"] < 20 < 30 < min(errors["linear"], errors["linear_2"])
+    chosen = {}
+    for budget in (0.0, 25.0, errors["linear_2"] - 0.1, 200.0):
+        chosen[budget] = Search(fake, GAINS, Limits(budget_db=budget)).choose()
+        assert not chosen[budget] or db(fake.noise(chosen[budget])) >= budget
+    assert chosen[0.0] == fake.layers and chosen[25.0] == ["linear", "linear_2"]
+    assert len(chosen[errors["linear_2"] - 0.1]) <= 1 and chosen[200.0] == []
+
+
+def test_accuracy_decides(fake: FakeQuantized) -> None:
+    expected = fake.expected()
+
+    def accuracy(module: Any) -> float:
+        with torch.no_grad():
+            return min(sqnr_db(y[0], module(*args)) for (args, _), y in zip(fake.calls, expected, strict=True))
+
+    search = Search(fake, GAINS, Limits(accuracy=accuracy, max_drop=1000.0 - 25.0, float_accuracy=1000.0))
+    assert search.choose() == ["linear", "linear_2"]
+    for bad in (math.nan, 0.0):
+        limits = Limits(accuracy=lambda module, bad=bad: bad, max_drop=0.5, float_accuracy=1.0)  # type: ignore[misc]
+        assert Search(fake, GAINS, limits).choose() == []
+
+
+def test_smaller_drops_the_worst_error_for_its_gain(fake: FakeQuantized) -> None:
+    search = Search(fake, GAINS, Limits(budget_db=30.0))
+    assert search.smaller(fake.layers) == ["linear", "linear_2"]
+    assert search.smaller(["linear"]) == [] and search.smaller(fake.layers, 1e-9) == []
+    points = search.frontier(1.0, 0.4)
+    assert points[0][2] == 3 and points[-1] == (1.0, 0.0, 0)
+    assert points[0][0] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_a_budget(gains: None, dynamic: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, data = Outlier().eval(), [noise(8, 16, seed=seed) for seed in range(4)]
+    module, report, converted = zendnn_cffi.quantize(model, data, budget=25.0, dynamic=dynamic, tune="off")
+    where = {row.module: row.computes_in for row in report.layers}
+    assert (where["first"], where["last"]) == ("int8", "int8") and where["middle"] != "int8"
+    assert report.verified_db and report.verified_db >= 25.0 and report.chosen == 2
+    with torch.no_grad():
+        both = [torch.cat([each(x) for x in data]) for each in (model, module, converted)]
+    assert sqnr_db(both[0], both[1]) == pytest.approx(report.verified_db, abs=1e-3)
+    assert sqnr_db(both[1], both[2]) > 30
+    assert any(dtype in (torch.uint8, torch.int8) for _, dtype, _ in ran(module))
+    text = str(report)
+    assert "25.0 asked for" in text and "too large for its gain" in text and "alone dB" in text
+    assert [point.layers for point in report.frontier][0] == 3 and report.frontier[-1].layers == 0
+    assert report.draw(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    torch.export.save(torch.export.export(converted, (data[0],)), tmp_path / "m.pt2")
+
+
+def test_no_layer_keeps_to_the_budget(gains: None) -> None:
+    model, data = Outlier().eval(), [noise(8, 16)]
+    module, report, converted = zendnn_cffi.quantize(model, data, budget=90.0, tune="off", compare=False)
+    assert report.chosen == 0 and report.verified_db and report.verified_db > 90
+    assert not any("quantize" in node.name for node in converted.graph.nodes)
+    assert "nothing else keeps to the limits" in str(report)
+    assert {row.computes_in for row in report.layers} <= {"float32", "float", "plain PyTorch"}
+
+
+def test_bfloat16_alone_is_outside_of_the_budget(gains: None) -> None:
+    data = [noise(8, 16)]
+    _, report, _ = zendnn_cffi.quantize(
+        Outlier().eval(), data, budget=90.0, dtype=torch.bfloat16, tune="off", compare=False
+    )
+    assert report.chosen == 0 and report.verified_db and report.verified_db > 90
+
+
+def test_kernels_that_round_otherwise_lose_layers(gains: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeQuantized, "noise_of", lambda self, module, calls=None: 0.5)  # whatever is compiled
+    monkeypatch.setattr(FakeQuantized, "noise", lambda self, layers, calls=None: 1e-4 * len(layers))
+    _, report, _ = zendnn_cffi.quantize(Outlier().eval(), [noise(8, 16)], budget=20.0, tune="off", compare=False)
+    assert report.chosen == 0
+
+
+def test_accuracy_of_the_module(gains: None) -> None:
+    torch.manual_seed(0)
+    model, x = Outlier().eval(), noise(64, 16)
+    with torch.no_grad():
+        expected = model(x)
+
+    def accuracy(module: Any) -> float:
+        with torch.no_grad():
+            return -float((module(x) - expected).abs().max() / expected.abs().max())
+
+    _, report, _ = zendnn_cffi.quantize(model, [x], accuracy=accuracy, max_drop=0.05, tune="off", compare=False)
+    assert report.chosen == 2 and report.accuracies and report.accuracies[0] == 0.0
+    assert -0.05 <= report.accuracies[1] < 0 and "accuracy" in str(report)
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    (
+        ({"budget": "30"}, TypeError, "budget must be a number"),
+        ({"budget": math.nan}, ValueError, "budget is not a number"),
+        ({"accuracy": 0.9, "max_drop": 0.1}, TypeError, "accuracy must be a function"),
+        ({"accuracy": lambda module: 1.0}, ValueError, "accuracy and max_drop go together"),
+        ({"max_drop": 0.1}, ValueError, "accuracy and max_drop go together"),
+        ({"accuracy": lambda module: math.nan, "max_drop": 0.1}, ValueError, "accuracy of the float model"),
+        ({"accuracy": lambda module: 1.0, "max_drop": -1}, ValueError, "max_drop must be at least 0"),
+    ),
+)
+def test_bad_limits(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        zendnn_cffi.quantize(nn.Linear(3, 3).eval(), [torch.ones(1, 3)], **options)
+
+
+def test_times_of_joined_layers_are_shared() -> None:
+    def record(name: str, milliseconds: float, flops: int = 1, kind: str = "matmul") -> PrimitiveTime:
+        return PrimitiveTime("r", name, kind, "brg", int(1e6 * milliseconds), flops)
+
+    records = [record("a", 2), record("new", 3), record("relu", 9, 0), record("other", 9), record("b", 9, 1, "reorder")]
+    found = shared_out(records, {"a": 1, "b": 1, "c": 1, "d": 2}, {"a", "b", "c", "d", "other", "relu"})
+    assert found == {"a": 2.0, "b": 9.0, "c": 1.0, "d": 2.0}
+
+
+def test_gains_of_real_modules() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), noise(8, 64)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    found, (float_ms, int8_ms) = layer_gains(fast, fast, ((x,), {}), {"_0": 1, "nothing": 1}, ())
+    assert found.keys() == {"_0", "nothing"} and all(gain >= 0 for gain in found.values()) and float_ms > 0 < int8_ms
+    assert layer_gains(model, model, ((x,), {}), {"_0": 1}, ()) == ({"_0": 0.0}, (0.0, 0.0))

@@ -1,0 +1,73 @@
+"""Bias correction and SmoothQuant: the float model stays, the quantized one comes nearer to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.mixed_precision import Encoder, Residual, called, calls_of_noise, prepared
+from zendnn_cffi.api.quantization.correct_bias import bias_corrections
+from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
+from zendnn_cffi.api.quantization.layers import kind
+from zendnn_cffi.api.quantization.pt2e import exported_graph, torchao
+from zendnn_cffi.api.quantization.smooth import smooth_linears
+from zendnn_cffi.api.quantization_report import sqnr_db
+
+
+@pytest.mark.parametrize("bias", (True, False))
+@pytest.mark.parametrize("make", (lambda bias: nn.Linear(16, 5, bias=bias), lambda bias: nn.Conv2d(3, 5, 3, bias=bias)))
+def test_the_mean_of_a_layer_is_the_float_one(make: object, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = make(bias).eval()  # type: ignore[operator]
+    calls = calls_of_noise(3, 4, 16) if isinstance(layer, nn.Linear) else calls_of_noise(3, 2, 3, 9, 9)
+    fake = FakeQuantized(prepared(nn.Sequential(layer).eval(), calls), calls)
+    dims = [dim for dim in range(called(layer, calls[0]).dim()) if dim != 1]
+
+    def shift() -> torch.Tensor:
+        fake.switch(fake.layers)
+        return sum(called(fake.module, call) - called(layer, call) for call in calls).mean(dims)  # type: ignore[union-attr]
+
+    before = shift()
+    (correction,) = (biases := bias_corrections(fake)).values()
+    assert correction.shape == (5,) and correction.dtype == torch.float32
+    fake.shift(biases)
+    assert shift().abs().max() < 1e-5 < before.abs().max()
+
+
+def test_corrections_add_up_to_a_nearer_network() -> None:
+    torch.manual_seed(1)
+    calls = calls_of_noise(6, 4, 3, 12, 12)
+    fake = FakeQuantized(prepared(Residual().eval(), calls), calls)
+    before = fake.noise(fake.layers)
+    fake.shift(bias_corrections(fake))
+    assert fake.noise(fake.layers) < before and fake.noise(()) == 0
+
+
+def test_smoothing_is_exact_in_float_and_nearer_in_integers() -> None:
+    torch.manual_seed(0)
+    model, calls = Encoder().eval(), calls_of_noise(4, 3, 7, 16)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    noises = []
+    for smooth in (False, True):
+        graph = exported_graph(model, calls[0])
+        products = sum(kind(node) == "mul" for node in graph.graph.nodes)
+        if smooth:
+            assert smooth_linears(graph, calls) == ["linear", "linear_1", "linear_2"]
+            assert sum(kind(node) == "mul" for node in graph.graph.nodes) == products + 1  # pre is folded, post is not
+            assert sqnr_db(called(model, calls[0]), called(graph, calls[0])) > 110
+        graph = torchao().prepare(graph, False)
+        with torch.no_grad():
+            for args, _ in calls:
+                graph(*args)
+        fake = FakeQuantized(graph, calls)
+        noises.append(fake.noise(fake.layers))
+    assert noises[1] < noises[0] / 2
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_nothing_is_smoothed_without_normalizations() -> None:
+    calls = calls_of_noise(1, 4, 16)
+    graph = exported_graph(nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 8)).eval(), calls[0])
+    code = graph.code
+    assert smooth_linears(graph, calls) == [] and graph.code == code

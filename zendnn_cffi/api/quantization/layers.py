@@ -1,0 +1,169 @@
+"""Layers of a graph that PT2E prepared, and the observers that each needs to compute in integers.
+
+    Before: x -> observer -> conv <- observer <- weight     all layers quantized
+    After:  x -> conv <- weight                             mixed(prepared, layers without conv): it stays float
+
+An observer feeds several readers, so the unit is an edge: (observer, reader). One calibration serves every choice of
+layers, as observers keep their ranges.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor, fx
+
+_PRODUCTS = frozenset(
+    ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
+    + ("linear", "matmul", "bmm")
+)
+_SUMS = frozenset(("add", "add_"))
+_ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
+Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
+def positional(gm: fx.GraphModule, call: Call) -> tuple[Any, ...]:
+    """All arguments of a call in the order of the graph's inputs, as an fx.Interpreter takes them."""
+    return inspect.signature(gm.forward).bind(*call[0], **call[1]).args
+
+
+def kind(node: fx.Node) -> str:
+    """The operator's name, such as "conv2d"."""
+    return str(getattr(node.target, "_opname", getattr(node.target, "__name__", "")))
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether it is a convolution or matrix product."""
+    return node.op == "call_function" and kind(node) in _PRODUCTS
+
+
+def module_path(node: fx.Node) -> str:
+    """The submodule that a node comes from, "" where the graph does not say."""
+    stack = node.meta.get("nn_module_stack")
+    path: str = list(stack.values())[-1][0] if stack else ""
+    return path.removeprefix("L['self'].")
+
+
+def observer_of(gm: fx.GraphModule, node: Any) -> Any:
+    """The observer that a node calls, None for other nodes and arguments."""
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    module = gm.get_submodule(str(node.target))
+    return module if hasattr(module, "calculate_qparams") else None
+
+
+def quantized_layers(prepared: fx.GraphModule) -> list[fx.Node]:
+    """Convolutions and linear layers whose source and weights are both observed, in execution order."""
+    layers = []
+    for node in prepared.graph.nodes:
+        if is_product(node) and all(observer_of(prepared, arg) is not None for arg in node.args[:2]):
+            layers.append(node)
+    return layers
+
+
+def edges(prepared: fx.GraphModule, layers: Collection[str]) -> set[Edge]:
+    """The edges of observers that stay where just these layers (names of nodes) compute in integers.
+
+    Those are the layers' own, the other operand of a sum that a layer absorbs, and those of operations on the way
+    (pooling, concatenation) to an observer that stays.
+    """
+    stay: set[Edge] = set()
+    for observer in reversed(_observers(prepared)):  # readers of a value come behind it
+        stay |= {(observer, reader) for reader in observer.users if _needs_integers(reader, layers, stay)}
+    return stay
+
+
+def mixed(prepared: fx.GraphModule, layers: Collection[str], biases: Mapping[str, Tensor]) -> fx.GraphModule:
+    """Return a copy with observers for just these layers (names of nodes), and what `biases` adds to theirs.
+
+    The copy shares parameters. prepared stays as it is.
+    """
+    stay = {(observer.name, reader.name) for observer, reader in edges(prepared, layers)}
+    result = _copied(prepared)
+    for observer in _observers(result):
+        source = observer.args[0]
+        assert isinstance(source, fx.Node)
+        for reader in list(observer.users):
+            if (observer.name, reader.name) not in stay:
+                reader.replace_input_with(observer, source)
+        if not observer.users:
+            result.graph.erase_node(observer)
+    _drop_annotations(result)
+    add_to_biases(result, {name: shift for name, shift in biases.items() if name in layers})
+    return result
+
+
+def add_to_biases(prepared: fx.GraphModule, shifts: Mapping[str, Tensor]) -> None:
+    """Add [channels] to the bias of each of these layers, in place; it becomes a buffer."""
+    for node in [node for node in prepared.graph.nodes if node.name in shifts]:
+        _add_to_bias(prepared, node, shifts[node.name])
+    prepared.graph.eliminate_dead_code()
+    prepared.recompile()
+
+
+def _observers(prepared: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in prepared.graph.nodes if observer_of(prepared, node) is not None]
+
+
+def _needs_integers(reader: fx.Node, layers: Collection[str], stay: Collection[Edge]) -> bool:
+    if is_product(reader):
+        return reader.name in layers
+    if kind(reader) in _SUMS and any(is_product(operand) for operand in reader.all_input_nodes):
+        return any(operand.name in layers for operand in reader.all_input_nodes)
+    return any((value, user) in stay for value in reader.users for user in value.users)
+
+
+def _copied(prepared: fx.GraphModule) -> fx.GraphModule:
+    result = copy.deepcopy(prepared, {id(parameter): parameter for parameter in prepared.parameters()})
+    by_name = {node.name: node for node in result.graph.nodes}
+    for node in result.graph.nodes:
+        if _ANNOTATION in node.meta:  # a copied graph's annotations name nodes of the original
+            found = node.meta[_ANNOTATION]
+            inputs = {by_name[source.name]: spec for source, spec in found.input_qspec_map.items()}
+            node.meta[_ANNOTATION] = dataclasses.replace(found, input_qspec_map=inputs)
+    return result
+
+
+def _drop_annotations(gm: fx.GraphModule) -> None:
+    """Of values without an observer: convert_pt2e takes annotations for quantized values."""
+    for node in gm.graph.nodes:
+        found = node.meta.get(_ANNOTATION)
+        if found is None:
+            continue
+        observed = {arg.args[0] for arg in node.all_input_nodes if observer_of(gm, arg) is not None}
+        inputs = {source: spec for source, spec in found.input_qspec_map.items() if source in observed}
+        output = found.output_qspec if any(observer_of(gm, user) is not None for user in node.users) else None
+        node.meta[_ANNOTATION] = dataclasses.replace(found, input_qspec_map=inputs, output_qspec=output)
+
+
+def _add_to_bias(gm: fx.GraphModule, layer: fx.Node, shift: Tensor) -> None:
+    before = layer.args[2] if len(layer.args) > 2 else None
+    if isinstance(before, fx.Node):
+        value: Any = gm
+        for part in str(before.target).split("."):
+            value = getattr(value, part)
+        shift = value.detach() + shift
+    replace_constant(gm, layer, 2, shift)
+
+
+def replace_constant(gm: fx.GraphModule, node: fx.Node, position: int, value: Tensor) -> None:
+    """Make argument `position` of a node a new buffer of the module; what was there may have other readers."""
+    number = 0
+    while hasattr(gm, name := f"_corrected_{number}"):
+        number += 1
+    gm.register_buffer(name, value.detach().contiguous())
+    with gm.graph.inserting_before(node):
+        constant = gm.graph.get_attr(name)
+    fakes = [
+        other.meta["val"].fake_mode for other in node.all_input_nodes if hasattr(other.meta.get("val"), "fake_mode")
+    ]
+    if fakes:
+        constant.meta["val"] = fakes[0].from_tensor(value, static_shapes=True)
+    node.args = (*node.args[:position], constant, *node.args[position + 1 :])

@@ -1,0 +1,72 @@
+"""torch.export makes the graph, torchao's PT2E observes it and writes quantize and dequantize operators into it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import fx, nn
+
+from fx_passes.search.progress import ProgressBar
+from fx_passes.trace.export import attempts
+from zendnn_cffi.api.quantization.layers import Call
+
+
+class Pt2e:
+    """torchao's functions, with its quantizer for x86."""
+
+    def __init__(self) -> None:
+        from torchao.quantization.pt2e import quantize_pt2e
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer
+
+        self._functions, self._x86 = quantize_pt2e, x86_inductor_quantizer
+
+    def prepare(self, exported: fx.GraphModule, dynamic: bool) -> fx.GraphModule:
+        quantizer = self._x86.X86InductorQuantizer()
+        quantizer.set_global(self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+        prepared: fx.GraphModule = self._functions.prepare_pt2e(exported, quantizer)
+        return prepared
+
+    def convert(self, prepared: fx.GraphModule) -> fx.GraphModule:
+        converted: fx.GraphModule = self._functions.convert_pt2e(prepared)
+        return converted
+
+
+def torchao() -> Pt2e:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Pt2e()
+    except ImportError as error:
+        raise ImportError("quantize() needs torchao: pip install torchao, or zendnn_cffi[quant]") from error
+
+
+def exported_graph(model: nn.Module, example: Call) -> fx.GraphModule:
+    """The model's graph, with as many sizes free as can be."""
+    args, kwargs = example
+    refused: Exception | None = None
+    for _, make_shapes, mode in attempts():
+        try:
+            shapes = None if make_shapes is None else make_shapes(model, example)
+            with torch.no_grad(), mode, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=True)
+                found: fx.GraphModule = program.module()
+                found.graph.eliminate_dead_code()  # torchao's quantizer fails on layers that nobody reads
+                found.recompile()
+                return found
+        except Exception as error:  # whatever the model's own code or torch.export raises
+            refused = error
+    reason = str(refused).partition("\n")[0]
+    raise ValueError(
+        f"torch.export cannot follow {type(model).__name__}: {type(refused).__name__}: {reason}"
+    ) from refused
+
+
+def calibrate(prepared: fx.GraphModule, kept: Iterable[Call], others: Iterable[Call]) -> None:
+    """Run all inputs through the observers."""
+    with ProgressBar("zendnn_cffi: calibrating") as show:
+        for number, (args, kwargs) in enumerate((*kept, *others), 1):
+            prepared(*args, **kwargs)
+            show(number, number)

@@ -1,0 +1,86 @@
+"""The report's rows: how near each layer is to the float one, where it computes, and why there."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from zendnn_cffi.api.quantization.choose import Choice
+from zendnn_cffi.api.quantization.layers import Call, is_product, kind, module_path, positional
+from zendnn_cffi.api.quantization_report import INT8, LayerReport, noise_db, sqnr_db
+
+_ROUNDS, _ENOUGH_SECONDS = 15, 5.0
+
+
+class _Watched(fx.Interpreter):
+    """Runs a graph, and hands on what each layer returns."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.results: dict[str, torch.Tensor] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor) and is_product(n):
+            self.results[n.name] = value
+        return value
+
+
+def layer_rows(
+    reference: fx.GraphModule, converted: fx.GraphModule, fast: Any, example: Call, choice: Choice | None
+) -> Iterable[LayerReport]:
+    """A row for each layer: how near it is to the float one, with all layers before it quantized, too."""
+    float_run, integer_run = _Watched(reference), _Watched(converted)
+    float_run.run(*positional(reference, example))
+    integer_run.run(*positional(converted, example))
+    dtypes = {
+        call.name: call.dtype
+        for region in fast.regions().values()
+        for lowered in region.lowered.values()
+        if lowered is not None
+        for call in lowered.program.calls
+        if call.implementation != "torch" or call.dtype not in (torch.int8, torch.uint8)  # it computes in float
+    }
+    nodes = {node.name: node for node in converted.graph.nodes}
+    for name, value in integer_run.results.items():
+        if name in float_run.results:
+            computed = dtypes.get(name)
+            where = INT8 if computed in (torch.int8, torch.uint8) else str(computed or "plain PyTorch")
+            if computed is None and choice is not None and name not in choice.layers:
+                where = "float"  # perhaps joined with other layers
+            near = sqnr_db(float_run.results[name], value)
+            row = LayerReport(name, module_path(nodes[name]), kind(nodes[name]), near, where.removeprefix("torch."))
+            yield row if choice is None else _with_choice(row, choice)
+
+
+def _with_choice(row: LayerReport, choice: Choice) -> LayerReport:
+    if row.name not in choice.alone:
+        return row
+    gain_ms = choice.gains[row.name]
+    if row.name in choice.layers:
+        why = "its error is worth its gain" if gain_ms else "there was room"
+    else:
+        why = "its error is too large for its gain" if gain_ms else "no gain"
+    where = row.name, row.module, row.kind, row.sqnr_db, row.computes_in
+    return LayerReport(*where, noise_db(choice.alone[row.name]), gain_ms, why)
+
+
+def compared_ms(plain: nn.Module, fast: nn.Module, example: Call) -> tuple[float, float]:
+    """Milliseconds of the float model, optimized, and of the quantized one: medians of calls that take turns."""
+    args, kwargs = example
+    times: tuple[list[float], list[float]] = ([], [])
+    plain(*args, **kwargs)
+    begun = time.perf_counter()
+    for number in range(_ROUNDS):
+        if number > 2 and time.perf_counter() - begun > _ENOUGH_SECONDS:
+            break
+        for module, found in zip((plain, fast), times, strict=True):
+            start = time.perf_counter()
+            module(*args, **kwargs)
+            found.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[0]), statistics.median(times[1])
