@@ -136,6 +136,8 @@ def _differing(program: Program, other: Program, threads: int, inputs: Sequence[
     """
     found = set()
     with program.running(inputs) as mine, other.running(inputs) as theirs:
+        for memory in (mine.arena, theirs.arena, *mine.outputs, *theirs.outputs):
+            memory.zero_()  # a slice of a concatenation spans bytes that other calls write later
         for number, call in enumerate(program.calls):
             function, arguments = mine.calls[number]
             function(*arguments)
