@@ -7,7 +7,6 @@ those calls keep their threads.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +20,7 @@ from zendnn_cffi.primitives.primitive import Primitive
 from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.context import Context
 from zendnn_cffi.runtime.gemm_call import GemmCall
-from zendnn_cffi.runtime.places import Slot
+from zendnn_cffi.runtime.places import Slot, TensorView
 from zendnn_cffi.runtime.program import Program
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
 
@@ -37,9 +36,13 @@ def for_threads(
     inputs   what both are compared on, call by call
     Run it inside zendnn_cffi.engine.openmp.computing_with(threads): calls into PyTorch and AOCL-BLIS obey that.
     """
-    if isinstance(program, SlicedProgram):
-        part = for_threads(program.program, threads, program.first_slice(inputs))
-        return None if part is None else SlicedProgram(_program(part), program.slice_size, program.outputs)
+    if isinstance(program, Program):
+        return _whole(program, threads, inputs)
+    part = _whole(program.program, threads, program.first_slice(inputs))
+    return None if part is None else SlicedProgram(part, program.slice_size, program.outputs)
+
+
+def _whole(program: Program, threads: int, inputs: Sequence[torch.Tensor]) -> Program | None:
     if any(spec.grows for spec in program.outputs):
         return None
     arena_bytes, calls = program.arena_bytes, list[Call]()
@@ -59,11 +62,6 @@ def for_threads(
             made_again.close()
             return None
     return made_again
-
-
-def _program(part: Program | SlicedProgram) -> Program:
-    assert isinstance(part, Program)
-    return part
 
 
 @dataclass(frozen=True)
@@ -136,32 +134,35 @@ def _differing(program: Program, other: Program, threads: int, inputs: Sequence[
     """
     found = set()
     with program.running(inputs) as mine, other.running(inputs) as theirs:
-        for memory in (mine.arena, theirs.arena, *mine.outputs, *theirs.outputs):
-            memory.zero_()  # a slice of a concatenation spans bytes that other calls write later
         for number, call in enumerate(program.calls):
             function, arguments = mine.calls[number]
             function(*arguments)
             function, arguments = theirs.calls[number]
             with computing_with(threads):
                 function(*arguments)
-            slot, size_bytes = _result(call)
-            ours, others = mine.address(slot), theirs.address(slot)
-            bits = ctypes.string_at(ours, size_bytes)
-            if bits != ctypes.string_at(others, size_bytes):
+            view = _result(call)
+            ours, others = mine.tensor(view), theirs.tensor(view)
+            if not torch.equal(_bits(ours), _bits(others)):
                 found.add(number)
-                ctypes.memmove(others, bits, size_bytes)
+                others.copy_(ours)
     return found
 
 
-def _result(call: Call) -> tuple[Slot, int]:
-    """Where a call writes, and how many bytes."""
+def _result(call: Call) -> TensorView:
+    """What a call writes: its elements alone, as a slice of a concatenation spans bytes that are others'."""
     match call:
         case PrimitiveCall():
             slot, desc = call.args[ARG_DST]
-            return slot, desc.size_bytes
+            if desc.strides is None or desc.dtype is None:  # blocks lie together
+                return TensorView(slot, (desc.size_bytes,), (1,), torch.uint8)
+            return TensorView(slot, desc.dims, desc.strides, desc.dtype)
         case GemmCall():
             m, _, n = call.gemm.sizes
-            return call.dst, m * n * call.gemm.result.itemsize
+            return TensorView(call.dst, (m, n), (n, 1), call.gemm.result)
         case TorchCall():
-            return call.dst.slot, call.dst.used_bytes
+            return call.dst
     raise TypeError(f"{type(call).__name__} is no call of a program")
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)  # NaN equals itself here, and 0.0 is not -0.0

@@ -48,7 +48,7 @@ def lowered(model: nn.Module, x: torch.Tensor, **options: Any) -> LoweredRegion:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("size", [(1, 3, 15, 17)])
+@pytest.mark.parametrize("size", [(1, 3, 15, 17), (2, 3, 8, 8)])
 def test_the_bits_are_the_same_on_one_thread(size: tuple[int, ...], dtype: torch.dtype | None) -> None:
     torch.manual_seed(0)
     program, x = lowered(Mixed(), torch.randn(size), dtype=dtype).program, torch.randn(size)
