@@ -17,16 +17,21 @@ _FULL_DB = 100.0  # as much is drawn
 
 def sqnr_db(expected: Any, actual: Any) -> float:
     """Return signal to quantization noise of two results, dB: 10 log10(sum x^2 / sum (x - y)^2); inf where equal."""
+    signal, noise = powers(expected, actual)
+    if not noise:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+def powers(expected: Any, actual: Any) -> tuple[float, float]:
+    """Return sum x^2 and sum (x - y)^2 over the floating point tensors of two results."""
     signal = noise = 0.0
-    pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True)
-    for x, y in pairs:
+    for x, y in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True):
         if isinstance(x, torch.Tensor) and x.is_floating_point():
             x, y = x.detach().double(), y.detach().double()
             signal += float(x.square().sum())
             noise += float((x - y).square().sum())
-    if not noise:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+    return signal, noise
 
 
 def noise_db(noise: float) -> float:

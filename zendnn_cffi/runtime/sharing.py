@@ -13,6 +13,7 @@ programs give the same bits (zendnn_cffi.runtime.other_threads), so that nobody 
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections.abc import Sequence
@@ -37,7 +38,18 @@ _TRIAL_NS, _FEWEST_CALLS = 200_000_000, 4  # computing between two looks, and of
 _SHARED_SECONDS, _LONGEST_SHARED_SECONDS = 2.0, 30.0  # before all threads are tried again: soon where nobody computes
 _SHARE_OF_TRYING = 0.02  # of the time, at most
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 16.0  # after fewer threads did not help; it doubles each time
-_ALONE, _TRYING_FEWER, _SHARED, _TRYING_ALL = "alone", "trying fewer", "shared", "trying all"
+
+
+class State(str, enum.Enum):
+    """Who computes, and whether it is looked into."""
+
+    ALONE = "alone"
+    TRYING_FEWER = "trying fewer"
+    SHARED = "shared"
+    TRYING_ALL = "trying all"
+
+
+_WITH_FEWER = (State.TRYING_FEWER, State.SHARED)
 
 
 class Sharing:
@@ -49,8 +61,7 @@ class Sharing:
     def __init__(self, program: Program | SlicedProgram, threads: int) -> None:
         self.program, self.threads = program, threads
         self.fewer: tuple[int, Program | SlicedProgram] | None = None
-        self.state = _ALONE
-        self._takes_fewer = False
+        self.state = State.ALONE
         self._spent_ns = self._calls = 0  # since the last look
         self._fastest_ns = 1 << 62
         self._slow_ns = self._shared_ns = 0.0  # of a call with all threads beside other work, with fewer
@@ -61,7 +72,7 @@ class Sharing:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for these inputs."""
-        fewer = self.fewer if self._takes_fewer else None
+        fewer = self.fewer if self.state in _WITH_FEWER else None
         begun = time.perf_counter_ns()
         if fewer is None:
             outputs = self.program(inputs)
@@ -73,14 +84,14 @@ class Sharing:
         self._calls += 1
         if spent_ns < self._fastest_ns:
             self._fastest_ns = spent_ns
-        if (self._spent_ns > _TRIAL_NS and self._calls >= _FEWEST_CALLS) or self.state is _TRYING_ALL:
+        if (self._spent_ns > _TRIAL_NS and self._calls >= _FEWEST_CALLS) or self.state is State.TRYING_ALL:
             self._look(inputs)
         return outputs
 
     @property
     def threads_now(self) -> int:
         """How many threads a call takes just now."""
-        return self.fewer[0] if self.fewer is not None and self._takes_fewer else self.threads
+        return self.fewer[0] if self.fewer is not None and self.state in _WITH_FEWER else self.threads
 
     def close(self) -> None:
         """As Program.close, of both."""
@@ -95,31 +106,31 @@ class Sharing:
         try:
             mean_ns, enough = self._spent_ns / max(self._calls, 1), self._spent_ns > _TRIAL_NS
             match self.state:
-                case "alone":
+                case State.ALONE:
                     if self._is_disturbed(mean_ns) and self._has_fewer(inputs):
                         self._slow_ns = mean_ns
-                        return self._enter(_TRYING_FEWER)
-                    return self._enter(_ALONE)
-                case "trying fewer" if mean_ns < CLEARLY_FASTER * self._slow_ns:
+                        return self._enter(State.TRYING_FEWER)
+                    return self._enter(State.ALONE)
+                case State.TRYING_FEWER if mean_ns < CLEARLY_FASTER * self._slow_ns:
                     log.info("other work takes cores: %d of %d threads compute", self.threads_now, self.threads)
                     self._pause, self._shared_ns = _PAUSE_SECONDS, mean_ns
                     return self._share(0.0)
-                case "trying fewer":
+                case State.TRYING_FEWER:
                     self._not_before = time.monotonic() + self._pause
                     self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-                    return self._enter(_ALONE)
-                case "shared":
+                    return self._enter(State.ALONE)
+                case State.SHARED:
                     self._shared_ns = mean_ns
                     if self._is_time_to_try_all():
-                        return self._enter(_TRYING_ALL)
-                    return self._enter(_SHARED)
-                case "trying all" if self._spent_ns > self._shared_ns * (self._calls + 1):
+                        return self._enter(State.TRYING_ALL)
+                    return self._enter(State.SHARED)
+                case State.TRYING_ALL if self._spent_ns > self._shared_ns * (self._calls + 1):
                     return self._share(self._spent_ns / 1e9)
-                case "trying all" if enough and self._calls >= _FEWEST_CALLS:
+                case State.TRYING_ALL if enough and self._calls >= _FEWEST_CALLS:
                     if mean_ns > CLEARLY_FASTER * self._shared_ns:
                         return self._share(self._spent_ns / 1e9)
                     log.info("%d threads compute again", self.threads)
-                    return self._enter(_ALONE)
+                    return self._enter(State.ALONE)
         finally:
             self._lock.release()
 
@@ -131,13 +142,13 @@ class Sharing:
         wait = max(_SHARED_SECONDS, min(tried_seconds / _SHARE_OF_TRYING, _LONGEST_SHARED_SECONDS))
         self._soon = time.monotonic() + _SHARED_SECONDS
         self._again = time.monotonic() + wait
-        self._enter(_SHARED)
+        self._enter(State.SHARED)
 
-    def _enter(self, state: str) -> None:
+    def _enter(self, state: State) -> None:
         """Begin a state, or another while of the same."""
         self._spent_ns = self._calls = 0
         self._switches = involuntary_switches()
-        self._takes_fewer, self.state = state in (_TRYING_FEWER, _SHARED), state
+        self.state = state
 
     def _is_disturbed(self, mean_ns: float) -> bool:
         """Whether calls took long since the last look while this process's threads were pushed off their cores."""

@@ -80,6 +80,13 @@ def runner(machine: Machine) -> Sharing:
     return Sharing(Fake(machine, 2), 2)  # type: ignore[arg-type]
 
 
+def settled(machine: Machine) -> Sharing:
+    """One that has computed for a second on the quiet machine."""
+    shared = runner(machine)
+    run(shared, machine, 1.0)
+    return shared
+
+
 def run(shared: Sharing, machine: Machine, seconds: float) -> list[int]:
     """Threads of each call for so long."""
     until, used = machine.now_ns + seconds * 1e9, []
@@ -93,8 +100,7 @@ def test_a_quiet_machine_is_left_as_it_is(machine: Machine) -> None:
 
 
 def test_beside_other_work_fewer_threads_compute_until_it_is_quiet(machine: Machine) -> None:
-    shared = runner(machine)
-    run(shared, machine, 1.0)
+    shared = settled(machine)
     machine.is_busy()
     used = run(shared, machine, 60.0)
     assert machine.made == [1]
@@ -110,8 +116,7 @@ def test_beside_other_work_fewer_threads_compute_until_it_is_quiet(machine: Mach
 
 def test_all_threads_return_where_nobody_tells_who_else_computes(machine: Machine) -> None:
     """A container that shows its host's numbers: somebody always computes."""
-    shared = runner(machine)
-    run(shared, machine, 1.0)
+    shared = settled(machine)
     machine.is_busy()
     run(shared, machine, 20.0)
     machine.is_quiet()
@@ -120,8 +125,7 @@ def test_all_threads_return_where_nobody_tells_who_else_computes(machine: Machin
 
 
 def test_fewer_threads_that_are_no_faster_are_given_up(machine: Machine) -> None:
-    shared = runner(machine)
-    run(shared, machine, 1.0)
+    shared = settled(machine)
     machine.switches_per_ms, machine.ms = 0.2, {2: 20.0, 1: 19.0}
     used = run(shared, machine, 100.0)
     assert 1 in used and used.count(1) < 0.06 * len(used) and used[-1] == 2
@@ -129,23 +133,20 @@ def test_fewer_threads_that_are_no_faster_are_given_up(machine: Machine) -> None
 
 def test_slow_calls_alone_are_no_sign(machine: Machine) -> None:
     """Cold caches, a lower clock: nobody pushes threads off their cores."""
-    shared = runner(machine)
-    run(shared, machine, 1.0)
+    shared = settled(machine)
     machine.ms = {2: 40.0, 1: 19.0}
     assert set(run(shared, machine, 20.0)) == {2}
 
 
 def test_switches_alone_are_no_sign(machine: Machine) -> None:
-    shared = runner(machine)
-    run(shared, machine, 1.0)
+    shared = settled(machine)
     machine.switches_per_ms = 0.3
     assert set(run(shared, machine, 20.0)) == {2}
 
 
 def test_what_has_no_such_program_is_not_asked_again(machine: Machine) -> None:
-    shared = runner(machine)
+    shared = settled(machine)
     machine.possible = False
-    run(shared, machine, 1.0)
     machine.is_busy()
     assert set(run(shared, machine, 30.0)) == {2} and machine.made == [1]
 
@@ -154,16 +155,14 @@ def test_a_failure_is_no_failure_of_the_call(machine: Machine, monkeypatch: pyte
     def fails(*_: Any) -> None:
         raise RuntimeError("no memory")
 
-    shared = runner(machine)
-    run(shared, machine, 1.0)
+    shared = settled(machine)
     monkeypatch.setattr(sharing, "for_threads", fails)
     machine.is_busy()
     assert set(run(shared, machine, 10.0)) == {2}
 
 
 def test_both_programs_are_closed(machine: Machine) -> None:
-    shared = runner(machine)
-    run(shared, machine, 1.0)
+    shared = settled(machine)
     machine.is_busy()
     run(shared, machine, 5.0)
     shared.close()

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from zendnn_cffi.api.quantization.layers import Call, Edge, edges, kind, observer_of, quantized_layers
+from zendnn_cffi.api.quantization_report import powers
 
 
 class FakeQuantized:
@@ -55,9 +56,8 @@ class FakeQuantized:
         signal = noise = 0.0
         with torch.no_grad():
             for (args, kwargs), outputs in zip(self.calls[::step], expected[::step], strict=True):
-                for x, y in zip(outputs, _floats(module(*args, **kwargs)), strict=True):
-                    signal += float(x.double().square().sum())
-                    noise += float((x.double() - y.double()).square().sum())
+                of_call = powers(outputs, _floats(module(*args, **kwargs)))
+                signal, noise = signal + of_call[0], noise + of_call[1]
         return noise / signal if signal else 0.0
 
     def expected(self) -> list[list[Tensor]]:

@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from fx_passes.graph.graph import get_attribute
+
 _PRODUCTS = frozenset(
     ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
     + ("linear", "matmul", "bmm")
@@ -24,8 +26,6 @@ _PRODUCTS = frozenset(
 _SUMS = frozenset(("add", "add_"))
 _ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
 Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
-
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
@@ -146,10 +146,7 @@ def _drop_annotations(gm: fx.GraphModule) -> None:
 def _add_to_bias(gm: fx.GraphModule, layer: fx.Node, shift: Tensor) -> None:
     before = layer.args[2] if len(layer.args) > 2 else None
     if isinstance(before, fx.Node):
-        value: Any = gm
-        for part in str(before.target).split("."):
-            value = getattr(value, part)
-        shift = value.detach() + shift
+        shift = get_attribute(gm, str(before.target)).detach() + shift
     replace_constant(gm, layer, 2, shift)
 
 

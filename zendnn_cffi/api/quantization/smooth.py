@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fx_passes.graph.graph import get_attribute
 from zendnn_cffi.api.quantization.layers import Call, kind, positional, replace_constant
 
 _STRENGTH = 0.5  # as in the paper: the spread is shared evenly between activations and weights
@@ -96,9 +97,7 @@ def _foldable(source: fx.Node, readers: list[fx.Node]) -> fx.Node | None:
 
 
 def _constant(gm: fx.GraphModule, node: Any) -> Tensor:
-    value: Any = gm
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
+    value = get_attribute(gm, str(node.target))
     assert isinstance(value, Tensor)
     return value.detach()
 
