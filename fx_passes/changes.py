@@ -1,7 +1,7 @@
 """Noticing what was changed on an optimized module since its graph was made and its weights were packed.
 
     optimizer.step(), copy_(), load_state_dict() of the model it shares storage with    a version counter
-    p.data = q, vector_to_parameters(), swap_tensors()                                  an address
+    p.data = q, p.data = p.data.t(), vector_to_parameters(), swap_tensors()             an address, a view
     layer.weight = nn.Parameter(...), layer.bias = None, functional_call()              another object under a name
     module.layer = nn.Linear(...), prune, parametrize                                   another object, or none
     register_forward_hook()                                                             the count of all hooks ever made
@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.state import HOOK_ATTRIBUTES, Kept, attributes_of, is_torch_s
+from zendnn_cffi.runtime.locations import Locations
 from zendnn_cffi.runtime.versions import Versions
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _version = operator.attrgetter("_version")
 _is_training = operator.itemgetter("training")
-_address = torch.Tensor.data_ptr
 # Modules that compute the same in training: of others, the flag is watched.
 _SAME_IN_TRAINING = (nn.Linear, nn.modules.conv._ConvNd, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity,
                      nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.LayerNorm, nn.Embedding,
@@ -47,7 +47,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Contents:
-    """What tells whether tensors were written to, or were given other memory: version counters and addresses."""
+    """What tells whether tensors were written to, or were given other memory or another view of it."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = list(tensors)
@@ -55,9 +55,7 @@ class Contents:
         self._counted = [t for t in self.tensors if not t.is_inference()]
         self._versions = list(map(_version, self._counted))
         self._quickly = Versions(self._counted)
-        self._located = [t for t in self.tensors if _has_address(t)]
-        self._addresses = list(map(_address, self._located))
-        self._storages = [t.untyped_storage() for t in self._located]  # held: new memory lies elsewhere
+        self._locations = Locations(t for t in self.tensors if _has_address(t))
 
     def unwritten(self) -> bool:
         """Whether nobody wrote to them in place."""
@@ -65,15 +63,12 @@ class Contents:
 
     def unchanged(self) -> bool:
         """Whether nobody wrote to them, or gave them other memory."""
-        return (
-            list(map(_version, self._counted)) == self._versions
-            and list(map(_address, self._located)) == self._addresses
-        )
+        return self._quickly.unchanged() and self._locations.unchanged()
 
     def changed(self) -> list[int]:
-        """The positions of those that somebody wrote to."""
+        """The positions of those that somebody wrote to, or gave other memory."""
         written = {id(t) for t, version in zip(self._counted, self._versions, strict=True) if t._version != version}
-        moved = {id(t) for t, address in zip(self._located, self._addresses, strict=True) if t.data_ptr() != address}
+        moved = set(map(id, self._locations.changed()))
         return [i for i, tensor in enumerate(self.tensors) if id(tensor) in written | moved]
 
 

@@ -155,6 +155,18 @@ def exchanged_memory(m: Any) -> None:
     m.fc.weight.data = torch.randn(m.fc.weight.shape)
 
 
+def transposed_memory(m: Any) -> None:
+    m.body[0].weight.data = m.body[0].weight.data.t()
+
+
+def fewer_rows(m: Any) -> None:
+    m.fc.weight.data, m.fc.bias.data = m.fc.weight.data[:3], m.fc.bias.data[:3]
+
+
+def negated_memory(m: Any) -> None:
+    m.body[2].weight.data = torch._neg_view(m.body[2].weight.data)
+
+
 @torch.no_grad()
 def set_memory(m: Any) -> None:
     m.fc.weight.set_(torch.randn(m.fc.weight.shape))
@@ -386,7 +398,7 @@ def told(m: Any) -> None:
 
 
 OTHERS: tuple[Way, ...] = (
-    exchanged_memory, set_memory, vector, swapped,
+    exchanged_memory, transposed_memory, fewer_rows, negated_memory, set_memory, vector, swapped,
     new_parameter, new_parameter_of_its_own, transposed, strided, expanded, new_attribute, new_buffer,
     registered_buffer, no_bias, no_bias_of_a_convolution, a_bias, unaffine, new_layer, another_layer, new_inner_layer,
     new_activation, appended, removed, identity, hook, hook_before, hook_on_the_root, hook_for_a_while, no_hooks,

@@ -18,8 +18,9 @@ import operator
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
 import torch
+
+from zendnn_cffi.runtime.words import Words, words_at
 
 _version = operator.attrgetter("_version")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -51,18 +52,12 @@ class Versions:
             else:
                 self._aliases.append(alias)
                 addresses.append(address)
-        # As places in memory taken as one array, which begins at address 4: NULL is no array.
-        self._places = np.array([(address >> 2) - 1 for address in addresses], dtype=np.int64)
-        self._memory = _memory(max(addresses, default=4))
-        self._known = self._gather()
+        self._counters = Words(addresses, 4)
         self._answers = list(map(_version, self._asked))
 
     def unchanged(self) -> bool:
         """Whether they are what they were."""
-        return self._gather() == self._known and list(map(_version, self._asked)) == self._answers
-
-    def _gather(self) -> bytes:
-        return self._memory.take(self._places, mode="clip").tobytes()
+        return self._counters.unchanged() and list(map(_version, self._asked)) == self._answers
 
 
 def _located(tensor: torch.Tensor) -> tuple[torch.Tensor | None, int]:
@@ -105,18 +100,7 @@ def find_place() -> Place | None:
 
 
 def _words(tensor: torch.Tensor) -> list[int]:
-    return list((ctypes.c_uint64 * _IMPL_WORDS).from_address(tensor._cdata))
-
-
-class _Memory:
-    """All memory up to an address as one array of numpy's; only what is indexed is read."""
-
-    def __init__(self, last: int) -> None:
-        self.__array_interface__ = {"shape": (last >> 2,), "typestr": "<u4", "data": (4, True), "version": 3}
-
-
-def _memory(last: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
-    return np.asarray(_Memory(last))
+    return words_at(tensor._cdata, _IMPL_WORDS)
 
 
 PLACE = find_place()
