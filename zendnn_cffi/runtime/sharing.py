@@ -32,12 +32,13 @@ log = logging.getLogger("zendnn_cffi.region")
 
 # Involuntary context switches of two threads: 40 to 80 in a second of a quiet machine, 140 to 260 beside a busy loop.
 SWITCHES_PER_SECOND = 60.0
-SLOWER = 1.2  # than the fastest call so far: then switches tell of other work
+SLOWER = 1.2  # than the fastest call of late: then switches tell of other work
 CLEARLY_FASTER = 0.9
 _TRIAL_NS, _FEWEST_CALLS = 200_000_000, 4  # computing between two looks, and of a trial
 _SHARED_SECONDS, _LONGEST_SHARED_SECONDS = 2.0, 30.0  # before all threads are tried again: soon where nobody computes
 _SHARE_OF_TRYING = 0.02  # of the time, at most
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 16.0  # after fewer threads did not help; it doubles each time
+_FORGETTING = 1.01  # that the fastest call is taken to be slower at each look: clocks and neighbours change
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0  # after fewer threads did not help; it doubles each time
 
 
 class State(str, enum.Enum):
@@ -50,6 +51,7 @@ class State(str, enum.Enum):
 
 
 _WITH_FEWER = (State.TRYING_FEWER, State.SHARED)
+_TRYING = (State.TRYING_FEWER, State.TRYING_ALL)
 
 
 class Sharing:
@@ -63,7 +65,7 @@ class Sharing:
         self.fewer: tuple[int, Program | SlicedProgram] | None = None
         self.state = State.ALONE
         self._spent_ns = self._calls = 0  # since the last look
-        self._fastest_ns = 1 << 62
+        self._fastest_ns = float(1 << 62)
         self._slow_ns = self._shared_ns = 0.0  # of a call with all threads beside other work, with fewer
         self._switches = involuntary_switches()
         self._soon = self._again = self._not_before = 0.0
@@ -84,9 +86,18 @@ class Sharing:
         self._calls += 1
         if spent_ns < self._fastest_ns:
             self._fastest_ns = spent_ns
-        if (self._spent_ns > _TRIAL_NS and self._calls >= _FEWEST_CALLS) or self.state is State.TRYING_ALL:
+        if self._is_enough or self.state in _TRYING:
             self._look(inputs)
         return outputs
+
+    @property
+    def _is_enough(self) -> bool:
+        """Whether there were calls enough since the last look to judge by."""
+        return self._spent_ns > _TRIAL_NS and self._calls >= _FEWEST_CALLS
+
+    def _is_worse_than(self, call_ns: float) -> bool:
+        """Whether a trial has cost a call of the other program more than that would have: no need to go on."""
+        return self._spent_ns > call_ns * (self._calls + 1)
 
     @property
     def threads_now(self) -> int:
@@ -104,35 +115,43 @@ class Sharing:
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            mean_ns, enough = self._spent_ns / max(self._calls, 1), self._spent_ns > _TRIAL_NS
+            mean_ns = self._spent_ns / max(self._calls, 1)
             match self.state:
                 case State.ALONE:
-                    if self._is_disturbed(mean_ns) and self._has_fewer(inputs):
+                    is_disturbed = self._is_disturbed(mean_ns)
+                    self._fastest_ns *= _FORGETTING
+                    if is_disturbed and self._has_fewer(inputs):
                         self._slow_ns = mean_ns
                         return self._enter(State.TRYING_FEWER)
                     return self._enter(State.ALONE)
-                case State.TRYING_FEWER if mean_ns < CLEARLY_FASTER * self._slow_ns:
+                case State.TRYING_FEWER if self._is_worse_than(self._slow_ns):
+                    return self._give_up()
+                case State.TRYING_FEWER if self._is_enough:
+                    if mean_ns > CLEARLY_FASTER * self._slow_ns:
+                        return self._give_up()
                     log.info("other work takes cores: %d of %d threads compute", self.threads_now, self.threads)
                     self._pause, self._shared_ns = _PAUSE_SECONDS, mean_ns
                     return self._share(0.0)
-                case State.TRYING_FEWER:
-                    self._not_before = time.monotonic() + self._pause
-                    self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-                    return self._enter(State.ALONE)
                 case State.SHARED:
                     self._shared_ns = mean_ns
                     if self._is_time_to_try_all():
                         return self._enter(State.TRYING_ALL)
                     return self._enter(State.SHARED)
-                case State.TRYING_ALL if self._spent_ns > self._shared_ns * (self._calls + 1):
+                case State.TRYING_ALL if self._is_worse_than(self._shared_ns):
                     return self._share(self._spent_ns / 1e9)
-                case State.TRYING_ALL if enough and self._calls >= _FEWEST_CALLS:
+                case State.TRYING_ALL if self._is_enough:
                     if mean_ns > CLEARLY_FASTER * self._shared_ns:
                         return self._share(self._spent_ns / 1e9)
                     log.info("%d threads compute again", self.threads)
                     return self._enter(State.ALONE)
         finally:
             self._lock.release()
+
+    def _give_up(self) -> None:
+        """Fewer threads are no faster."""
+        self._not_before = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        self._enter(State.ALONE)
 
     def _is_time_to_try_all(self) -> bool:
         now = time.monotonic()

@@ -131,6 +131,21 @@ def test_fewer_threads_that_are_no_faster_are_given_up(machine: Machine) -> None
     assert 1 in used and used.count(1) < 0.06 * len(used) and used[-1] == 2
 
 
+def test_a_trial_ends_as_soon_as_it_has_lost(machine: Machine) -> None:
+    shared = settled(machine)
+    machine.switches_per_ms, machine.ms = 0.2, {2: 20.0, 1: 30.0}
+    used = run(shared, machine, 1.0)
+    assert 1 <= used.count(1) <= 3 and used[-1] == 2
+
+
+def test_a_machine_that_became_slower_for_good_is_no_sign_for_ever(machine: Machine) -> None:
+    """Another clock, another neighbour: switches without end, calls as long as they all are now."""
+    shared = settled(machine)
+    machine.switches_per_ms, machine.ms = 0.2, {2: 13.0, 1: 19.0}
+    run(shared, machine, 10.0)
+    assert set(run(shared, machine, 200.0)) == {2}
+
+
 def test_slow_calls_alone_are_no_sign(machine: Machine) -> None:
     """Cold caches, a lower clock: nobody pushes threads off their cores."""
     shared = settled(machine)
@@ -202,6 +217,7 @@ def test_an_optimized_module_computes_the_same_bits_by_either(monkeypatch: pytes
         monkeypatch.setattr(sharing, "_TRIAL_NS", 0)
         monkeypatch.setattr(sharing, "SLOWER", 0.0)
         monkeypatch.setattr(sharing, "CLEARLY_FASTER", 1e9)
+        monkeypatch.setattr(Sharing, "_is_worse_than", lambda *_: False)
         monkeypatch.setattr(sharing, "_SHARED_SECONDS", 1e9)
         counted = iter(range(0, 1 << 30, 1 << 10))
         monkeypatch.setattr(sharing, "involuntary_switches", lambda: next(counted))
