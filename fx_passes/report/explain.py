@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import operator
 import os
 from collections import Counter
@@ -66,13 +67,36 @@ class Explanation:
         """Return the graph as SVG: regions as boxes, coloured by where operations run, with their times alone."""
         from fx_passes.report.picture import svg
 
-        if self._graphs is None:
-            raise ValueError("this explanation holds no graph: make one by explain()")
-        return svg(*self._graphs, self.nodes)
+        return svg(*self._held_graphs(), self.nodes)
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Write svg() to a file, for any browser; of several input signatures the last one is shown."""
         Path(path).write_text(self.svg(), encoding="utf-8")
+
+    def model_explorer(self, path: str | os.PathLike[str]) -> Path:
+        """Write the graph for Model Explorer (pip install ai-edge-model-explorer), which shows large ones well.
+
+        path  a file that ends in .json; regions are layers that unfold, the last of several input signatures is shown
+
+        Return the file beside it, `path` with .times.json at its end: microseconds of each operation alone, to lay over
+        the graph. Raises  ValueError for another ending.
+
+            model-explorer graph.json --node_data_paths=graph.times.json
+        """
+        from fx_passes.report.model_explorer import graph_collection, node_times
+
+        target = Path(path)
+        if target.suffix != ".json":
+            raise ValueError(f"Model Explorer reads graphs from files that end in .json, got {str(path)!r}")
+        times = target.with_suffix(".times.json")
+        target.write_text(json.dumps(graph_collection(*self._held_graphs(), self.nodes)), encoding="utf-8")
+        times.write_text(json.dumps(node_times(self.nodes)), encoding="utf-8")
+        return times
+
+    def _held_graphs(self) -> tuple[fx.Graph, dict[str, fx.Graph]]:
+        if self._graphs is None:
+            raise ValueError("this explanation holds no graph: make one by explain()")
+        return self._graphs
 
     @property
     def share_basis(self) -> str:
