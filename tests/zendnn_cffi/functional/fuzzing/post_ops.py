@@ -163,6 +163,7 @@ def allowed(
         if entry[:2] in (("binary", "eq"), ("binary", "ne")):  # jumps at one point, which may be near
             around.append(torch.ones_like(x))
         error = torch.stack(around).amax(0) + relative * after.abs() + 1e-5
-        error = torch.where(x.isfinite() & after.isfinite(), error, torch.inf)  # see docs: NaN is not kept everywhere
+        # See docs: NaN is not kept everywhere. Steps compute in float32, where exp(200) times 0 is NaN.
+        error = torch.where(x.isfinite() & after.float().isfinite(), error, torch.inf)
         x = after
     return expected, error + relative * expected.abs() + 1e-30 * math.pi
