@@ -37,7 +37,7 @@ def graph_collection(
 
 
 def node_times(found: Sequence[NodeExplanation]) -> dict[str, Any]:
-    """Return the times of operations, each alone, in microseconds, as node data over the graph of graph_collection()."""
+    """Return microseconds of each operation alone, as node data over the graph of graph_collection()."""
     results = {_identity(each.region, each.name): {"value": each.time_ns / 1e3} for each in found if each.time_ns}
     return {_GRAPH: {"name": "time alone, us", "results": results, "gradient": _GRADIENT}}
 
