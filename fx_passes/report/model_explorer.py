@@ -38,7 +38,9 @@ def graph_collection(
 
 def node_times(found: Sequence[NodeExplanation]) -> dict[str, Any]:
     """Return microseconds of each operation alone, as node data over the graph of graph_collection()."""
-    results = {_identity(each.region, each.name): {"value": each.time_ns / 1e3} for each in found if each.time_ns}
+    results = {
+        _identity(each.region, each.name): {"value": round(each.time_ns / 1e3, 3)} for each in found if each.time_ns
+    }
     return {_GRAPH: {"name": "time alone, us", "results": results, "gradient": _GRADIENT}}
 
 
@@ -83,7 +85,7 @@ def _node(
     attributes = {} if said is None else {name: _text(getattr(said, name)) for name in _SAID}
     return {
         "id": _identity(region, node.name),
-        "label": node.op if said is None else said.became,
+        "label": _called(node) if said is None else said.became,
         "namespace": region,
         "attrs": [{"key": "name", "value": node.name}]
         + [{"key": key, "value": value} for key, value in attributes.items() if value],
@@ -93,6 +95,13 @@ def _node(
         ],
         "style": {"backgroundColor": COLOURS[where(said)]},
     }
+
+
+def _called(node: fx.Node) -> str:
+    """The name of what a node calls; of inputs and the output, what they are."""
+    if node.op in ("placeholder", "output"):
+        return node.op
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def _text(value: Any) -> str:
