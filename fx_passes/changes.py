@@ -51,11 +51,11 @@ class Contents:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = list(tensors)
-        # Inference tensors have no version counter, what stands for tensors elsewhere has no address.
+        # Inference tensors have no version counter.
         self._counted = [t for t in self.tensors if not t.is_inference()]
         self._versions = list(map(_version, self._counted))
         self._quickly = Versions(self._counted)
-        self._locations = Locations(t for t in self.tensors if _has_address(t))
+        self._locations = Locations(self.tensors)
 
     def unwritten(self) -> bool:
         """Whether nobody wrote to them in place."""
@@ -70,14 +70,6 @@ class Contents:
         written = {id(t) for t, version in zip(self._counted, self._versions, strict=True) if t._version != version}
         moved = set(map(id, self._locations.changed()))
         return [i for i, tensor in enumerate(self.tensors) if id(tensor) in written | moved]
-
-
-def _has_address(tensor: torch.Tensor) -> bool:
-    try:
-        tensor.data_ptr()
-    except RuntimeError:
-        return False
-    return True
 
 
 class Watch:

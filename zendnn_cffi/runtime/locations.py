@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zendnn_cffi.runtime.words import Words, words_at
+from zendnn_cffi.runtime.words import PLAIN, Words, words_at
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _IMPL_WORDS = 23  # that a TensorImpl has at most: 22 in PyTorch 2.13; what follows is the allocator's
 _STORAGE_WORDS = 6  # that a StorageImpl has, and more
 _INLINE_DIMENSIONS = 5  # of tensors with more, sizes and strides lie elsewhere
@@ -42,21 +41,25 @@ class Places(NamedTuple):
 
 
 class Locations:
-    """Where the numbers of these tensors lay and how they were read. Each has an address (data_ptr())."""
+    """Where the numbers of these tensors lay and how they were read; those without an address are left out."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self.tensors = list(tensors)
-        self._storages = [t.untyped_storage() for t in self.tensors]  # held: new memory lies elsewhere
-        self._asked = [t for t in self.tensors if not _is_certain(t)]
-        self._answers = list(map(described, self._asked))
-        certain = [t for t in self.tensors if _is_certain(t)]
+        self._known = [(t, known) for t in tensors if (known := described(t)) is not None]
+        self._storages: list[torch.UntypedStorage] = []  # held: new memory lies elsewhere
+        self._asked: list[torch.Tensor] = []
+        objects, impls, data = [], [], []
         places = PLACES or _NOWHERE
-        impls = [t._cdata for t in certain]
-        self._objects = Words([id(t) + 8 * places.impl for t in certain], 8)
-        self._impls = Words([impl + 8 * place for impl in impls for place in places.views], 8)
-        storages = dict.fromkeys(t.untyped_storage()._cdata for t in certain)
-        self._data = Words([storage + 8 * places.data for storage in storages], 8)
-        self._known = list(map(described, self.tensors))
+        for tensor, _ in self._known:
+            storage = tensor.untyped_storage()
+            self._storages.append(storage)
+            if _is_certain(tensor, storage):
+                objects.append(id(tensor) + 8 * places.impl)
+                impls += [tensor._cdata + 8 * place for place in places.views]
+                data.append(storage._cdata + 8 * places.data)
+            else:
+                self._asked.append(tensor)
+        self._objects, self._impls, self._data = Words(objects, 8), Words(impls, 8), Words(data, 8)
+        self._answers = list(map(described, self._asked))
 
     def unchanged(self) -> bool:
         """Whether they lie where they lay, and are read as they were."""
@@ -69,33 +72,24 @@ class Locations:
 
     def changed(self) -> list[torch.Tensor]:
         """Those that do not, as PyTorch says."""
-        return [t for t, known in zip(self.tensors, self._known, strict=True) if _described_now(t) != known]
+        return [tensor for tensor, known in self._known if described(tensor) != known]
 
 
-def described(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Address and view of a tensor, as PyTorch says; RuntimeError where it has no address."""
-    return (
-        tensor.data_ptr(),
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.is_neg(),
-        tensor.is_conj(),
-    )
-
-
-def _described_now(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+def described(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Address and view of a tensor, as PyTorch says; None where it has no address."""
     try:
-        return described(tensor)
+        address = tensor.data_ptr()
     except RuntimeError:
         return None
+    sizes = None if tensor.is_nested else (tensor.shape, tensor.stride())  # of nested ones each part has its own
+    return address, tensor.dtype, sizes, tensor.is_neg(), tensor.is_conj()
 
 
-def _is_certain(tensor: torch.Tensor) -> bool:
+def _is_certain(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
     """Whether all words of this tensor lie where PLACES says."""
-    if PLACES is None or type(tensor) not in _PLAIN or tensor.dim() > _INLINE_DIMENSIONS:
+    if PLACES is None or type(tensor) not in PLAIN or tensor.is_nested or tensor.dim() > _INLINE_DIMENSIONS:
         return False
-    impl, storage = tensor._cdata, tensor.untyped_storage()
+    impl = tensor._cdata
     return (
         words_at(id(tensor) + 8 * PLACES.impl, 1) == [impl]
         and words_at(impl + 8 * PLACES.storage, 1) == [storage._cdata]

@@ -20,10 +20,9 @@ from typing import NamedTuple
 
 import torch
 
-from zendnn_cffi.runtime.words import Words, words_at
+from zendnn_cffi.runtime.words import PLAIN, Words, words_at
 
 _version = operator.attrgetter("_version")
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _IMPL_WORDS = 16  # words of 8 bytes to look at: a TensorImpl has more than 20
 _COUNTER_WORDS = 6  # words of 4 bytes that a VersionCounter has
 
@@ -62,7 +61,7 @@ class Versions:
 
 def _located(tensor: torch.Tensor) -> tuple[torch.Tensor | None, int]:
     """A detached alias with the same counter, and where the version lies; None where that is not certain."""
-    if PLACE is None or type(tensor) not in _PLAIN:
+    if PLACE is None or type(tensor) not in PLAIN:
         return None, 0
     with torch.inference_mode(False):
         alias = tensor.detach()

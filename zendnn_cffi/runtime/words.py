@@ -9,7 +9,9 @@ import ctypes
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors that keep all where PyTorch does; subclasses need not
 _TYPES = {4: "<u4", 8: "<u8"}
 
 
@@ -20,15 +22,14 @@ class Words:
         # As places in all memory taken as one array, which begins at address `size`: NULL is no array.
         self._places = np.array(addresses, dtype=np.int64) // size - 1
         self._memory = np.asarray(_Memory(max(addresses, default=size), size))
-        self.known = self.read()
-
-    def read(self) -> bytes:
-        """What they are now."""
-        return self._memory.take(self._places, mode="clip").tobytes()
+        self._known = self._gather()
 
     def unchanged(self) -> bool:
         """Whether they are what they were when this was made."""
-        return self.read() == self.known
+        return self._gather() == self._known
+
+    def _gather(self) -> bytes:
+        return self._memory.take(self._places, mode="clip").tobytes()
 
 
 class _Memory:

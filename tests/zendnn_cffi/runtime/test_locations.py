@@ -102,5 +102,15 @@ def test_what_programs_do_to_tensors_changes_nothing() -> None:
     assert found.unchanged() and held
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_have_an_address_and_sparse_ones_none() -> None:
+    nested, sparse = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(3, 3)]), torch.eye(3).to_sparse()
+    found = Locations([nested, sparse])
+    assert found.unchanged() and not found.changed()
+    nested.data = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(3, 3)])
+    assert not found.unchanged()
+    assert [t is nested for t in found.changed()] == [True]
+
+
 def test_nothing_to_watch() -> None:
     assert Locations([]).unchanged()
