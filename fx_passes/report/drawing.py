@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
+from collections.abc import Mapping
 
 from torch import fx
 
@@ -40,16 +41,25 @@ def rows_of(nodes: list[fx.Node]) -> dict[int, list[fx.Node]]:
     return rows
 
 
+def called(node: fx.Node) -> str:
+    """The name of what a node calls; of an input, its own."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def inside(node: fx.Node, regions: Mapping[str, fx.Graph]) -> fx.Graph | None:
+    """The graph of the region that a node of the outer graph calls; None of other nodes."""
+    return regions.get(str(node.target)) if node.op == "call_module" else None
+
+
 def _arrow(source: tuple[int, int], target: tuple[int, int]) -> str:
     (x1, y1), (x2, y2), half = source, target, _BOX[0] // 2
     return f'<line x1="{x1 + half}" y1="{y1 + _BOX[1]}" x2="{x2 + half}" y2="{y2}" stroke="#888888"/>'
 
 
 def _box(node: fx.Node, x: int, y: int) -> str:
-    called = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     colour = _COLOURS.get(node.op, _OTHER)
     return (
         f'<rect x="{x}" y="{y}" width="{_BOX[0]}" height="{_BOX[1]}" rx="4" fill="{colour}" stroke="#888888"/>'
         f'<text x="{x + 6}" y="{y + 14}" font-size="11">{html.escape(node.name[:30])}</text>'
-        f'<text x="{x + 6}" y="{y + 28}" font-size="9" fill="#555555">{html.escape(called[:36])}</text>'
+        f'<text x="{x + 6}" y="{y + 28}" font-size="9" fill="#555555">{html.escape(called(node)[:36])}</text>'
     )

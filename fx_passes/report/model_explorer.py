@@ -6,10 +6,12 @@ Source: https://github.com/google-ai-edge/model-explorer, its "Graph JSON" and "
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import fx
 
+from fx_passes.report.drawing import called, inside
 from fx_passes.report.explanation import NodeExplanation
 from fx_passes.report.picture import COLOURS, where
 
@@ -28,7 +30,7 @@ def graph_collection(
     by_name = {(each.region, each.name): each for each in found}
     nodes = []
     for node in _shown(outer):
-        inner = regions.get(str(node.target)) if node.op == "call_module" else None
+        inner = inside(node, regions)
         if inner is None:
             nodes.append(_node("", node, by_name, _sources(outer, regions, node)))
         else:
@@ -57,7 +59,7 @@ def _sources(outer: fx.Graph, regions: Mapping[str, fx.Graph], node: fx.Node) ->
     """Identities of what a node of the outer graph reads; of a region, its output."""
     sources = []
     for source in node.all_input_nodes:
-        inner = regions.get(str(source.target)) if source.op == "call_module" else None
+        inner = inside(source, regions)
         if inner is not None:
             sources.append(_identity(str(source.target), inner.output_node().name))
         elif source.op != "get_attr":
@@ -72,7 +74,7 @@ def _inside(
     feeding = iter(sources)
     for node in _shown(graph):
         if node.op == "placeholder":
-            reads = [source for source in (next(feeding, None),) if source is not None]
+            reads = list(islice(feeding, 1))
         else:
             reads = [_identity(region, source.name) for source in node.all_input_nodes if source.op != "get_attr"]
         yield _node(region, node, found, reads)
@@ -85,7 +87,7 @@ def _node(
     attributes = {} if said is None else {name: _text(getattr(said, name)) for name in _SAID}
     return {
         "id": _identity(region, node.name),
-        "label": _called(node) if said is None else said.became,
+        "label": _label(node) if said is None else said.became,
         "namespace": region,
         "attrs": [{"key": "name", "value": node.name}]
         + [{"key": key, "value": value} for key, value in attributes.items() if value],
@@ -97,11 +99,9 @@ def _node(
     }
 
 
-def _called(node: fx.Node) -> str:
+def _label(node: fx.Node) -> str:
     """The name of what a node calls; of inputs and the output, what they are."""
-    if node.op in ("placeholder", "output"):
-        return node.op
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return node.op if node.op in ("placeholder", "output") else called(node)
 
 
 def _text(value: Any) -> str:

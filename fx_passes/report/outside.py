@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
+from fx_passes.report.drawing import called
 from fx_passes.report.explanation import NodeExplanation
 from fx_passes.trace.outputs import Remake
 
@@ -30,12 +31,10 @@ _REASONS = {
 
 def explain_outside(node: fx.Node, gm: OptimizedModule) -> NodeExplanation:
     """Return what a node of the outer graph, which is no call of a region, is."""
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     became, described = _became(node), _described(node, gm)
+    source = str(node.meta.get("source", called(node)))
     if described:
-        source = str(node.meta.get("source", target))
         return NodeExplanation("", "", node.name, source, "embedding_bags", "torch", "", (), described)
-    source = str(node.meta.get("source", target))
     implementation = "torch" if became in ("torch", "movement") else ""
     reason = _REASONS.get(became) or _why_torch(node, gm)
     return NodeExplanation("", "", node.name, source, became, implementation, "", (), reason)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from fx_passes.report.drawing import rows_of
+from fx_passes.report.drawing import inside, rows_of
 from fx_passes.report.explanation import NodeExplanation
 
 _BOX, _GAP, _ROW, _EDGE = (196, 36), 14, 62, 24
@@ -34,7 +34,7 @@ def svg(outer: fx.Graph, regions: Mapping[str, fx.Graph], found: Sequence[NodeEx
     nodes = [node for node in outer.nodes if node.op != "get_attr"]
     parts: dict[fx.Node, tuple[list[str], int, int]] = {}
     for node in nodes:
-        inner = regions.get(str(node.target)) if node.op == "call_module" else None
+        inner = inside(node, regions)
         if inner is None:
             parts[node] = (_box(node.name, by_name.get(("", node.name)), node, 0, 0), *_BOX)
         else:
