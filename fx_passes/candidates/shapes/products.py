@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fx_passes.candidates.shapes.elementwise import binary, check_floating, eltwise, innermost_first
-from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, in_order, is_row_major, row_major, settled
+from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, in_order, row_major, settled
 
 
 def linear(src: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, *, post_ops: Any = ()) -> TensorSpec:
@@ -69,9 +69,9 @@ def _is_mask(mask: TensorSpec, query: TensorSpec, key: TensorSpec) -> bool:
 
 
 def _empty_like(spec: TensorSpec) -> TensorSpec:
-    """As torch.empty_like: dense strides in the same order. Equal strides leave the order open, unless row-major."""
+    """As torch.empty_like: dense strides in the same order, which equal strides leave open."""
     dense = in_order(spec.shape, spec.dtype, innermost_first(spec.shape, [spec.strides]))
-    if dense.strides != spec.strides or (len(set(spec.strides)) < spec.ndim and not is_row_major(spec)):
+    if dense.strides != spec.strides or len(set(spec.strides)) < spec.ndim:
         settled(spec)
     return dense
 

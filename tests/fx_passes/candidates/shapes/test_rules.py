@@ -202,7 +202,7 @@ def test_a_rule_is_right_or_unclear_whatever_the_operands(operation: Callable[..
 
 @pytest.mark.parametrize("strides", [(32, 8, 8, 1), (32, 8, 1, 1), (32, 8, 32, 1), (32, 1, 8, 1)], ids=str)
 def test_attention_of_one_token_is_right_or_unclear(strides: tuple[int, ...]) -> None:
-    """Whatever the stride of the one token, which fake tensors take into account and eager does not."""
+    """Whatever the stride of the one token: fake tensors and eager order equal strides differently."""
     operands = (TensorSpec((2, 4, 1, 8), F32, strides), HEADS, HEADS)
     try:
         found = infer(ops.cached_attention, operands, {})
