@@ -1,7 +1,8 @@
 """Plain PyTorch as one more candidate for operations that its own kernels compute well.
 
 Measured beside the primitives, in row-major and channels-last layouts; where PyTorch has a function with `out`, it
-writes straight into the arena.
+writes straight into the arena. Without AVX-512 that is so for what has weights, too: PyTorch's own kernels for AVX2 are
+newer than the library's, and faster for some convolutions.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from fx_passes.candidates.layouts import BLOCK, layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.torch_into import BINARY_INTO, Into, eltwise_into
+from zendnn_cffi.engine.library import load
 
 aten = torch.ops.aten
 
 RIVALS = ops.having(torch_candidate=True)
+WITHOUT_AVX512 = ops.having(weighted=True)
 
 
 def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) -> None:
     """Append candidates in which PyTorch computes node, to an operation that primitives can compute too."""
-    if node.target not in RIVALS or operation.fallback_reason or operation.kind == "view":
+    if not _has_rivals(node, context) or operation.fallback_reason or operation.kind == "view":
         return
     specs = [context.values.specs[n] for n in operation.operands]
     try:
@@ -43,6 +46,14 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
         operation.candidates.append(Candidate("torch", tuple(descs[:-1]), descs[-1], (template,)))
     if node.target is ops.concat:
         operation.candidates += _concat_of_blocks(operation, node, context)
+
+
+def _has_rivals(node: fx.Node, context: LoweringContext) -> bool:
+    if node.target not in WITHOUT_AVX512:
+        return node.target in RIVALS
+    if isinstance(context.values.arguments(node)["weight"], fx.Node):  # computed at run time: gates, attention
+        return False
+    return not load().runs("cpu_isa_avx512_core")
 
 
 def _concat_of_blocks(operation: Operation, node: fx.Node, context: LoweringContext) -> Iterator[Candidate]:

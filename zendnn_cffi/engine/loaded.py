@@ -53,6 +53,11 @@ class Library:
         """Return whether this library declares and exports prefix + name."""
         return exports(self.ffi, self.lib, self.prefix + name)
 
+    def runs(self, instructions: str) -> bool:
+        """Return whether its kernels may use an instruction set (`cpu_isa_avx512_core`): the CPU's, as limited."""
+        needed = self.const(instructions)
+        return bool(self.fn("get_effective_cpu_isa")() & needed == needed)
+
     def const(self, name: str) -> int:
         """Return an enumerator (`f32`, `nhwc`) or macro (`ARG_SRC`); AttributeError if this library has none."""
         value = self._constants.get(name)

@@ -87,9 +87,7 @@ def _adds_at_32_bits(implementation: str) -> bool:
     """Whether products of 8-bit integers are added without loss: not where two of them pass through 16 bits."""
     if "gemm" not in implementation or "brgemm" in implementation:  # names that say which instructions
         return "vnni" in implementation or "amx" in implementation
-    library = load()
-    needed = int(library.const("cpu_isa_avx512_core_vnni"))
-    return bool(library.fn("get_effective_cpu_isa")() & needed == needed)
+    return load().runs("cpu_isa_avx512_core_vnni")
 
 
 def _problem_of_post_ops(op: OpDesc, post_ops: PostOps, implementation: str, dst: MemoryDesc | None) -> str | None:

@@ -171,8 +171,7 @@ def is_offered(dtype: torch.dtype, result: torch.dtype) -> bool:
     names = f"gemm_{_FUNCTIONS[dtype, result]}", f"reorder_{reorder}", f"get_reorder_buf_size_{reorder}"
     if not all(hasattr(library.blis_lib, f"aocl_{name}") for name in names):
         return False  # asked first: a library without them may lack names of instruction sets, too
-    needed = int(library.const(_ISA[dtype]))
-    return bool(library.fn("get_effective_cpu_isa")() & needed == needed)
+    return library.runs(_ISA[dtype])
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from fx_passes.candidates.layouts import row_major
 from fx_passes.region.compile import _why_torch
 from fx_passes.search.measure import is_rival
 from tests.support.lowering import net, noise, offload
+from zendnn_cffi.engine.loaded import Library
 
 CASES: dict[str, Callable[[Any], Any]] = {
     **{f.__name__: (lambda y, f=f: f(y.mean((2, 3), keepdim=True) + y)) for f in
@@ -80,6 +81,31 @@ def test_batch_norm_prelu_and_layer_norm(torch_is_fastest: list[Candidate]) -> N
     )
     found = offload(model, noise(2, 3, 6, 64), tune="full", k=100, allow_winograd=False)
     assert sum(node.reason.startswith("plain PyTorch measured faster") for node in found.nodes) == 4
+
+
+@pytest.mark.parametrize("wide", (True, False), ids=("AVX-512", "AVX2"))
+def test_layers_with_weights_have_rivals_without_avx512(
+    wide: bool, torch_is_fastest: list[Candidate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Library, "runs", lambda self, instructions: wide)
+    layers = (nn.Conv2d(8, 12, 3, padding=1, groups=2), nn.ConvTranspose2d(12, 8, 2, stride=2), nn.Linear(10, 7))
+    model = net(lambda m, x: F.gelu(m[2](m[1](F.relu(m[0](x))))), *layers)
+    found = offload(model, noise(2, 8, 3, 5), tune="full", k=100)
+    won = {node.became for node in found.nodes if node.reason.startswith("plain PyTorch measured faster")}
+    assert [node.became for node in found.nodes[:3]] == (
+        ["convolution", "deconvolution", "inner_product"] if wide else ["torch"] * 3
+    )
+    assert won == (set() if wide else {"torch"})
+
+
+def test_weights_of_the_moment_have_no_rival(
+    torch_is_fastest: list[Candidate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product of two activations is none of PyTorch's here, whatever the vectors."""
+    monkeypatch.setattr(Library, "runs", lambda self, instructions: False)
+    model = net(lambda m, x: m[0](x) @ m[1](x).mT, nn.Linear(6, 8), nn.Linear(6, 8))
+    found = offload(model, noise(2, 3, 6), tune="full")
+    assert "matmul" in {node.became for node in found.nodes}
 
 
 def test_not_a_candidate_without_measuring() -> None:

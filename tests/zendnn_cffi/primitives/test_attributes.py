@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ import torch
 
 import zendnn_cffi
 from zendnn_cffi import Attr, Memory, MemoryDesc, PostOps, Primitive, PrimitiveDesc
-from zendnn_cffi.primitives import attributes, known_problems
+from zendnn_cffi.engine.library import load
+from zendnn_cffi.primitives import attributes
 from zendnn_cffi.primitives.attributes import (
     ARG_ATTR_OUTPUT_SCALES,
     ARG_ATTR_ZERO_POINTS,
@@ -227,10 +227,9 @@ def test_known_problems_of_integers(
 def test_products_of_integers_may_saturate_in_gemm_where_there_is_no_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     op = Op("matmul")
     op.descs = {"src": MemoryDesc((9, 16), torch.uint8), "weights": MemoryDesc((16, 4), torch.int8), "bias": None}
-    library = known_problems.load()
+    library = load()
     for name, saturates in (("cpu_isa_avx2", True), ("cpu_isa_avx512_core_vnni", False)):
         isa = library.const(name)
-        fake = SimpleNamespace(const=library.const, fn=lambda _, isa=isa: lambda: isa)
-        monkeypatch.setattr(known_problems, "load", lambda fake=fake: fake)
+        monkeypatch.setattr(library, "fn", lambda _, isa=isa: lambda: isa)
         found = known_problem(op, PostOps(), "x64:gemm:jit", None, None)  # type: ignore[arg-type]
         assert ("saturates" in str(found)) == saturates
