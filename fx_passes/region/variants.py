@@ -20,7 +20,7 @@ from fx_passes.plan.prepack import WeightStore
 from fx_passes.region.batch import is_batchwise
 from fx_passes.region.compile import LoweredRegion, lower_region, region_key
 from fx_passes.region.options import RegionOptions
-from fx_passes.search.database import Result
+from fx_passes.search.database import Result, kept_ns
 from fx_passes.search.tuner import database_of
 from fx_passes.search.turn import Turn
 from zendnn_cffi.runtime.program import OutputSpec, Program
@@ -190,7 +190,7 @@ def _measured(
         return {next(iter(built)): 0.0}, False
     runs = {**{name: lowered.program for name, lowered in built.items()}, PLAIN: run_plain}
     with turn.measuring() as observed:
-        times = measure_in_turns(runs, inputs)
+        times = {name: kept_ns(time_ns) for name, time_ns in measure_in_turns(runs, inputs).items()}
     doubtful = observed.disturbed and not turn.insists
     if doubtful:
         del times[PLAIN]

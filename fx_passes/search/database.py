@@ -26,6 +26,22 @@ log = logging.getLogger("zendnn_cffi.search")
 
 FORMAT = 3  # part of the file's name: raise it when the meaning of keys or values changes
 _BUSY_SECONDS = 5.0
+STEPS, LEAST = 1400.0, -10.0  # per doubling; the binary logarithm of the shortest time, ns (reorders: per byte)
+
+
+def kept_ns(time_ns: float) -> float:
+    """A time as files keep it: whoever reads one decides exactly as the process that measured."""
+    return time_of(step_of(time_ns)) if 0 < time_ns < math.inf else time_ns
+
+
+def step_of(time_ns: float) -> int:
+    """The step nearest to a time, 0 for the shortest that is kept."""
+    return max(0, round(STEPS * (math.log2(max(time_ns, 2.0**LEAST)) - LEAST)))
+
+
+def time_of(step: int) -> float:
+    """The time of a step, ns."""
+    return float(2.0 ** (step / STEPS + LEAST))
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,11 @@ class Database:
     def has_hints(self) -> bool:
         """Whether anything is known of machines like this one."""
         return self._shipped is not None or bool(self._hints)
+
+    @property
+    def has_shipped(self) -> bool:
+        """Whether results are at hand that count as measured here."""
+        return self._shipped is not None
 
     def hint_ns(self, key: str) -> float | None:
         """The time on a machine as near to this one as any that is known; None where none has it right."""

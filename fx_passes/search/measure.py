@@ -96,8 +96,8 @@ class Bench:
             if not error <= tolerance(candidate):
                 return database.Result(math.inf, error, False)
             if best_ns == CHECK_ONLY or first_ns > _HOPELESS * best_ns + _FIRST_NS:
-                return database.Result(float(first_ns), error, True)
-            return database.Result(fastest_ns(program, first_ns, best_ns), error, True)
+                return database.Result(database.kept_ns(first_ns), error, True)
+            return database.Result(database.kept_ns(fastest_ns(program, first_ns, best_ns)), error, True)
         finally:
             while self._taken:
                 self.scratch.give_back(self._taken.pop())
@@ -111,7 +111,7 @@ class Bench:
         """Return the time of a candidate whose numbers are known to be right, ns."""
         try:
             program, _ = self._prepare(self._twin(candidate))
-            return fastest_ns(program, run_ns(program))
+            return database.kept_ns(fastest_ns(program, run_ns(program)))
         finally:
             while self._taken:
                 self.scratch.give_back(self._taken.pop())

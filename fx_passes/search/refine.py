@@ -20,7 +20,7 @@ import torch
 
 from fx_passes.candidates.candidates import Candidate, Operation, measurable, weights_bytes
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.search.database import Database, Result
+from fx_passes.search.database import Database, Result, kept_ns
 from fx_passes.search.measure import fingerprint
 from fx_passes.search.noise import made_up
 from fx_passes.search.turn import Turn
@@ -121,13 +121,13 @@ def _measure(
         for k, name in enumerate(own):
             rounds = per_operation[k].get(operation.name)
             if name and rounds:
-                database.put(name, Result(statistics.median(rounds), 0.0, True))
+                database.put(name, Result(kept_ns(statistics.median(rounds)), 0.0, True))
     for program in programs[1:]:
         program.close()
     refined = build(_fastest(choices, keys, database))
     before, after = ([sum(calls) for calls in t] for t in _take_turns([programs[0], refined], tensors))
-    database.put(f"{key} alone", Result(statistics.median(before), 0.0, True))
-    database.put(f"{key} inside", Result(statistics.median(after), 0.0, True))
+    database.put(f"{key} alone", Result(kept_ns(statistics.median(before)), 0.0, True))
+    database.put(f"{key} inside", Result(kept_ns(statistics.median(after)), 0.0, True))
     log.debug("chosen alone %.3f ms, inside %.3f ms", *(statistics.median(t) / 1e6 for t in (before, after)))
     for program in (programs[0], refined):
         program.close()

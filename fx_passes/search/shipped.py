@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fx_passes.search.database import FORMAT, Result
+from fx_passes.search.database import FORMAT, Result, step_of, time_of
 from zendnn_cffi.engine.library import PACKAGE
 from zendnn_cffi.primitives.verification.records import machine
 
@@ -30,7 +30,6 @@ log = logging.getLogger("zendnn_cffi.search")
 FOLDER = PACKAGE / "measured"
 VARIABLE = "ZENDNN_CFFI_SHIPPED_TIMES"  # empty: as if there were none
 _WRONG, _NEVER = 0, 0xFFFF
-_STEPS, _LEAST = 1400.0, -10.0  # per doubling; the binary logarithm of the shortest time, ns (reorders: per byte)
 
 
 class Shipped:
@@ -51,7 +50,7 @@ class Shipped:
         code = self._codes[place]
         if code == _WRONG:
             return Result(math.inf, math.nan, False)
-        return Result(math.inf if code == _NEVER else 2.0 ** ((code - 1) / _STEPS + _LEAST), 0.0, True)
+        return Result(math.inf if code == _NEVER else time_of(code - 1), 0.0, True)
 
 
 def digest_of(key: str) -> int:
@@ -83,7 +82,7 @@ def _code(result: Result) -> int:
         return _WRONG
     if math.isinf(result.time_ns):
         return _NEVER
-    return max(1, min(_NEVER - 1, 1 + round(_STEPS * (math.log2(max(result.time_ns, 2.0**_LEAST)) - _LEAST))))
+    return min(_NEVER - 1, 1 + step_of(result.time_ns))
 
 
 @lru_cache(maxsize=16)

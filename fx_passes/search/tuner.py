@@ -16,7 +16,7 @@ from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTempl
 from fx_passes.candidates.layouts import Layout
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.search.cost import estimate_ns, reorder_ns
-from fx_passes.search.database import Database, Result, cache_folder
+from fx_passes.search.database import Database, Result, cache_folder, kept_ns
 from fx_passes.search.measure import (
     CHECK_ONLY,
     Bench,
@@ -39,7 +39,7 @@ _NEAR_THE_BEST = 1.3  # what was measured within this factor is timed a second t
 SHARE = 0.6  # of a turn's time, for measuring operations alone; the rest is for whole programs
 _CALLS = 10  # a turn is as long as so many calls by estimate, if that is more than it has
 Progress = Callable[[int, int], None]
-Choose = Callable[[list[Candidate]], list[Candidate]]
+Choose = Callable[[Operation, list[Candidate]], list[Candidate]]
 
 
 @lru_cache(maxsize=64)
@@ -134,12 +134,14 @@ class Tuner:
         if not rivals:
             return candidates
         bench: Bench | None = None
-        best_ns, right, fresh = math.inf, list[tuple[str, Candidate]](), dict[str, Candidate]()
-        prospects = sorted(choose(rivals), key=lambda c: c.cost_ns)
+        best_ns, right, fresh = math.inf, list[tuple[int, str, Candidate]](), dict[str, Candidate]()
+        chosen = choose(operation, rivals)
+        order = sorted(range(len(chosen)), key=lambda i: chosen[i].cost_ns)
+        prospects = [chosen[i] for i in order]
         keys = [fingerprint(c) for c in prospects]
         if any(self.database.get(key) is None for key in keys) and not self.turn.allows(SHARE):
             return [c for c in candidates if c not in rivals] + self._known_or_estimated(rivals)
-        for key, candidate in zip(keys, prospects, strict=True):
+        for place, key, candidate in zip(order, keys, prospects, strict=True):
             result = self.database.get(key)
             if result is None:
                 bench = bench or Bench(operation, values, self._scratch)
@@ -147,14 +149,15 @@ class Tuner:
                 fresh[key] = candidate
             if result.right:
                 best_ns = min(best_ns, result.time_ns)
-                right.append((key, replace(candidate, cost_ns=result.time_ns)))
+                right.append((place, key, replace(candidate, cost_ns=result.time_ns)))
         again: dict[str, float] = {}
         if bench is not None:
             again = {} if self.turn.is_limited else self._look_again(bench, fresh, best_ns)
             bench.close()
-        if not any(not is_rival(c) for _, c in right):
+        if not any(not is_rival(c) for *_, c in right):
             self.doubt(operation)
-        timed = [replace(c, cost_ns=again.get(key, c.cost_ns)) for key, c in right]
+        right.sort(key=lambda found: found[0])  # whatever the estimates were: of equal times the first wins
+        timed = [replace(c, cost_ns=again.get(key, c.cost_ns)) for _, key, c in right]
         if timed:
             self._ratios.append(min(c.cost_ns for c in timed) / max(1.0, prospects[0].cost_ns))
         return [c for c in candidates if c not in rivals] + timed
@@ -180,10 +183,11 @@ class Tuner:
             replace(c, cost_ns=scale * c.cost_ns) for c in estimated
         ]
 
-    def _near_the_best(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The candidates to measure first: those estimated near the best in any layout."""
-        best_ns = min(c.cost_ns for c in candidates)
-        return [c for c in candidates if c.cost_ns <= _PROSPECTS * best_ns]
+    def _near_the_best(self, operation: Operation, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates to measure first: of the prospects, those estimated near the best in any layout."""
+        prospects = self._prospects(operation, candidates)
+        best_ns = min(c.cost_ns for c in prospects)
+        return [c for c in prospects if c.cost_ns <= _PROSPECTS * best_ns]
 
     def _look_again(self, bench: Bench, fresh: Mapping[str, Candidate], best_ns: float) -> dict[str, float]:
         """Time those near the best once more, and keep the better time: a disturbance lasts longer than one of them."""
@@ -203,15 +207,21 @@ class Tuner:
         cost_ns = sum(self.reorder_ns(pd.src_desc, pd.dst_desc) for pd in pds if pd.src_desc and pd.dst_desc)
         return replace(candidate, cost_ns=cost_ns)
 
-    def _prospects(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The candidates worth measuring: per choice of layouts, those estimated near the best of that choice."""
+    def _prospects(self, operation: Operation, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates worth measuring: per choice of layouts, those near the best of that choice.
+
+        By arithmetic, and by times of other machines. Where times of this kind of machine are at hand, they are no
+        reason to measure more: those of the prospects change what the rest is estimated at.
+        """
         if self.mode == "full":
             return candidates
-        best: dict[tuple[Layout, ...], float] = {}
-        for c in candidates:
-            key = (*c.srcs, c.dst)
-            best[key] = min(best.get(key, math.inf), c.cost_ns)
-        return [c for c in candidates if c.cost_ns <= _PROSPECTS * best[(*c.srcs, c.dst)]]
+        near = _near_the_best_of_its_layouts(candidates, [c.cost_ns for c in candidates])
+        if self.database.has_hints:
+            arithmetic = [estimate_ns(operation, c, self.threads) for c in candidates]
+            if self.database.has_shipped:
+                near = {i for i, c in enumerate(candidates) if self.database.get(fingerprint(c)) is not None}
+            near |= _near_the_best_of_its_layouts(candidates, arithmetic)
+        return [c for i, c in enumerate(candidates) if i in near]
 
     def _run(self, bench: Bench, candidate: Candidate, best_ns: float, key: str) -> Result:
         try:
@@ -266,10 +276,19 @@ class Tuner:
         if result is None and not self.turn.allows(SHARE):
             return reorder_ns(have, want)
         if result is None:
-            result = Result(time_reorder(have, want) / size_bytes, 0.0, True)
+            result = Result(kept_ns(time_reorder(have, want) / size_bytes), 0.0, True)
             self.measured += 1
             self.database.put(key, result)
         return result.time_ns * size_bytes
+
+
+def _near_the_best_of_its_layouts(candidates: Sequence[Candidate], costs_ns: Sequence[float]) -> set[int]:
+    """The positions of those that cost little more than the best between the same layouts."""
+    places = [(*c.srcs, c.dst) for c in candidates]
+    best: dict[tuple[Layout, ...], float] = {}
+    for place, cost_ns in zip(places, costs_ns, strict=True):
+        best[place] = min(best.get(place, math.inf), cost_ns)
+    return {i for i, place in enumerate(places) if costs_ns[i] <= _PROSPECTS * best[place]}
 
 
 def _without_rivals(candidates: list[Candidate]) -> list[Candidate]:

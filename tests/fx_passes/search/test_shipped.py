@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 
 import zendnn_cffi
+from fx_passes import ops
+from fx_passes.candidates.candidates import Candidate
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.rules import lower_graph
 from fx_passes.search import measure, shipped
-from fx_passes.search.database import Database, Result
-from fx_passes.search.measure import Bench
+from fx_passes.search.database import Database, Result, Source, kept_ns
+from fx_passes.search.measure import Bench, fingerprint
 from fx_passes.search.tuner import Tuner, database_for
+from fx_passes.search.turn import Turn
 from tests.support.lowering import net, noise
 
 times = st.floats(1e-2, 3e10)
@@ -57,6 +63,15 @@ def test_a_file_grows_and_newer_times_win(tmp_path: Path) -> None:
     assert [round(r.time_ns) for k in "abc" if (r := found.get(k)) is not None] == [100, 300, 400]
 
 
+@given(st.floats(1e-3, 1e11))
+def test_a_time_that_was_kept_is_read_as_it_is(time_ns: float) -> None:
+    kept = kept_ns(time_ns)
+    assert math.isclose(kept, time_ns, rel_tol=1e-3) and kept_ns(kept) == kept
+    code = shipped._code(Result(kept, 0.0, True))
+    found = shipped.Shipped({}, array("Q", [shipped.digest_of("k")]), array("H", [code]))
+    assert found.get("k") == Result(kept, 0.0, True)
+
+
 @pytest.mark.parametrize("content", [b"", b"{}\n", b'{"count": 2}\n123', b"\xff\xfe\n", b'{"count": "x"}\n', b"[]\n"])
 def test_a_damaged_file_is_none(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "file.times"
@@ -88,7 +103,10 @@ def folder(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def tuned(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Any]:
-    """What a first call times, and how it is offloaded, when no file of this machine knows anything."""
+    """What a first call times, and how it is offloaded, when no file of this machine knows anything.
+
+    It takes the time that it needs: a slow machine would leave something to the next call otherwise.
+    """
     seen: list[str] = []
     check = Bench.check_and_time
     with monkeypatch.context() as patch:
@@ -100,7 +118,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Any]:
         database_for.cache_clear()
         model = net(lambda m, x: m[1](F.relu(m[0](x))), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1))
         x = noise(2, 16, 8, 8)
-        fast = zendnn_cffi.optimize(model)
+        fast = zendnn_cffi.optimize(model, tune_seconds=math.inf)
         torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
     return seen, fast
 
@@ -117,6 +135,39 @@ def test_what_ships_is_not_measured_again(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(shipped.VARIABLE, "")
     seen, _ = tuned(monkeypatch)
     assert seen, "switched off"
+
+
+@pytest.mark.parametrize("seconds", (1e6, math.inf))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_shipped_times_are_no_reason_to_measure_more(
+    seconds: float, data: st.DataObject, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they are: the estimates of what was not worth measuring are brought to them, and may become near."""
+    seen: list[str] = []
+
+    def made_up(self: Bench, candidate: Candidate, best_ns: float = math.inf) -> Result:
+        seen.append(fingerprint(candidate))
+        return Result(kept_ns(data.draw(st.floats(1e2, 1e7))), 0.0, True)
+
+    def price(shipped_times: Source | None) -> tuple[dict[str, Result], list[float]]:
+        seen.clear()
+        database, operation.candidates = Database("m", None, shipped_times), candidates
+        Tuner("auto", turn=Turn(database, 1, seconds)).price([operation], values)
+        return database.measured(), [c.cost_ns for c in operation.candidates]
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(ops.convolution, (graph.placeholder("x"), graph.get_attr("w")), {
+        "stride": (1, 1), "padding_l": (1, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1}))  # fmt: skip
+    (operation,), values = lower_graph(graph, [TensorSpec.of(noise(1, 16, 8, 8))], {"w": noise(16, 16, 3, 3)})
+    candidates = operation.candidates
+    with monkeypatch.context() as patch:
+        patch.setattr(Bench, "check_and_time", made_up)
+        patch.setattr(Bench, "time_again", lambda self, candidate: math.inf)
+        known, costs = price(None)
+        assert seen
+        shipped.write(folder / "file.times", known, {})
+        assert price(shipped.read(folder / "file.times")) == ({}, costs) and not seen
 
 
 def test_times_of_another_cpu_are_estimates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
