@@ -54,12 +54,12 @@ FAMILIES: tuple[Callable[[], dict[str, Workload]], ...] = (_vision_rows, _sequen
 def find(name: str) -> Workload:
     """Return the row called `name`; KeyError naming the near misses otherwise."""
     rows: dict[str, Workload] = {}
-    for family in FAMILIES:
+    for family in FAMILIES:  # the later ones import more
         rows.update(family())
-    if name not in rows:
-        near = [row for row in rows if name[:4] in row]
-        raise KeyError(f"no workload {name!r}; close to it: {', '.join(near) or 'none'}")
-    return rows[name]
+        if name in rows:
+            return rows[name]
+    near = [row for row in rows if name[:4] in row]
+    raise KeyError(f"no workload {name!r}; close to it: {', '.join(near) or 'none'}")
 
 
 def outputs_of(result: object) -> tuple[Tensor, ...]:
