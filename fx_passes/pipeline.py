@@ -73,7 +73,7 @@ def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]
     return (
         _with(join_offset_bags, root=root, tune=tune_of(make_region)),
         _with(memoize_sizes, root=root),
-        memoize_masks,
+        _with(memoize_masks, root=root),
         move_lookups_in,
         _with(partition, make_region=make_region, root=root),
         write_out_structure,
