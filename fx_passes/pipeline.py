@@ -21,14 +21,11 @@ from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
 from fx_passes.fuse.dynamic_quantization import fuse_dynamic_quantization
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
-from fx_passes.fuse.gates import fuse_gates
-from fx_passes.fuse.l2_normalize import fuse_l2_normalize
 from fx_passes.fuse.offset_bags import fuse_offset_bags
+from fx_passes.fuse.patterns import fuse_patterns
 from fx_passes.fuse.permutes import fuse_permutes
 from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
-from fx_passes.fuse.rms_norm import fuse_rms_norm
-from fx_passes.fuse.rotary import fuse_rotary
 from fx_passes.fuse.rotations import fuse_rotations
 from fx_passes.graph.graph import run
 from fx_passes.graph.verify import verify
@@ -58,16 +55,13 @@ PASSES: tuple[Pass, ...] = (
     fold_products,
     fold_batch_norm,
     fold_channel_scale,
-    fuse_rms_norm,
-    fuse_l2_normalize,
+    fuse_patterns,
     fuse_dynamic_quantization,
     chain_concatenations,
-    fuse_rotary,
     fuse_embedding_bags,
     fuse_offset_bags,
     fuse_projections,
     fuse_rotations,
-    fuse_gates,
     fuse_permutes,
     fuse_post_ops,
     fuse_caches,
@@ -79,7 +73,7 @@ def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]
     return (
         _with(join_offset_bags, root=root, tune=tune_of(make_region)),
         _with(memoize_sizes, root=root),
-        memoize_masks,
+        _with(memoize_masks, root=root),
         move_lookups_in,
         _with(partition, make_region=make_region, root=root),
         write_out_structure,

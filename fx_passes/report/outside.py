@@ -91,7 +91,7 @@ def _holds_tensors(value: Any) -> bool:
 
 def _why_torch(node: fx.Node, gm: OptimizedModule) -> str:
     from fx_passes.graph.graph import is_vocabulary
-    from fx_passes.memoize.remembering import Remembering
+    from fx_passes.memoize.memoised import Memoised
     from fx_passes.module import WholeModel
 
     if isinstance(node.target, WholeModel):
@@ -99,7 +99,7 @@ def _why_torch(node: fx.Node, gm: OptimizedModule) -> str:
     if node.op == "call_module" and isinstance(node.target, str):
         if node.target in gm.leaves:
             return gm.leaves[node.target]
-        if isinstance(gm.get_submodule(node.target), Remembering):
+        if isinstance(gm.get_submodule(node.target), Memoised):
             return "depends on sizes or masks alone: computed when they change, and remembered"
     if refused := node.meta.get("refused"):
         return str(refused)

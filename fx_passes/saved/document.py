@@ -19,8 +19,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.bags.offset_bags import JoinedOffsetBags
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import NotLowered
-from fx_passes.memoize.per_mask import PerMask
-from fx_passes.memoize.per_size import PerSize
+from fx_passes.memoize.memoised import Memoised
 from fx_passes.module import OptimizedModule
 from fx_passes.partition.partition import Constants
 from fx_passes.plan.prepack import layout_digest
@@ -99,10 +98,8 @@ def _encode_part(name: str, part: Any) -> dict[str, Any]:
             raise NotSaved("it was made by optimize(..., release_weights=True): optimize it without, and save that")
         values = {field.name: encode(getattr(options, field.name), lambda _: None) for field in fields(options)}
         return {**row, "kind": "region", "options": values}
-    if isinstance(part, PerMask):
-        return {**row, "kind": "per mask", "masks": part.masks}
-    if isinstance(part, PerSize):
-        return {**row, "kind": "per size"}
+    if isinstance(part, Memoised):
+        return {**row, "kind": "memoised", "masks": part.masks}
     if isinstance(part, JoinedOffsetBags):
         return {**row, "kind": "bags", "tune": part.tune}
     raise NotSaved(f"its submodule {name} ({type(part).__name__}) is none that a file holds")
@@ -114,10 +111,8 @@ def _decode_part(name: str, row: Mapping[str, Any], root: nn.Module) -> nn.Modul
         case "region":
             values = {key: decode(value, lambda _: None) for key, value in row["options"].items()}
             return ZenRegion(graph, constants, name, RegionOptions(**values))
-        case "per mask":
-            return PerMask(graph, row["masks"])
-        case "per size":
-            return PerSize(graph, constants)
+        case "memoised":
+            return Memoised(graph, constants, row["masks"])
         case "bags":
             return JoinedOffsetBags(graph, constants, row["tune"])
     raise FileError(f"no part of a module is {str(row['kind'])[:80]!r}")

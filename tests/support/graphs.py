@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.verify import verify
 from fx_passes.module import OptimizedModule
+from fx_passes.normalize import normalize
 from fx_passes.pipeline import PASSES, build, compile_graph
 from fx_passes.trace.trace import trace
 from tests.support.torchvision_models import randomize
@@ -34,6 +35,19 @@ def model_of(function: Callable[..., Any], **children: nn.Module) -> nn.Module:
 def image(*shape: int, seed: int = 0) -> torch.Tensor:
     """Random float64 values."""
     return torch.randn(shape or (2, 3, 9, 7), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def traced(model: nn.Module, *inputs: torch.Tensor) -> fx.GraphModule:
+    """The normalized graph of model with meta["val"] on every node, as torch.export would leave it."""
+    gm = fx.symbolic_trace(model)
+
+    class Recorder(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            n.meta["val"] = super().run_node(n)
+            return n.meta["val"]
+
+    Recorder(gm).run(*inputs)
+    return normalize(gm)
 
 
 def check(model: nn.Module, *inputs: Any, **kwargs: Any) -> OptimizedModule:

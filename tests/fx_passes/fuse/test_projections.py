@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
-from tests.support.graphs import model_of
+from fx_passes.fuse.projections import fuse_projections
+from tests.support.graphs import count, model_of, traced
 from tests.tolerance import assert_close
 
 
@@ -52,3 +53,36 @@ def test_strides_are_those_of_a_tensor_of_its_own(reader: str, entry: str) -> No
         assert mine.untyped_storage().nbytes() <= other.untyped_storage().nbytes()
     if entry != "compiled":
         assert [n.became for n in zendnn_cffi.explain(fast).nodes].count("inner_product") == 1
+
+
+class Projections(nn.Module):
+    def __init__(self, bias: tuple[bool, bool, bool]) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, n, bias=b) for n, b in zip((8, 4, 4), bias, strict=True))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(f(x).view(2, 3, -1, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+
+
+def test_projections_of_one_input_become_one_linear() -> None:
+    x = torch.randn(2, 3, 8)
+    for bias in ((True, True, True), (True, False, True), (False, False, False)):
+        model = Projections(bias).eval()
+        gm = fuse_projections(traced(model, x))
+        assert count(gm)["linear"] == 1
+        assert set(gm.state_dict()) == set(model.state_dict())
+        for actual, expected in zip(gm(x), model(x), strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+def test_projections_that_absorb_something_stay_apart() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.silu(self.gate(x)) * self.up(x)
+
+    gm = fuse_projections(traced(Gated().eval(), torch.randn(2, 8)))
+    assert count(gm)["linear"] == 2

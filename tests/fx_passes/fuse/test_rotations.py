@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 
 import zendnn_cffi
-from fx_passes import ops
+from fx_passes.fuse.patterns import fuse_patterns
 from fx_passes.fuse.projections import fuse_projections
-from fx_passes.fuse.rotary import fuse_rotary
 from fx_passes.fuse.rotations import fuse_rotations
-from tests.fx_passes.fuse.test_transformer_patterns import count, traced
+from tests.support.graphs import count, traced
 from tests.tolerance import assert_close
 
 DEPTH = 8
@@ -67,7 +66,7 @@ def angles(batch: int = 1, rows: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def fused(model: nn.Module, *inputs: Tensor) -> fx.GraphModule:
-    return fuse_rotations(fuse_projections(fuse_rotary(traced(model, *inputs))))
+    return fuse_rotations(fuse_projections(fuse_patterns(traced(model, *inputs))))
 
 
 @pytest.mark.parametrize("turn", (rotate, rotate_neighbours))
@@ -76,7 +75,7 @@ def test_neighbours_are_turned_together(batch: int, turn: Any) -> None:
     model = Layers(turn).eval()
     for inputs in ((torch.randn(batch, 1, 16), *angles()), (torch.randn(batch, 1, 16), *angles(batch))):
         gm = fused(model, *inputs)
-        assert (count(gm)[ops.rotary], count(gm)[ops.rotation], count(gm)[ops.matmul]) == (0, 1, 2)
+        assert (count(gm)["rotary"], count(gm)["rotation"], count(gm)["matmul"]) == (0, 1, 2)
         for actual, expected in zip(gm(*inputs), model(*inputs), strict=True):
             torch.testing.assert_close(actual, expected)
         again = str(gm.graph)
@@ -86,7 +85,7 @@ def test_neighbours_are_turned_together(batch: int, turn: Any) -> None:
 def test_heads_that_are_read_elsewhere_are_turned_by_themselves() -> None:
     model, inputs = Apart().eval(), (torch.randn(2, 1, 16), *angles())
     gm = fused(model, *inputs)
-    assert (count(gm)[ops.rotary], count(gm)[ops.rotation], count(gm)[ops.matmul]) == (0, 1, 2)
+    assert (count(gm)["rotary"], count(gm)["rotation"], count(gm)["matmul"]) == (0, 1, 2)
     for actual, expected in zip(gm(*inputs), model(*inputs), strict=True):
         torch.testing.assert_close(actual, expected)
 
@@ -95,7 +94,7 @@ def test_heads_that_are_read_elsewhere_are_turned_by_themselves() -> None:
 def test_several_positions_stay(rows: int) -> None:
     inputs = torch.randn(1, rows, 16), *angles(1, rows)
     gm = fused(Layers().eval(), *inputs)
-    assert (count(gm)[ops.rotary], count(gm)[ops.rotation]) == (4, 0)
+    assert (count(gm)["rotary"], count(gm)["rotation"]) == (4, 0)
 
 
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)

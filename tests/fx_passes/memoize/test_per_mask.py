@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
-from fx_passes.memoize.masks import CAUSAL, FULL, KEYS, LIVE, OTHER, additive, describe, kind_of, remember
-from fx_passes.memoize.per_mask import PerMask
+from fx_passes.memoize.memoised import Memoised
 
 
 class Encoder(nn.Module):
@@ -61,8 +60,8 @@ class OfFloats(Encoder):
         return self.embed(ids) * (mask * 2.0).unsqueeze(-1).square()
 
 
-def memo(gm: Any) -> list[PerMask]:
-    return [module for module in gm.modules() if isinstance(module, PerMask)]
+def memo(gm: Any) -> list[Memoised]:
+    return [module for module in gm.modules() if isinstance(module, Memoised)]
 
 
 def example(n: int = 2, length: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -80,8 +79,8 @@ def optimized(model: nn.Module, *inputs: Tensor) -> Any:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of arguments of each computation."""
     seen: list[int] = []
-    compute: Callable[..., Any] = PerMask._compute
-    monkeypatch.setattr(PerMask, "_compute", lambda self, given: (seen.append(len(given)), compute(self, given))[1])
+    compute: Callable[..., Any] = Memoised._compute
+    monkeypatch.setattr(Memoised, "_compute", lambda self, given: (seen.append(len(given)), compute(self, given))[1])
     return seen
 
 
@@ -193,26 +192,3 @@ def test_inference_mode_first() -> None:
     with torch.inference_mode():
         gm(ids, mask.clone())
     torch.testing.assert_close(gm(ids, mask), model(ids, mask))
-
-
-MASKS = {
-    FULL: torch.ones(2, 1, 4, 4, dtype=torch.bool),
-    CAUSAL: torch.ones(4, 4, dtype=torch.bool).tril(),
-    KEYS: torch.tensor([True, True, False]).expand(2, 1, 3, 3),
-    LIVE: torch.tensor([[True, False], [True, True]]).flip(0).view(1, 1, 2, 2),
-    OTHER: torch.zeros(1, 1, 2, 2, dtype=torch.bool),
-}
-
-
-@pytest.mark.parametrize("kind", MASKS)
-def test_a_mask_that_stays_is_looked_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = MASKS[kind].clone()
-    assert kind_of(mask) == describe(mask) == kind
-    expected = additive(mask, False) if mask.ndim == 4 else None
-    remember(mask)
-    for _ in range(2):
-        assert kind_of(mask) == kind and kind_of(mask, keys=False) == (LIVE if kind == KEYS else kind)
-        if expected is not None:
-            assert torch.equal(additive(mask, False), expected)
-        monkeypatch.setattr("fx_passes.memoize.masks.describe", None)
-        monkeypatch.setattr("fx_passes.ops.additive_mask", None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
-from fx_passes.memoize.per_size import PerSize
+from fx_passes.memoize.memoised import Memoised
 
 
 class Encoder(nn.Module):
@@ -50,8 +50,8 @@ class Shaping(Encoder):
         return self.linear(x * places.unsqueeze(1).cos().flatten(0, 1))
 
 
-def memo(gm: Any) -> list[PerSize]:
-    return [module for module in gm.modules() if isinstance(module, PerSize)]
+def memo(gm: Any) -> list[Memoised]:
+    return [module for module in gm.modules() if isinstance(module, Memoised)]
 
 
 def ids(n: int, length: int) -> Tensor:

@@ -14,7 +14,7 @@ from fx_passes import ops
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.rules import lower_graph
 from fx_passes.search.measure import TOLERANCE, Bench
-from tests.support.lowering import noise, oracle
+from tests.support.lowering import net, noise, offload, oracle
 from tests.tolerance import assert_close
 
 
@@ -90,3 +90,59 @@ def test_a_row_of_zeros_and_large_numbers() -> None:
     with torch.no_grad():
         gm = zendnn_cffi.optimize(model, (x,), tune="off")
         assert_close(gm(x), model(x), k=24)
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize(
+    "norm",
+    (
+        lambda y: F.normalize(y, p=2, dim=1),
+        lambda y: F.normalize(y, dim=-1, eps=0.7),
+        lambda y: y / y.norm(2, -1, True),
+    ),
+    ids=("normalize", "an eps", "a quotient"),
+)
+def test_l2_normalization_in_primitives(norm: Any, dtype: torch.dtype | None) -> None:
+    found = offload(net(lambda m, x: norm(m[0](x)), nn.Linear(8, 40)), noise(3, 8), dtype=dtype, tune="off")
+    (node,) = [node for node in found.nodes if node.became == "l2_normalize"]
+    assert node.implementation != "torch"
+
+
+def test_another_norm_is_pytorch() -> None:
+    found = offload(net(lambda m, x: F.normalize(m[0](x), p=1.0, dim=-1), nn.Linear(8, 40)), noise(3, 8), tune="off")
+    assert not [node for node in found.nodes if node.became == "l2_normalize"]
+
+
+def test_parts_that_export_leaves() -> None:
+    class Conditional(nn.Module):
+        """Cannot be traced symbolically."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 40)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.normalize(self.linear(x * 2 if x.shape[0] > 99 else x), p=2, dim=1)
+
+    model, x = Conditional().eval(), noise(3, 8)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+    assert [node.became for node in zendnn_cffi.explain(fast).nodes].count("l2_normalize") == 1
+
+
+@pytest.mark.parametrize("eps", (1e-12, 0.0, 1e-3))
+def test_rows_without_a_length(eps: float) -> None:
+    """Zeros stay zeros, or are no numbers without an eps; short rows are divided by eps."""
+    model = net(lambda m, x: F.normalize(m[0](x), dim=-1, eps=eps), nn.Linear(8, 24, bias=False))
+    x = noise(4, 8) * torch.tensor([[1.0], [0.0], [1e-5], [1e-14]])
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), equal_nan=True)
+
+
+def test_along_another_dimension_is_pytorch() -> None:
+    model = net(lambda m, x: F.normalize(m[0](x), dim=1), nn.Conv2d(3, 16, 3))
+    found = offload(model, noise(2, 3, 9, 9), tune="off")
+    (norm,) = [node for node in found.nodes if "normalize" in node.name]
+    assert norm.became == "torch"

@@ -1,0 +1,202 @@
+"""Recognise operations that models write out: normalizations, rotary embedding, activations.
+
+Before: mul(weight, cast(mul(cast(x), rsqrt(add(mean(square(cast(x)), -1), eps)))))
+After:  rms_norm(x, weight, eps)
+
+Each is a row: a pattern, and the function that makes the operation of what the pattern's names stand for. The nodes of
+the parts disappear, as far as nothing else reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes import ops
+from fx_passes.fold.casts import is_cast
+from fx_passes.graph.graph import argument, finish, is_call, is_constant
+from fx_passes.graph.pattern import Either, Parts, Value, binary, call, eltwise, match, once
+from fx_passes.spellings.registry import Call, is_number, static
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operation that models write out.
+
+    becomes  called with the last node and what the names of the pattern stand for; None refuses
+    source   what explain() calls it; empty: as the last node
+    """
+
+    name: str
+    pattern: Any
+    becomes: Callable[..., Call | None]
+    source: str = ""
+
+
+def fuse_patterns(gm: fx.GraphModule) -> fx.GraphModule:
+    """Replace what matches a row, from the end of the graph: larger expressions before their parts."""
+    for node in reversed(list(gm.graph.nodes)):
+        if node.op == "output" or not node.users:  # perhaps erased by now
+            continue
+        for row in ROWS:
+            if (found := match(row.pattern, node)) is not None and (made := row.becomes(node, **found)) is not None:
+                _replace(node, made, row.source)
+                break
+    return finish(gm)
+
+
+def _replace(node: fx.Node, made: Call, source: str) -> None:
+    with node.graph.inserting_before(node):
+        result = node.graph.call_function(*made)
+    result.meta = {**node.meta, "source": source} if source else dict(node.meta)
+    node.replace_all_uses_with(result)
+    _erase_unread(node)
+
+
+def _erase_unread(node: fx.Node) -> None:
+    """Take out a node and what only it read: PyTorch's functions are no code that finish knows."""
+    if node.users or node.op == "placeholder":
+        return
+    sources = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in sources:
+        _erase_unread(source)
+
+
+def _cast(pattern: Any) -> Parts:
+    return Parts(lambda value: value.args[:1] if is_cast(value) else None, (pattern,))
+
+
+def _rms_norm(node: fx.Node, x: fx.Node, eps: float, weight: fx.Node | None = None) -> Call | None:
+    src = _uncast(x)
+    return Call(ops.rms_norm, (src, weight), {"eps": float(eps)}) if _same_dtype(node, src) else None
+
+
+def _uncast(node: fx.Node) -> fx.Node:
+    """What node was before a conversion to float32."""
+    source = node.args[0] if is_cast(node) else None
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    return source if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else node
+
+
+def _same_dtype(node: fx.Node, src: fx.Node) -> bool:
+    have, want = node.meta.get("val"), src.meta.get("val")
+    if have is None or want is None:
+        return not is_cast(node)
+    return bool(have.dtype == want.dtype)
+
+
+def _is_vector(node: Any) -> bool:
+    return isinstance(node, fx.Node) and is_constant(node) and node.meta.get("rank") == 1
+
+
+def _rms_norms() -> Either:
+    x, eps = Value("x"), Value("eps", is_number)
+    mean = call(ops.reduce, eltwise("square", x), "mean", (-1,), True)
+    plain = binary("mul", x, once(eltwise("rsqrt", binary("add", mean, eps))))
+    cast = _cast(once(plain))
+    return Either((binary("mul", Value("weight", _is_vector), once(Either((cast, plain)))), cast, plain))
+
+
+def _l2_normalize(node: fx.Node, x: fx.Node, dim: Any, eps: float = 0.0) -> Call | None:
+    return Call(ops.l2_normalize, (x, _single(dim)), {"eps": float(eps)})
+
+
+def _single(dims: Any) -> Any:
+    """The one dimension that is named, else None."""
+    if isinstance(dims, list | tuple) and len(dims) == 1:
+        dims = dims[0]
+    return dims if isinstance(dims, int) else None
+
+
+def _norm(node: Any) -> tuple[Any, Any] | None:
+    """(x, dim) of PyTorch's functions of Euclidean norms that keep their dimension."""
+    is_method = isinstance(node, fx.Node) and (node.op, node.target) == ("call_method", "norm")
+    if not is_method and not is_call(node, torch.norm, *_BY_ORDER):
+        return None
+    names = ("ord" if node.target in _BY_ORDER else "p", "dim", "keepdim")
+    keywords = {name: value for name, value in node.kwargs.items() if value is not None}  # torch.norm: out, dtype
+    given: dict[str, Any] = {**dict(zip(names, node.args[1:], strict=False)), **keywords}
+    if not 0 < len(node.args) <= 4 or not set(given) <= set(names):
+        return None
+    if given.get(names[0], 2) not in (2, "fro", None) or given.get("keepdim") is not True:
+        return None
+    return node.args[0], given.get("dim")
+
+
+_BY_ORDER = (aten.linalg_vector_norm.default, torch.linalg.vector_norm)
+
+
+def _l2_norms() -> Parts:
+    x, dim = Value("x"), Value("dim", lambda dims: _single(dims) is not None)
+    squares = Either((eltwise("square", x), binary("mul", x, x)))
+    root = eltwise("sqrt", call(ops.reduce, squares, "sum", dim, True))
+    norm = once(Either((Parts(_norm, (x, dim)), root)))
+    least = Either((once(call(aten.clamp_min.default, norm, Value("eps", is_number))), norm))
+    return binary("div", x, Either((once(call(aten.expand_as.default, least, x)), least)))
+
+
+def _rotary(
+    node: fx.Node, x: fx.Node, cos: fx.Node, sin: fx.Node, first: slice, second: slice, dim: int | None = None
+) -> Call | None:
+    """By neighbours, or where dim is given by halves."""
+    value = x.meta.get("val")
+    if (
+        value is None
+        or not isinstance(size := value.shape[-1], int)
+        or size % 2
+        or dim not in (None, -1, value.ndim - 1)
+    ):
+        return None
+    halves, neighbours = (range(size // 2), range(size // 2, size)), (range(0, size, 2), range(1, size, 2))
+    if (range(size)[first], range(size)[second]) != (neighbours if dim is None else halves):
+        return None
+    return Call(ops.rotary, (x, cos, sin, dim is None))
+
+
+def _narrowed(node: Any) -> tuple[fx.Node, slice] | None:
+    """(x, bounds) where node is a slice of x along its last dimension."""
+    if not is_call(node, ops.narrow, aten.slice.Tensor) or len(node.args) < 4 or not static(node.args[1:]):
+        return None
+    x, dim, *bounds = node.args
+    return (x, slice(*bounds)) if "val" in x.meta and dim in (-1, x.meta["val"].ndim - 1) else None
+
+
+def _stack(node: Any) -> tuple[Any, Any] | None:
+    """(pieces, dim) of torch.stack."""
+    if not is_call(node, torch.stack, aten.stack.default) or node.kwargs.keys() - {"dim"}:
+        return None
+    return node.args[0], argument(node, 1, "dim", 0)
+
+
+def _rotations() -> Parts:
+    def piece(name: str) -> Either:
+        bounds = Value(name, lambda item: isinstance(item, slice) and static(item))
+        return Either((call(ops.index, x, (Ellipsis, bounds)), Parts(_narrowed, (x, bounds))))
+
+    x = Value("x")
+    pieces = (binary("mul", piece("second"), -1), piece("first"))
+    stack = Parts(_stack, (pieces, -1))
+    halves = call(ops.concat, pieces, Value("dim", is_number))
+    turned = Either((halves, call(ops.flatten, stack, -2, -1), call(ops.reshape_as, stack, x)))
+    return binary("add", binary("mul", turned, Value("sin")), binary("mul", x, Value("cos")))
+
+
+def _gated(node: fx.Node, x: fx.Node, gate: str) -> Call | None:
+    return Call(ops.eltwise, (x, *GATES[gate], 0.0))
+
+
+GATES = {"logistic": ("swish", 1.0), "hardsigmoid": ("hardswish", 0.0)}  # (kind, alpha) of x * gate(x)
+
+ROWS = (
+    Row("rms_norm", _rms_norms(), _rms_norm, "RMSNorm"),
+    Row("l2_normalize", _l2_norms(), _l2_normalize, "L2 normalization"),
+    Row("rotary", _rotations(), _rotary),
+    Row("gated", binary("mul", Value("x"), once(eltwise(Value("gate", GATES.__contains__), Value("x")))), _gated),
+)

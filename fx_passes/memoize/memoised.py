@@ -1,0 +1,178 @@
+"""The module that remembers results of plain operations, and how operations are moved into one."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import finish, is_constant, is_pure, is_shape, is_vocabulary, replace, run
+from fx_passes.memoize.masks import remember
+from fx_passes.memoize.watched import is_watched
+from fx_passes.partition.partition import Constants, add_module, copy_nodes
+from zendnn_cffi.locks import new_lock
+
+log = logging.getLogger("zendnn_cffi.passes")
+
+_WORTHWHILE = 2  # operations
+_MAX_MASK_ELEMENTS = 1 << 16  # of larger ones comparing costs about as much as computing
+
+
+class Memoised(nn.Module):
+    """Computes graph from masks, the first of its arguments, from sizes, and from tensors that depend on sizes alone.
+
+    Results are kept for each combination of sizes and shapes, with a copy of the masks, and given again for equal ones;
+    the oldest go first. Readers must not write to them: whoever makes a module sees to that.
+    """
+
+    reads_numbers = True  # for fx_passes.aliasing.effects: it neither writes to, nor hands on, what it is given
+
+    def __init__(self, graph: fx.Graph, constants: Mapping[str, Tensor], masks: int = 0) -> None:
+        super().__init__()
+        self.graph = graph
+        self.constants = constants
+        self.masks = masks
+        self.most_kept, self.most_bytes = (8, 8 << 20) if masks else (16, 64 << 20)  # combinations; results of one
+        self._kept: OrderedDict[tuple[Any, ...], tuple[tuple[Any, ...], tuple[Tensor, ...]]] = OrderedDict()
+        self._lock = new_lock()
+
+    def forward(self, *given: Any) -> tuple[Tensor, ...]:
+        """Return the tensors that others read, in graph order."""
+        masks = given[: self.masks]
+        if is_watched() or not all(map(_is_plain, masks)) or torch.is_autocast_enabled("cpu") or self._trains():
+            return self._compute(given)
+        key = given
+        if masks:
+            shapes = [(mask.shape, mask.dtype) for mask in masks]
+            key = (*shapes, *(id(x) if isinstance(x, Tensor) else x for x in given[self.masks :]))
+        entry = self._kept.get(key)  # it holds the tensors whose addresses are in the key
+        if entry is not None and all(map(torch.equal, entry[0], masks)):
+            return entry[1]
+        if sum(mask.numel() for mask in masks) > _MAX_MASK_ELEMENTS:
+            return self._compute(given)
+        with torch.inference_mode(False), torch.no_grad():
+            held = (*(mask.clone() for mask in masks), *given[self.masks :])
+            results = self._compute(held)
+        if sum(map(_bytes, results)) <= self.most_bytes:
+            self._keep(key, held, results)
+        return results
+
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.constants.values())
+
+    def _compute(self, given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = run(self.graph, self.constants, given)
+        return results
+
+    def _keep(self, key: tuple[Any, ...], held: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+        for result in results:
+            remember(result)
+        with self._lock:
+            self._kept[key] = held, results
+            self._kept.move_to_end(key)
+            while len(self._kept) > self.most_kept:
+                self._kept.popitem(last=False)
+
+    @property
+    def kept(self) -> int:
+        """How many results are kept."""
+        return len(self._kept)
+
+    def forget(self) -> None:
+        """What the graph reads may have changed."""
+        with self._lock:
+            self._kept.clear()
+
+    def extra_repr(self) -> str:
+        operations = sum(node.op == "call_function" for node in self.graph.nodes)
+        return f"{operations} operations on sizes and {self.masks} masks, known for {self.kept} combinations"
+
+
+def _is_plain(mask: Any) -> bool:
+    return type(mask) is Tensor and mask.is_cpu and mask.layout is torch.strided
+
+
+def _bytes(result: Tensor) -> int:
+    """Of a view of a large constant, what it shows; of an expanded tensor, what there is."""
+    return min(result.numel() * result.element_size(), result.untyped_storage().nbytes())
+
+
+def find_members(
+    gm: fx.GraphModule, is_known: Callable[[fx.Node], bool], masks: Collection[fx.Node] | None = None
+) -> list[fx.Node]:
+    """Plain operations on sizes, what is_known and each other, whose memory nobody writes to, and no caller sees.
+
+    masks  where given, only operations that depend on one of them
+    """
+    aliasing: Aliasing | None = None
+    found: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        if not _is_plain_operation(node):
+            continue
+        sources = node.all_input_nodes
+        known = all(s in found or s in (masks or ()) or is_shape(s) or is_known(s) for s in sources)
+        if known and (masks is None or any(s in found or s in masks for s in sources)):
+            aliasing = aliasing or Aliasing(gm)
+            if not _is_shared(node, aliasing):
+                found[node] = None
+    return list(found)
+
+
+def _is_plain_operation(node: fx.Node) -> bool:
+    """Whether node computes a tensor of what is given in a run, and writes to nothing; constants belong to regions."""
+    if node.op != "call_function" or is_shape(node) or not (is_pure(node) or is_vocabulary(node)):
+        return False
+    return isinstance(node.meta.get("val"), Tensor) and not is_constant(node)
+
+
+def _is_shared(node: fx.Node, aliasing: Aliasing) -> bool:
+    """Whether the caller gets to see node's memory, or somebody writes to it."""
+    escapes = any(user.op == "output" for member in aliasing.members(node) for user in member.users)
+    return escapes or aliasing.is_written(node)
+
+
+def _merge_equal(members: Sequence[fx.Node]) -> list[fx.Node]:
+    """Let one node stand for all that compute the same (each layer shapes the tables of angles for itself)."""
+    first: dict[tuple[Any, ...], fx.Node] = {}
+    for node in members:
+        key = node.target, repr(node.args), repr(node.kwargs)
+        if (other := first.setdefault(key, node)) is not node:
+            replace(node, other)
+    return list(first.values())
+
+
+def move_into_module(
+    gm: fx.GraphModule, members: Sequence[fx.Node], name: str, root: nn.Module, masks: Sequence[fx.Node] = ()
+) -> fx.GraphModule:
+    """Replace members, if they are more than an operation, by one call of a Memoised with their results.
+
+    members  read masks, constants of root, each other, and what becomes further arguments
+    """
+    if len(members) < _WORTHWHILE:
+        return gm
+    members = _merge_equal(members)
+    inside = set(members)
+    sources = dict.fromkeys(source for node in members for source in node.all_input_nodes if source not in inside)
+    masks = [mask for mask in masks if mask in sources]
+    arguments = [*masks, *(source for source in sources if source not in masks and not is_constant(source))]
+    inner, copies = copy_nodes(members, arguments)
+    read = [node for node in members if any(user not in inside for user in node.users)]
+    inner.output(tuple(copies[node] for node in read))
+    name = add_module(gm, name, inner, lambda names, _: Memoised(inner, Constants(root, names), len(masks)))
+    with gm.graph.inserting_after(members[-1]):
+        call = gm.graph.call_module(name, tuple(arguments))
+    for number, node in enumerate(read):
+        with gm.graph.inserting_after(call):
+            result = gm.graph.call_function(operator.getitem, (call, number))
+        result.meta.update({k: v for k, v in node.meta.items() if k == "val"})
+        node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
+    for node in reversed(members):
+        gm.graph.erase_node(node)
+    log.debug("%s: %d operations, %d arguments, %d results", name, len(members), len(arguments), len(read))
+    return finish(gm)

@@ -1,0 +1,188 @@
+"""What models write out and a row recognises, in every spelling seen; and what only looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fx_passes import ops
+from fx_passes.fold.casts import fold_casts
+from fx_passes.fuse.patterns import GATES, ROWS, fuse_patterns
+from tests.support.graphs import calls, check, check_twice, image, model_of, post_ops, traced
+
+Written = Callable[..., Any]
+
+
+def _rms(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + eps)
+
+
+def _second(x: Tensor, start: int) -> Tensor:
+    result: Tensor = torch.ops.aten.slice.Tensor(x, 3, start, 2**63 - 1, 2)
+    return result
+
+
+def _halves(x: Tensor, half: int = 4) -> Tensor:
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def _turned(turn: Written) -> Written:
+    """x * cos + turn(x) * sin."""
+    return lambda x, cos, sin: x * cos + turn(x) * sin
+
+
+def _read_twice(x: Tensor, value: Tensor) -> Tensor:
+    return x * value + value
+
+
+# Functions of a float64 tensor [2, 4, 4, 8], and for rotary embedding of the angles' cos and sin [4, 8].
+EXAMPLES: dict[str, dict[str, Written]] = {
+    "rms_norm": {
+        "plain": _rms,
+        "factors and summands swapped": lambda x: torch.rsqrt(1e-6 + x.square().mean(-1, keepdim=True)) * x,
+        "converted": lambda x: _rms(x.to(torch.float64)).to(x.dtype),
+        "scaled elsewhere": lambda x: _rms(x) * x.mean(),
+    },
+    "l2_normalize": {
+        "method": lambda y: y / y.norm(p=2, dim=-1, keepdim=True),
+        "method by position": lambda y: y / y.norm(2, -1, True),
+        "Frobenius": lambda y: y / y.norm(dim=-1, keepdim=True),
+        "function": lambda y: y / torch.norm(y, dim=1, keepdim=True),
+        "linalg": lambda y: y / torch.linalg.vector_norm(y, dim=(-1,), keepdim=True),
+        "powers": lambda y: y / torch.pow(torch.sum(torch.pow(y, 2), dim=-1, keepdim=True), 0.5),
+        "root": lambda y: y / (y * y).sum(-1, keepdim=True).sqrt(),
+        "at least": lambda y: y / torch.ops.aten.clamp_min.default(y.norm(2, -1, True), 0.7),
+        "as exported": lambda y: y / torch.ops.aten.expand_as.default(
+            torch.ops.aten.clamp_min.default(torch.ops.aten.linalg_vector_norm.default(y, 2, [1], True), 1e-12), y
+        ),
+    },
+    "rotary": {
+        "halves": _turned(_halves),
+        "halves, swapped": lambda x, cos, sin: sin * _halves(x) + cos * x,
+        "flatten": _turned(lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)),
+        "reshape_as": _turned(lambda x: torch.stack((-x[..., 1::2], x[..., 0::2]), -1).reshape_as(x)),
+        "aten": _turned(lambda x: torch.ops.aten.stack.default([-_second(x, 1), _second(x, 0)], -1).flatten(-2)),
+    },
+    "gated": {
+        "logistic": lambda x: x * torch.sigmoid(x),
+        "hardsigmoid": lambda x: F.hardsigmoid(x) * x,
+    },
+}  # fmt: skip
+
+MISSES: dict[str, dict[str, Written]] = {
+    "rms_norm": {
+        "another dimension": lambda x: _rms(x, dim=1),
+        "without the dimension": lambda x: x.mT * torch.rsqrt(x.pow(2).mean(-1) + 1e-6).unsqueeze(-2),
+        "an eps that is computed": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + x.abs().amin()),
+        "of another value": lambda x: (x + 1) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+        "read twice": lambda x: _read_twice(x, torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)),
+        "another dtype": lambda x: _rms(x.to(torch.bfloat16).to(torch.float32)),
+    },
+    "l2_normalize": {
+        "another norm": lambda y: y / y.norm(1, -1, True),
+        "no dimension": lambda y: y / y.norm(),
+        "two dimensions": lambda y: y / y.norm(2, (-2, -1), True),
+        "without the dimension": lambda y: (y.mT / y.norm(dim=-1).unsqueeze(-2)).mT,
+        "of something else": lambda y: y / (y + 1).norm(dim=-1, keepdim=True),
+        "another root": lambda y: y / torch.pow(torch.sum(torch.pow(y, 2), dim=-1, keepdim=True), 0.25),
+        "read twice": lambda y: _read_twice(1 / y, y.norm(dim=-1, keepdim=True)),
+        "tensor by keyword": lambda y: y / torch.linalg.vector_norm(x=y, dim=-1, keepdim=True),
+        "turned over": lambda y: y.norm(dim=-1, keepdim=True) / y,
+    },
+    "rotary": {
+        "unequal parts": _turned(lambda x: _halves(x, 3)),
+        "another sign": _turned(lambda x: torch.cat((x[..., 4:], x[..., :4]), -1)),
+        "rows": _turned(lambda x: torch.cat((-x[:, :, 2:], x[:, :, :2]), 2)),
+        "of another value": lambda x, cos, sin: x * cos + _halves(x + 1) * sin,
+        "signs": _turned(lambda x: torch.stack((x[..., 1::2], x[..., ::2]), -1).flatten(-2)),
+        "order": _turned(lambda x: torch.stack((-x[..., ::2], x[..., 1::2]), -1).flatten(-2)),
+        "side by side": _turned(lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -2).flatten(-2)),
+        "third ones": _turned(lambda x: torch.stack((-x[..., 1:7:2], x[..., 0:6:2]), -1).flatten(-2).mean()),
+        "another tensor's shape": _turned(
+            lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).reshape_as(x.flip(0))
+        ),
+        "every second row": _turned(lambda x: torch.stack((-x[:, 1::2], x[:, ::2]), -1).reshape(x.shape)),
+        "a difference": lambda x, cos, sin: x * cos - _halves(x) * sin,
+    },
+    "gated": {
+        "another value": lambda x: x * torch.sigmoid(x + 1),
+        "another function": lambda x: x * torch.tanh(x),
+        "read twice": lambda x: _read_twice(x, torch.sigmoid(x)),
+        "a sum": lambda x: x + torch.sigmoid(x),
+    },
+}  # fmt: skip
+MADE = {"rms_norm": ops.rms_norm, "l2_normalize": ops.l2_normalize, "rotary": ops.rotary, "gated": ops.eltwise}
+
+
+def _fused(written: Written, *inputs: Tensor) -> Any:
+    class Model(nn.Module):
+        """Takes as many inputs as `written`."""
+
+        forward = (lambda m, x, cos, sin: written(x, cos, sin)) if len(inputs) > 1 else (lambda m, x: written(x))
+
+    gm = fold_casts(traced(Model(), *inputs))
+    check_twice(gm, fuse_patterns)
+    torch.testing.assert_close(gm(*inputs), written(*inputs))
+    return gm
+
+
+def _inputs(row: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 4, 8), (4, 8), (4, 8))[: 3 if row == "rotary" else 1]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def _made(gm: Any, row: str) -> int:
+    kinds = {kind for kind, _ in GATES.values()}
+    return sum(n.target is MADE[row] and (row != "gated" or n.args[1] in kinds) for n in calls(gm))
+
+
+def test_every_row_has_examples_and_misses() -> None:
+    assert EXAMPLES.keys() == MISSES.keys() == MADE.keys() == {row.name for row in ROWS}
+    assert EXAMPLES["gated"].keys() == GATES.keys()
+
+
+@pytest.mark.parametrize(("row", "example"), [(row, name) for row in EXAMPLES for name in EXAMPLES[row]])
+def test_recognised(row: str, example: str) -> None:
+    gm = _fused(EXAMPLES[row][example], *_inputs(row))
+    assert _made(gm, row) == 1
+    assert len(list(calls(gm))) == (3 if "elsewhere" in example else 1), "parts are left"
+
+
+@pytest.mark.parametrize(("row", "miss"), [(row, name) for row in MISSES for name in MISSES[row]])
+def test_not_taken_for_it(row: str, miss: str) -> None:
+    assert not _made(_fused(MISSES[row][miss], *_inputs(row)), row)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_activations_become_post_ops(gate: str) -> None:
+    model = model_of(lambda m, x: EXAMPLES["gated"][gate](m.c(x)), c=nn.Conv2d(3, 3, 1))
+    assert post_ops(check(model, image())) == [(f"eltwise:{GATES[gate][0]}",)]
+
+
+class Norm(nn.Module):
+    """Computed in float32, as models do, with a weight behind the conversion back."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * _rms(x.to(torch.float32)).to(x.dtype)
+
+
+@pytest.mark.parametrize("weight", (torch.bfloat16, torch.float32), ids=str)
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32), ids=str)
+def test_a_weight_of_the_same_dtype_belongs_to_it(dtype: torch.dtype, weight: torch.dtype) -> None:
+    model, x = Norm(weight).eval(), torch.randn(2, 3, 8).to(dtype)
+    gm = fuse_patterns(fold_casts(traced(model, x)))
+    torch.testing.assert_close(gm(x), model(x))
+    (norm,) = gm.graph.find_nodes(op="call_function", target=ops.rms_norm)
+    absorbed = torch.promote_types(dtype, weight) == dtype
+    assert [node.target for node in norm.all_input_nodes] == ["x", *["weight"] * absorbed]
+    assert [node.target for node in norm.users] == (["output"] if absorbed else [ops.binary])
