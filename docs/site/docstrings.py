@@ -3,7 +3,8 @@
     name     text that goes on
              in further lines
 
-Names are arguments, attributes, or words such as Returns and Raises. Indented lines that follow no row are code.
+Names are arguments, attributes, or words such as Returns and Raises; a long one has a line of its own. Indented lines
+that follow no row are code.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ def _block(lines: list[str]) -> str:
     """One paragraph: text, code, rows, one after another."""
     column = _column(lines)
     parts: list[tuple[str, list[str]]] = []
-    for line in lines:
+    for number, line in enumerate(lines):
         row = _row(line, column)
+        if row is None and column is not None and re.fullmatch(_NAME, line) and _is_text(lines[number + 1 :], column):
+            row = (line, "")
         if row is not None:
             parts.append(("row", list(row)))
         elif line.startswith(" ") and parts and parts[-1][0] == "row":
@@ -71,6 +74,11 @@ def _row(line: str, column: int | None) -> tuple[str, str] | None:
     return (name, line[column:]) if re.fullmatch(_NAME, name) else None
 
 
+def _is_text(following: list[str], column: int) -> bool:
+    """Whether the next line is in the second column: that of a name too long for its own."""
+    return bool(following) and following[0].startswith(" " * column) and following[0][column : column + 1].strip() != ""
+
+
 def _written(kind: str, lines: list[str]) -> str:
     if kind == "code":
         code = textwrap.dedent("\n".join(lines))
@@ -78,7 +86,7 @@ def _written(kind: str, lines: list[str]) -> str:
     if kind == "text":
         return escaped(" ".join(line.strip() for line in lines))
     name = f"**{lines[0]}**" if lines[0] in _HEADINGS else f"`{lines[0]}`"
-    return f"{name}\n:   {escaped(' '.join(lines[1:]))}"
+    return f"{name}\n:   {escaped(' '.join(filter(None, lines[1:])))}"
 
 
 def _is_python(code: str) -> bool:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fx_passes.report.records import PrimitiveTime
-from zendnn_cffi.engine.host import cpu_name
+from zendnn_cffi.engine.host import cpu_generation, cpu_name
 
 _DERIVED = ("gflops", "gbytes_per_s", "intensity", "bound", "peak_share")
 
@@ -193,7 +193,8 @@ def _about(module: Any, inputs: Any, records: Sequence[PrimitiveTime]) -> str:
             times[record.dtype] = times.get(record.dtype, 0) + record.time_ns
     dtypes = " and ".join(sorted(times, key=times.__getitem__, reverse=True))
     threads = torch.get_num_threads()
-    return ", ".join(filter(None, (name, shapes, dtypes, cpu_name(), f"{threads} thread{'s' * (threads != 1)}")))
+    where = f"{cpu_name()} ({cpu_generation()}), {threads} thread{'s' * (threads != 1)}"
+    return ", ".join(filter(None, (name, shapes, dtypes, where)))
 
 
 def _alone_ns(timing: _Timing, runs: int) -> int:

@@ -109,6 +109,8 @@ ROWS = """Return it.
 model           in evaluation mode
                 as [N, C]
 release_weights after the call
+stride, padding, dilation
+                one int
 name, source    of `x_y`
 Returns         what optimize() returns
 """
@@ -120,6 +122,9 @@ MARKDOWN = r"""Return it.
 `release_weights`
 :   after the call
 
+`stride, padding, dilation`
+:   one int
+
 `name, source`
 :   of `x_y`
 
@@ -128,7 +133,7 @@ MARKDOWN = r"""Return it.
 
 
 def test_rows_become_a_list(markdown: Callable[[str], str]) -> None:
-    """Also that of a name which is as long as its column."""
+    """Also those of names as long as their column, or longer."""
     assert markdown(ROWS.rstrip()) == MARKDOWN
 
 

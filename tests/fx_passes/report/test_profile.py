@@ -17,7 +17,7 @@ from fx_passes.report.profile import Profile, profile
 from fx_passes.report.records import PrimitiveTime
 from tests.support.lowering import net, noise
 from zendnn_cffi import backend
-from zendnn_cffi.engine.host import cpu_name
+from zendnn_cffi.engine import host
 
 X = noise(2, 3, 8, 8)
 PRODUCTS = ("matmul", "inner_product")  # what a linear layer becomes
@@ -248,8 +248,8 @@ def test_plot_to_a_file_and_on_axes(tmp_path: Path) -> None:
 def test_what_was_measured_is_named() -> None:
     found = profile(made(), X, runs=1)
     shape = "x".join(map(str, X.shape))
-    assert f", {shape}, float32, {cpu_name()}, {torch.get_num_threads()} thread" in found.about
-    assert str(found).splitlines()[0] == found.about
+    assert f", {shape}, float32, {host.cpu_name()} ({host.cpu_generation()}), " in found.about
+    assert f", {torch.get_num_threads()} thread" in found.about and str(found).splitlines()[0] == found.about
     model = nn.Sequential(nn.Conv2d(X.shape[1], 16, 3), nn.ReLU()).eval()
     assert profile(zendnn_cffi.optimize(model, dtype=torch.bfloat16), X, runs=1).about.startswith("Sequential, ")
 
