@@ -13,8 +13,8 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test verify-library zoo hugging-face conformance bench scaling shipped-times notebook lint format \
-        clean distclean
+.PHONY: help venv install demo test verify-library zoo hugging-face conformance bench scaling shipped-times notebook \
+        notebooks docs lint format clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,12 @@ shipped-times: install  ## measure common networks on this kind of CPU, for the 
 notebook: install  ## open the quick-start notebook
 	$(BIN)/python -m pip install -q notebook
 	$(BIN)/jupyter notebook notebooks/quickstart.ipynb
+
+notebooks: install  ## run all notebooks and store them with their outputs (some minutes, on a quiet machine)
+	HF_HUB_OFFLINE=1 $(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False notebooks/*.ipynb
+
+docs: install  ## the documentation site, into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 lint: $(VENV)/.tools  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -37,6 +37,22 @@ class WeightsExplanation:
         return f"weights: {self.original_bytes:,} bytes original plus {self.packed_bytes:,} bytes packed copies"
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A picture that notebooks show.
+
+    svg  its text
+    """
+
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"Drawing of {len(self.svg):,} characters of SVG"
+
+
 class Explanation:
     """What explain() returns: print it, show it in a notebook, or read it.
 
@@ -69,9 +85,16 @@ class Explanation:
 
         return svg(*self._held_graphs(), self.nodes)
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """Write svg() to a file, for any browser; of several input signatures the last one is shown."""
-        Path(path).write_text(self.svg(), encoding="utf-8")
+    def draw(self, path: str | os.PathLike[str] | None = None) -> Drawing:
+        """Draw the graph as svg() has it: for a notebook, which shows what is returned, and for any browser.
+
+        path     of a file to write, or None
+        Returns  a Drawing; of several input signatures the last one is drawn
+        """
+        drawing = Drawing(self.svg())
+        if path is not None:
+            Path(path).write_text(drawing.svg, encoding="utf-8")
+        return drawing
 
     def model_explorer(self, path: str | os.PathLike[str]) -> Path:
         """Write the graph for Model Explorer (pip install ai-edge-model-explorer), which shows large ones well.

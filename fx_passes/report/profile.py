@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fx_passes.report.records import PrimitiveTime
+from zendnn_cffi.engine.host import cpu_generation, cpu_name
 
 _DERIVED = ("gflops", "gbytes_per_s", "intensity", "bound", "peak_share")
 
@@ -21,12 +22,14 @@ class Profile:
     total_ns  median wall time of a call of the module, timed without timing its parts
     alone_ns  what the calls would take at least with these kernels: the fastest implementation of each operation in any
               layout, measured alone with its operands in cache, and no reorders; 0 where that was not measured
+    about     what was measured and where: the model, shapes of its inputs, data types, CPU and threads
     """
 
-    def __init__(self, records: Sequence[PrimitiveTime], total_ns: int, alone_ns: int = 0) -> None:
+    def __init__(self, records: Sequence[PrimitiveTime], total_ns: int, alone_ns: int = 0, about: str = "") -> None:
         self.records = list(records)
         self.total_ns = total_ns
         self.alone_ns = alone_ns
+        self.about = about
 
     @property
     def primitives_ns(self) -> int:
@@ -50,12 +53,13 @@ class Profile:
         """
         from fx_passes.report.profile_plot import draw
 
-        return draw(self.records, self.total_ns, target)
+        return draw(self.records, self.total_ns, self.about, target)
 
     def __str__(self) -> str:
         width = max((len(r.name) for r in self.records), default=4)
         head = f"{'call':{width}}  {'kind':20} {'ms':>8} {'share':>6} {'GFLOP/s':>8} {'GB/s':>7}  {'of peak':15}"
-        return "\n".join([f"{head}  implementation", *(self._line(r, width) for r in self.records), *self._summary()])
+        first = [*filter(None, [self.about]), f"{head}  implementation"]
+        return "\n".join([*first, *(self._line(r, width) for r in self.records), *self._summary()])
 
     def _line(self, r: PrimitiveTime, width: int) -> str:
         share = r.time_ns / self.total_ns if self.total_ns else 0.0
@@ -107,7 +111,9 @@ def profile(module: Callable[..., Any], *inputs: Any, runs: int = 20, **named_in
                 module(*inputs, **named_inputs)
     if not timing.times and not isinstance(module, OptimizedModule) and not _own_regions(module):
         raise _no_regions(module)
-    found = Profile(_records(timing, runs), int(statistics.median(totals)), _alone_ns(timing, runs))
+    records = _records(timing, runs)
+    about = _about(module, (inputs, named_inputs), records)
+    found = Profile(records, int(statistics.median(totals)), _alone_ns(timing, runs), about)
     if isinstance(module, OptimizedModule):
         _latest[module] = found
     return found
@@ -171,6 +177,24 @@ def _records(timing: _Timing, runs: int) -> list[PrimitiveTime]:
                 )
             )
     return records
+
+
+def _about(module: Any, inputs: Any, records: Sequence[PrimitiveTime]) -> str:
+    """The model, what it was called with, what it computes in, and where."""
+    from torch.utils import _pytree as pytree
+
+    own = getattr(module, "_orig_mod", module)
+    name = type(own).__name__ if isinstance(own, torch.nn.Module) else getattr(own, "__name__", type(own).__name__)
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    shapes = " ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
+    times: dict[str, int] = {}
+    for record in records:
+        if record.flops:
+            times[record.dtype] = times.get(record.dtype, 0) + record.time_ns
+    dtypes = " and ".join(sorted(times, key=times.__getitem__, reverse=True))
+    threads = torch.get_num_threads()
+    where = f"{cpu_name()} ({cpu_generation()}), {threads} thread{'s' * (threads != 1)}"
+    return ", ".join(filter(None, (name, shapes, dtypes, where)))
 
 
 def _alone_ns(timing: _Timing, runs: int) -> int:

@@ -12,11 +12,11 @@ _MOST_NAMES = 40  # of calls below their bars
 _COLOURS = 10
 
 
-def draw(records: Sequence[PrimitiveTime], total_ns: int, target: Any = None) -> Any:
-    """Draw calls, of a run of total_ns,
+def draw(records: Sequence[PrimitiveTime], total_ns: int, about: str = "", target: Any = None) -> Any:
+    """Draw calls, of a run of total_ns, on a pair of axes, or on a new figure; return the figure.
 
-    on a pair of axes, or on a new figure that is written to a path where one is given; return the figure.
-
+    about    a line above them: what was measured, and where
+    target   a pair of axes, a path that the figure is written to, or None
     Raises   ImportError without matplotlib, TypeError for another target.
     """
     try:
@@ -37,6 +37,9 @@ def draw(records: Sequence[PrimitiveTime], total_ns: int, target: Any = None) ->
         figure = bars.figure
     colours = _colours(records)
     _draw_bars(bars, records, total_ns, colours)
+    if about:
+        bars.set_title(f"{about}\n{bars.get_title()}", loc="left", fontsize=9)
+        bars.set_title("")
     _draw_roofline(roofline, records, colours)
     if path is not None:
         figure.savefig(path)
@@ -94,7 +97,27 @@ def _draw_roofline(axes: Any, records: Sequence[PrimitiveTime], colours: dict[st
             axes.plot(ends, [ends[0] * bandwidth, peak, peak], color="0.3", linewidth=1)
             axes.annotate(f"{peak:.0f} GFLOP/s {dtype}", (ends[2], peak), ha="right", va="bottom", fontsize=8)
         axes.set_title(f"roofline; memory {bandwidth:.0f} GB/s")
+        notes = "\n".join(_above_the_roof(counted))
+        axes.text(0.99, 0.02, notes, transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color="0.3")
     _tidy(axes)
+
+
+def _above_the_roof(counted: Sequence[PrimitiveTime]) -> list[str]:
+    """Why points stand above the roof, where some do."""
+    above = [record for record in counted if 0.0 < _roof(record) < record.gflops]
+    winograd = [record for record in above if "wino" in record.implementation]
+    cached = [record for record in above if record not in winograd and _roof(record) < record.peak_gflops]
+    notes = []
+    if winograd:
+        notes.append("above the roof: Winograd's algorithm multiplies less\nthan the direct arithmetic that is counted")
+    if cached:
+        notes.append("above the slope: operands that a cache still held")
+    return notes
+
+
+def _roof(record: PrimitiveTime) -> float:
+    """GFLOP/s that the machine allows at most for so many operations per byte."""
+    return min(record.peak_gflops, record.intensity * record.peak_gbytes_per_s)
 
 
 def _tidy(axes: Any) -> None:

@@ -15,7 +15,7 @@ from fx_passes.pipeline import PASSES, PlainRegion, cutting_passes
 from tests.support.torchvision_models import import_torchvision
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 
 
 def python_blocks(page: Path) -> list[str]:

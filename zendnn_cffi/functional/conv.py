@@ -40,8 +40,8 @@ def convolution(
                copied
     weights    [O, C/groups, *kernel], dtype of src
     bias       [O] float32 or dtype of src, or None
-    stride, padding, dilation   one int, or one per spatial dimension; padding_r (default: padding) is that of the far
-    side
+    stride, padding, dilation
+               one int, or one per spatial dimension; padding_r (default: padding) is that of the far side
     algorithm  "direct", "winograd" (3x3, stride 1, float32) or "auto"
     Returns    [N, O, *out], dtype of src, channels_last where src is
     Raises     TypeError, ValueError for arguments that do not fit; UnsupportedError where no implementation takes them

@@ -43,7 +43,8 @@ def pooling(
 
     src        [N, C, *spatial] float32, bfloat16, int8 or uint8, any strides
     kind       "max", "avg_include_padding" or "avg_exclude_padding"
-    kernel, stride (default: kernel), padding, dilation   one int, or one per spatial dimension
+    kernel, stride, padding, dilation
+               one int, or one per spatial dimension; stride is kernel by default
     ceil_mode  round the output size up; the extra padding counts for no average, as in torch (kind
                "avg_include_padding" refuses it)
     Returns    [N, C, *out], dtype of src, channels_last where src is

@@ -32,7 +32,8 @@ def test_regions_are_boxes_and_colours_say_where(tmp_path: Path) -> None:
     assert COLOURS["engine"] not in _colours(path)[len(COLOURS) :]
     fast(x)
     found = zendnn_cffi.explain(fast)
-    found.draw(path)
+    drawn = found.draw(path)
+    assert drawn._repr_svg_() == path.read_text(encoding="utf-8") == found.draw().svg  # what a notebook shows
     texts = [each.text or "" for each in ElementTree.parse(path).iter(f"{SPACE}text")]
     assert all(any(node.name[:30] == text for text in texts) for node in found.nodes)
     assert all(any(text.startswith(name) for text in texts) for name in fast.regions())

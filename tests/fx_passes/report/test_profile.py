@@ -17,6 +17,7 @@ from fx_passes.report.profile import Profile, profile
 from fx_passes.report.records import PrimitiveTime
 from tests.support.lowering import net, noise
 from zendnn_cffi import backend
+from zendnn_cffi.engine import host
 
 X = noise(2, 3, 8, 8)
 PRODUCTS = ("matmul", "inner_product")  # what a linear layer becomes
@@ -116,7 +117,7 @@ def test_records_are_ready_for_a_data_frame() -> None:
 
 def test_text() -> None:
     lines = str(profile(made(), X, runs=2)).splitlines()
-    assert lines[0].split() == ["call", "kind", "ms", "share", "GFLOP/s", "GB/s", "of", "peak", "implementation"]
+    assert lines[1].split() == ["call", "kind", "ms", "share", "GFLOP/s", "GB/s", "of", "peak", "implementation"]
     assert any("convolution" in line and "%" in line for line in lines)
     assert lines[-2].startswith("total ")
     assert lines[-1] == "peak measured here: 200 GFLOP/s float32, 40 GB/s memory"
@@ -237,10 +238,35 @@ def test_plot_to_a_file_and_on_axes(tmp_path: Path) -> None:
     assert points == [(r.intensity, r.gflops) for r in counted]
     (roof,) = roofline.lines
     assert list(roof.get_ydata())[1:] == [200.0, 200.0] and list(roof.get_xdata())[1] == 5.0
+    assert bars.get_title(loc="left").startswith(found.about)
     found.plot()
     Profile([], 0).plot()
     with pytest.raises(TypeError, match="pair of matplotlib axes"):
         found.plot(bars)
+
+
+def test_what_was_measured_is_named() -> None:
+    found = profile(made(), X, runs=1)
+    shape = "x".join(map(str, X.shape))
+    assert f", {shape}, float32, {host.cpu_name()} ({host.cpu_generation()}), " in found.about
+    assert f", {torch.get_num_threads()} thread" in found.about and str(found).splitlines()[0] == found.about
+    model = nn.Sequential(nn.Conv2d(X.shape[1], 16, 3), nn.ReLU()).eval()
+    assert profile(zendnn_cffi.optimize(model, dtype=torch.bfloat16), X, runs=1).about.startswith("Sequential, ")
+
+
+def test_points_above_the_roof_are_explained() -> None:
+    """A roof of 100 GFLOP/s and 10 GB/s: they meet at ten operations a byte."""
+    from matplotlib.figure import Figure
+
+    def notes(implementation: str, flops: int, bytes_moved: int) -> str:
+        record = PrimitiveTime("", "c", "convolution", implementation, 1000, flops, bytes_moved, "float32", 100.0, 10.0)
+        bars, roofline = Figure().subplots(1, 2)
+        Profile([record], 1000).plot((bars, roofline))
+        return " ".join(text.get_text() for text in roofline.texts)
+
+    assert "Winograd" in notes("jit_wino_4x3:avx512_core", 150_000, 1000)
+    assert "cache" in notes("brgemm", 50_000, 20_000) and "Winograd" not in notes("brgemm", 50_000, 20_000)
+    assert "above" not in notes("brgemm", 90_000, 1000) and "above" not in notes("jit_wino_4x3", 90_000, 1000)
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,11 @@
-"""The progress bar: on terminals alone, after a while, and gone at the end."""
+"""The progress bar: on terminals and in notebooks alone, after a while, and gone at the end."""
 
 from __future__ import annotations
 
 import io
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.nn.functional as F
@@ -54,6 +57,44 @@ def test_silent_where_it_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
     with progress.ProgressBar("measuring") as show:
         show(1, 2)
     assert terminal.getvalue() == ""
+
+
+class Cell:
+    """Stands for what IPython's display() returns."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def update(self, data: dict[str, str], **_: Any) -> None:
+        self.lines.append(data["text/plain"])
+
+
+def test_a_notebook_shows_one_line_and_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells: list[Cell] = []
+
+    def display(data: dict[str, str], **options: Any) -> Cell:
+        assert options == {"raw": True, "display_id": True}
+        cells.append(Cell())
+        cells[-1].update(data)
+        return cells[-1]
+
+    def measure() -> None:
+        with progress.ProgressBar("measuring") as show:
+            show(1, 2)
+            show(2, 2)
+
+    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.setattr("IPython.display.display", display)
+    measure()
+    assert not cells  # IPython is imported, but no kernel runs
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=object()))
+    measure()
+    other = threading.Thread(target=measure)  # measures when no calls come: no cell waits for it
+    other.start()
+    other.join()
+    (cell,) = cells
+    assert [line[-3:] for line in cell.lines] == ["1/2", "2/2", ""]
 
 
 @pytest.mark.parametrize("stream", (None, io.StringIO()))
