@@ -1,41 +1,69 @@
-"""Recognise linear layers of values that are quantized by scales computed in the call (PT2E, dynamic, per tensor).
+"""Recognise linear layers of values that are quantized by scales computed in the call, of all values or of each row.
 
 Before: scale, zero_point = choose_qparams.tensor(x, low, high, eps, dtype)
         linear(dequantize(quantize(x, scale, zero_point), scale, zero_point), dequantize(weight), bias)
 After:  chosen = choose_scale(x); dynamic_linear(quantize_by(x, chosen), chosen, dequantize(weight), bias)
+Rows:   chosen = choose_row_scales(x); row_scaled_linear(quantize_rows_by(x, chosen), chosen, dequantize(weight), bias)
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph.graph import finish, is_call
+from fx_passes.graph.graph import finish, is_call, tensor_of
+from fx_passes.graph.inference import dtype as dtype_of
+from fx_passes.ops.quantized import TOKEN, plain_axis
 
 _DTYPES = (torch.uint8, torch.int8)
+_SMALLEST_F32 = torch.finfo(torch.float32).tiny
+_LEAST_EPS = 1e-20  # dynamic_linear divides biases by the scale
+_TOKEN_EPS, _TOKEN_HIGH = 1e-5, 127  # of choose_qparams_per_token
+_XNNPACK_EPS, _XNNPACK_RANGE = torch.finfo(torch.float32).eps, (-128, 127)  # of choose_qparams_per_token_asymmetric
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a call chooses scales.
+
+    node       what calls it
+    by_rows    whether each row has a scale
+    arguments  of ops.choose_row_scales or ops.choose_scale
+    """
+
+    node: fx.Node
+    by_rows: bool
+    arguments: tuple[Any, ...]
 
 
 def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
     """Replace every chain whose dequantized values only linear layers of int8 weights read."""
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
-        choice = match_choice(node)
-        readers = _layers(node)
-        if choice is None or not readers:
+        readers = _layers(node, gm)
+        choice = match_choice(node, gm, readers) if readers else None
+        if choice is None:
             continue
         src, _, _, _, low, high, dtype = node.args
+        choose, quantize, linear = _BY_ROWS if choice.by_rows else _AS_A_WHOLE
         with gm.graph.inserting_before(node):
-            chosen = gm.graph.call_function(ops.choose_scale, (*choice.args[:5], _is_symmetric(choice)))
-            kept = gm.graph.call_function(ops.quantize_by, (src, chosen, low, high, dtype))
-        chosen.meta = {"source": choice.meta.get("source", "")}
+            chosen = gm.graph.call_function(choose, choice.arguments)
+            kept = gm.graph.call_function(quantize, (src, chosen, low, high, dtype))
+        chosen.meta = {"source": choice.node.meta.get("source", "")}
         kept.meta = dict(node.meta)
-        for linear in readers:
-            linear.target, linear.args = ops.dynamic_linear, (kept, chosen, *linear.args[1:])
-        _erase_unread(gm.graph, node, choice)
+        for reader in readers:
+            reader.target, reader.args = linear, (kept, chosen, *reader.args[1:])
+        _erase_unread(gm.graph, node, choice.node)
     return finish(gm)
+
+
+_AS_A_WHOLE = ops.choose_scale, ops.quantize_by, ops.dynamic_linear
+_BY_ROWS = ops.choose_row_scales, ops.quantize_rows_by, ops.row_scaled_linear
 
 
 def _erase_unread(graph: fx.Graph, node: fx.Node, choice: fx.Node) -> None:
@@ -45,43 +73,144 @@ def _erase_unread(graph: fx.Graph, node: fx.Node, choice: fx.Node) -> None:
             graph.erase_node(unread)
 
 
-def match_choice(node: fx.Node) -> fx.Node | None:
-    """The call of choose_qparams that gives node, an ops.quantize, its scale and zero point; None where none does."""
-    _, scale, zero_point, axis, low, high, dtype = node.args
-    if axis is not None or not is_call(scale, operator.getitem) or not is_call(zero_point, operator.getitem):
+def match_choice(node: fx.Node, gm: fx.GraphModule, readers: list[fx.Node]) -> Choice | None:
+    """How node, an ops.quantize, gets its scales and zero points; None where nothing known chooses them."""
+    _, scale, zero_point, _, _, _, _ = node.args
+    if not is_call(scale, operator.getitem) or not is_call(zero_point, operator.getitem):
         return None
-    choice: Any = scale.args[0]
-    if (scale.args[1], zero_point.args) != (0, (choice, 1)) or not isinstance(choice, fx.Node) or choice.kwargs:
+    called: Any = scale.args[0]
+    if (scale.args[1], zero_point.args) != (0, (called, 1)) or not isinstance(called, fx.Node):
         return None
-    if _name(choice) not in _CHOICES or len(choice.args) != 5 or dtype not in _DTYPES:
-        return None
-    return choice if choice.args[1:3] == (low, high) and choice.args[4] == dtype else None
+    match = _CHOICES.get(_name(called))
+    return None if match is None else match(node, called, gm, readers)
 
 
-def _layers(node: fx.Node) -> list[fx.Node]:
+def _layers(node: fx.Node, gm: fx.GraphModule) -> list[fx.Node]:
     """The linear layers that read what node quantizes; empty where anything else does, or weights are no int8."""
     found: list[fx.Node] = []
     for real in node.users:
-        if not is_call(real, ops.dequantize) or real.args[1:4] != (*node.args[1:3], None):
+        if not is_call(real, ops.dequantize) or real.args[1:4] != node.args[1:4]:
             return []
         if real.args[4] != torch.float32:
             return []
         for reader in real.users:
             if not is_call(reader, ops.linear) or reader.args[0] is not real or reader.args[1] is real:
                 return []
-            if not is_call(reader.args[1], ops.dequantize):
+            if not _is_int8(reader.args[1], gm):
                 return []
             found.append(reader)
     return list(dict.fromkeys(found))
 
 
+def _is_int8(weight: Any, gm: fx.GraphModule) -> bool:
+    """Whether weight is dequantized from int8 with a scale for each output, or one, and no zero points."""
+    if not is_call(weight, ops.dequantize):
+        return False
+    kept, _, zero_point, axis, _ = weight.args
+    shape, zero_points = _shape(weight, gm), tensor_of(gm, zero_point)
+    if shape is None or dtype_of(kept, gm) != torch.int8 or plain_axis(axis, shape) not in (None, 0):
+        return False
+    return not bool(zero_points.any()) if zero_points is not None else not zero_point
+
+
+def _shape(weight: fx.Node, gm: fx.GraphModule) -> tuple[int, ...] | None:
+    """The shape of a dequantized parameter; of one that the graph quantizes first, too."""
+    kept: Any = weight.args[0]
+    tensor = tensor_of(gm, kept.args[0] if is_call(kept, ops.quantize) else kept)
+    return None if tensor is None else tuple(tensor.shape)
+
+
 def _name(node: fx.Node) -> str:
     target = node.target
-    return str(target) if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else ""
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return ""
+    return str(target).removesuffix(".default")
 
 
-def _is_symmetric(choice: fx.Node) -> bool:
-    return _name(choice) == _CHOICES[1]
+_Matcher = Callable[[fx.Node, fx.Node, fx.GraphModule, list[fx.Node]], Choice | None]
 
 
-_CHOICES = ("quantized_decomposed.choose_qparams.tensor", "quantized_decomposed.choose_qparams_symmetric.tensor")
+def _whole(symmetric: bool) -> _Matcher:
+    """choose_qparams.tensor and choose_qparams_symmetric.tensor."""
+
+    def match(node: fx.Node, called: fx.Node, gm: fx.GraphModule, readers: list[fx.Node]) -> Choice | None:
+        _, _, _, axis, low, high, dtype = node.args
+        if axis is not None or called.kwargs or len(called.args) != 5 or dtype not in _DTYPES:
+            return None
+        if called.args[1:3] != (low, high) or called.args[4] != dtype:
+            return None
+        return Choice(called, False, (*called.args, symmetric))
+
+    return match
+
+
+def _token(how: str, eps: float, low: int, high: int) -> _Matcher:
+    """choose_qparams_per_token and choose_qparams_per_token_asymmetric."""
+
+    def match(node: fx.Node, called: fx.Node, gm: fx.GraphModule, readers: list[fx.Node]) -> Choice | None:
+        src, _, _, axis, *_, dtype = node.args
+        if axis != TOKEN or called.args != (src, torch.int8) or called.kwargs or dtype != torch.int8:
+            return None
+        return Choice(called, True, (src, how, low, high, eps)) if _may_be_float32(src, gm) else None
+
+    return match
+
+
+_MAPPINGS = {"SYMMETRIC": "symmetric", "ASYMMETRIC": "asymmetric"}
+
+
+def _affine(node: fx.Node, called: fx.Node, gm: fx.GraphModule, readers: list[fx.Node]) -> Choice | None:
+    """choose_qparams_affine of all values, or of each row."""
+    src, _, _, sizes, low, high, dtype = node.args
+    given = _bound(called)
+    how = _MAPPINGS.get(given["mapping_type"])
+    if how is None or dtype not in _DTYPES or given["target_dtype"] != dtype or not isinstance(sizes, tuple):
+        return None
+    if given["input"] is not src or given["block_size"] != list(sizes) or not _may_be_float32(src, gm):
+        return None
+    limits = torch.iinfo(dtype)
+    wanted = given["quant_min"], given["quant_max"]
+    if tuple(own if n is None else n for n, own in zip(wanted, (limits.min, limits.max), strict=True)) != (low, high):
+        return None
+    if given["scale_dtype"] not in (None, torch.float32, torch.float64):
+        return None
+    eps = _SMALLEST_F32 if given["eps"] is None else given["eps"]
+    if len(sizes) > 1 and set(sizes[:-1]) == {1} and sizes[-1] == _features(readers, gm):
+        centred = how == "asymmetric" or (low + high + 1) // 2 == 0
+        return Choice(called, True, (src, how, low, high, eps)) if centred else None
+    value = src.meta.get("val")
+    if not isinstance(value, torch.Tensor) or plain_axis(sizes, tuple(value.shape)) is not None:
+        return None
+    if eps < _LEAST_EPS:
+        return None
+    return Choice(called, False, (src, low, high, eps, dtype, how == "symmetric"))
+
+
+def _may_be_float32(src: fx.Node, gm: fx.GraphModule) -> bool:
+    """Whether src is float32, as what is made of it is, as far as anybody knows: scales of others are rounded."""
+    return dtype_of(src, gm) in (None, torch.float32)
+
+
+def _bound(called: fx.Node) -> dict[str, Any]:
+    """The arguments of choose_qparams_affine by name."""
+    target: Any = called.target
+    schema = target._schema.arguments
+    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return {**given, **{a.name: value for a, value in zip(schema, called.args, strict=False)}, **called.kwargs}
+
+
+def _features(readers: list[fx.Node], gm: fx.GraphModule) -> int:
+    """How many numbers a row has that linear layers read."""
+    weight: Any = readers[0].args[1]
+    shape = _shape(weight, gm)
+    assert shape is not None
+    return shape[-1]
+
+
+_CHOICES: dict[str, _Matcher] = {
+    "quantized_decomposed.choose_qparams.tensor": _whole(False),
+    "quantized_decomposed.choose_qparams_symmetric.tensor": _whole(True),
+    "quantized_decomposed.choose_qparams_per_token": _token("largest", _TOKEN_EPS, -_TOKEN_HIGH, _TOKEN_HIGH),
+    "quantized_decomposed.choose_qparams_per_token_asymmetric": _token("nearest", _XNNPACK_EPS, *_XNNPACK_RANGE),
+    "torchao.choose_qparams_affine": _affine,
+}

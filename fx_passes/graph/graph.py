@@ -146,12 +146,22 @@ def is_unbind(node: Any) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether node is an aten operator that returns something, writes to nothing and draws no random numbers."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+    """Whether node is an operator that returns something, writes to nothing and draws no random numbers.
+
+    Of aten, or one that quantizes: the weights of other integers than ours are dequantized once.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if node.target.namespace not in ("aten", "quantized_decomposed") and not is_affine(node.target):
         return False
     schema = node.target._schema
     random = torch.Tag.nondeterministic_seeded in node.target.tags
     return bool(schema.returns) and not schema.is_mutable and not random
+
+
+def is_affine(target: Any) -> bool:
+    """Whether target is one of torchao's operators that quantize by blocks."""
+    return getattr(target, "namespace", "") == "torchao" and target._opname.endswith("_affine")
 
 
 def sort(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]] = MappingProxyType({})) -> None:

@@ -191,11 +191,11 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
         return (yield node.args[0])
     if node.target is ops.embedding_bag:
         return (yield node.args[1])
-    if node.target is ops.choose_scale:
+    if node.target in (ops.choose_scale, ops.choose_row_scales):
         return torch.float32
-    if node.target is ops.dynamic_linear:
+    if node.target in (ops.dynamic_linear, ops.row_scaled_linear):
         return (yield node.args[2])
-    if node.target in (ops.quantize, ops.dequantize, ops.quantize_by):
+    if node.target in (ops.quantize, ops.dequantize, ops.quantize_by, ops.quantize_rows_by):
         return node.args[-1]
     if node.target is ops.binary:
         both = yield from _agreed([side for side in node.args[:2] if isinstance(side, fx.Node)])

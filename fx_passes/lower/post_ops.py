@@ -136,6 +136,7 @@ def build_chain(
     last_scale: float = 1.0,
     view: tuple[int, ...] | None = None,
     channel_axis: int = -1,
+    begin: PostOps | None = None,
 ) -> Chain:
     """Return the chain for a result in layout dst.
 
@@ -145,8 +146,10 @@ def build_chain(
     last_scale  what the last post-op, an eltwise, multiplies its result by
     view      the primitive's own shape [M, N] of the result where it is not the node's: all dimensions but one made one
     channel_axis  that one, in the node's shape
+    begin     post-ops in front of these; their arguments are the caller's
     """
-    chain = Chain()
+    chain = Chain() if begin is None else Chain(begin)
+    first = len(chain.post_ops)
     index = len(operands) - sum(isinstance(e, BinaryPostOp) and e.constant is None for e in entries)
     for position, entry in enumerate(entries):
         if isinstance(entry, EltwisePostOp):
@@ -161,7 +164,7 @@ def build_chain(
             chain.post_ops, chain.overwrites = chain.post_ops.sum(sum_scale), index
         else:
             chain.post_ops = chain.post_ops.binary(entry.kind, seen)
-            chain.args[arg_post_op(position, ARG_SRC_1)] = (
+            chain.args[arg_post_op(first + position, ARG_SRC_1)] = (
                 Operand(index, seen) if entry.constant is None else Weights(entry.node.name, entry.constant, seen)
             )
         if entry.constant is None:

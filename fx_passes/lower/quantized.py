@@ -25,6 +25,7 @@ from fx_passes.candidates.specs import RegionValues
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name
 from fx_passes.lower.post_ops import BinaryPostOp, Chain, EltwisePostOp, PostOp, build_chain
+from fx_passes.ops.quantized import plain_axis
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, Attr
 from zendnn_cffi.primitives.memory import MemoryDesc
 
@@ -71,7 +72,10 @@ def numerics_of(node: object, values: RegionValues) -> Numerics | None:
     if node.target is ops.dequantize:
         _, scale, zero_point, axis, _ = node.args
         src = values.specs.get(node.args[0])
-        return None if src is None else _numerics(src.dtype, scale, zero_point, axis, values)
+        if src is None:
+            return None
+        zero_point = 0 if zero_point is None else zero_point
+        return _numerics(src.dtype, scale, zero_point, plain_axis(axis, src.shape), values)
     if node.target is ops.concat:
         found = {numerics_of(piece, values) for piece in node.args[0]}
         return found.pop() if len(found) == 1 else None
@@ -87,7 +91,8 @@ def quantizes_to(node: fx.Node, values: RegionValues) -> Numerics | None:
     _, scale, zero_point, axis, low, high, dtype = node.args
     if (values.concrete(low), values.concrete(high)) != RANGES.get(dtype):
         return None
-    return _numerics(dtype, scale, zero_point, axis, values)
+    src = values.specs.get(node.args[0])
+    return None if src is None else _numerics(dtype, scale, zero_point, plain_axis(axis, src.shape), values)
 
 
 def wanted_of(node: fx.Node, values: RegionValues) -> Numerics | None:
@@ -143,7 +148,9 @@ def factors_of(node: fx.Node, context: LoweringContext) -> Factors | None:
     if src is None or not is_call(weight, ops.dequantize) or weight not in values.constants:
         return None
     kept, scale, zero_point, axis, _ = (values.concrete(argument) for argument in weight.args)
-    if not isinstance(kept, torch.Tensor) or kept.dtype != torch.int8 or axis not in (None, 0):
+    if not isinstance(kept, torch.Tensor) or kept.dtype != torch.int8:
+        return None
+    if plain_axis(axis, tuple(kept.shape)) not in (None, 0):
         return None
     if zero_point is not None and bool(torch.as_tensor(zero_point).any()):
         return None

@@ -26,6 +26,11 @@ from fx_passes.lower.movement.movement import lower_concat, lower_getitem, lower
 from fx_passes.lower.movement.views import VIEW_RULES
 from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, lower_prelu
 from fx_passes.lower.products.dynamic import lower_choose_scale, lower_dynamic_linear, lower_quantize_by
+from fx_passes.lower.products.dynamic_rows import (
+    lower_choose_row_scales,
+    lower_quantize_rows_by,
+    lower_row_scaled_linear,
+)
 from fx_passes.lower.products.gated_rows import join_gated_rows, lower_gated_linear
 from fx_passes.lower.products.linear import lower_linear, lower_matmul
 from fx_passes.lower.quantized import lower_dequantize, lower_quantize
@@ -59,6 +64,9 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.choose_scale: lower_choose_scale,
     ops.quantize_by: lower_quantize_by,
     ops.dynamic_linear: lower_dynamic_linear,
+    ops.choose_row_scales: lower_choose_row_scales,
+    ops.quantize_rows_by: lower_quantize_rows_by,
+    ops.row_scaled_linear: lower_row_scaled_linear,
     ops.batch_norm: lower_batch_norm,
     ops.layer_norm: lower_layer_norm,
     ops.group_norm: lower_group_norm,

@@ -68,6 +68,7 @@ _ATTRIBUTES = {
 
 def normalize(gm: fx.GraphModule) -> fx.GraphModule:
     """Rewrite gm's graph in the vocabulary; running it again changes nothing."""
+    name_overloads(gm.graph)
     changed, fewest = True, math.inf
     while changed:  # an operation that is out of place lets those that shared its memory follow
         normalizer = Normalizer(gm)
@@ -76,6 +77,15 @@ def normalize(gm: fx.GraphModule) -> fx.GraphModule:
         changed = normalizer.make_out_of_place() and writers < fewest  # what is respelled and writes still, stays
         fewest = writers
     return finish(gm)
+
+
+def name_overloads(graph: fx.Graph) -> None:
+    """Let nodes call the overload of an operator that has one alone: PT2E and tracers leave its name open."""
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverloadPacket):
+            overloads = node.target.overloads()
+            if len(overloads) == 1:
+                node.target = getattr(node.target, overloads[0])
 
 
 class Normalizer:

@@ -47,7 +47,16 @@ from fx_passes.ops.movement import (
 )
 from fx_passes.ops.pointwise import BINARY, ELTWISE, PostOps, apply_post_ops, binary, eltwise, prelu
 from fx_passes.ops.products import gated_linear, linear, matmul
-from fx_passes.ops.quantized import choose_scale, dequantize, dynamic_linear, quantize, quantize_by
+from fx_passes.ops.quantized import (
+    choose_row_scales,
+    choose_scale,
+    dequantize,
+    dynamic_linear,
+    quantize,
+    quantize_by,
+    quantize_rows_by,
+    row_scaled_linear,
+)
 from fx_passes.ops.registry import TRAITS, Traits, having
 from fx_passes.ops.rows import batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
 from fx_passes.ops.sizes import rank, size

@@ -4,6 +4,7 @@ scale and zero_point are numbers or tensors, and axis says what they belong to:
     None     the whole tensor
     a dim    each index of that dimension, [size of it]
     TOKEN    each row along the last dimension, [..., 1]
+    sizes    each block of these sizes, one for each dimension; scales in row-major order of the blocks
 """
 
 from __future__ import annotations
@@ -18,7 +19,37 @@ from fx_passes.ops.pointwise import PostOps, apply_post_ops
 from fx_passes.ops.registry import COMPUTE, op
 
 TOKEN = "token"
-Axis = int | str | None
+Axis = int | str | tuple[int, ...] | None
+ASYMMETRIC = ("asymmetric", "nearest")  # ways to choose by rows in which each row has a zero point of its own
+
+
+def blocked(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Shapes that show a tensor and its scales by blocks: [2, 6] in blocks of [1, 3] is [2, 2, 3], scales [2, 2, 1].
+
+    Raises ValueError where the blocks do not fill the tensor.
+    """
+    if len(sizes) != len(shape) or any(n % size for n, size in zip(shape, sizes, strict=True)):
+        raise ValueError(f"a tensor of shape {list(shape)} does not consist of blocks of {list(sizes)}")
+    seen: list[int] = []
+    scales: list[int] = []
+    for n, size in zip(shape, sizes, strict=True):
+        if size in (1, n):
+            seen.append(n)
+            scales.append(n // size)
+        else:
+            seen += [n // size, size]
+            scales += [n // size, 1]
+    return seen, scales
+
+
+def plain_axis(axis: Axis, shape: tuple[int, ...]) -> Axis:
+    """Sizes of blocks as one of the other axes where they are one: None or a dimension."""
+    if not isinstance(axis, tuple) or len(axis) != len(shape):
+        return axis
+    parts = [dim for dim, (n, size) in enumerate(zip(shape, axis, strict=True)) if size != n]
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 and axis[parts[0]] == 1 else axis
 
 
 def _along(values: Any, axis: Axis, ndim: int) -> Any:
@@ -35,6 +66,10 @@ def quantize(src: Tensor, scale: Any, zero_point: Any, axis: Axis, low: Any, hig
     """Return clamp(round(src / scale) + zero_point, low, high) in dtype; with TOKEN it adds before it rounds."""
     if axis == TOKEN:
         return src.mul(1.0 / scale).add(zero_point).round().clamp(low, high).to(dtype)
+    if isinstance(axis, tuple):
+        seen, scales = blocked(axis, tuple(src.shape))
+        rounded = torch.round(src.view(seen) * (1.0 / scale.view(scales)))
+        return torch.clamp(rounded + zero_point.view(scales), low, high).view(src.shape).to(dtype)
     values = src.float() if src.dtype in (torch.float16, torch.bfloat16) else src
     inverse, shift = 1.0 / _along(scale, axis, src.ndim), _along(zero_point, axis, src.ndim)
     return torch.clamp(torch.round(values * inverse) + shift, low, high).to(dtype)
@@ -43,6 +78,11 @@ def quantize(src: Tensor, scale: Any, zero_point: Any, axis: Axis, low: Any, hig
 @op(kind=COMPUTE, light=True, opens_region=False, shape="same", shares_memory=True)
 def dequantize(src: Tensor, scale: Any, zero_point: Any, axis: Axis, dtype: torch.dtype) -> Tensor:
     """Return (src - zero_point) * scale in dtype; zero_point None: nothing is subtracted."""
+    if isinstance(axis, tuple):
+        seen, scales = blocked(axis, tuple(src.shape))
+        wide = src.view(seen).to(dtype)
+        wide = wide if zero_point is None else wide - zero_point.view(scales).to(dtype)
+        return (wide * scale.view(scales)).view(src.shape).to(dtype)
     factor, shift = _along(scale, axis, src.ndim), _along(zero_point, axis, src.ndim)
     kept = src.to(dtype) if axis is None else src
     return ((kept if shift is None else kept - shift) * factor).to(dtype)
@@ -67,6 +107,56 @@ def choose_scale(src: Tensor, low: int, high: int, eps: float, dtype: torch.dtyp
 def quantize_by(src: Tensor, chosen: Tensor, low: int, high: int, dtype: torch.dtype) -> Tensor:
     """Return clamp(round(src / scale) + zero_point, low, high) in dtype; chosen [4] as choose_scale has it."""
     return src.float().mul(chosen[1]).round_().add_(chosen[2]).clamp_(low, high).to(dtype)
+
+
+@op(kind=COMPUTE, light=True, opens_region=False)
+def choose_row_scales(src: Tensor, how: str, low: int, high: int, eps: float) -> Tensor:
+    """Return how each row of src along its last dimension is quantized.
+
+    src      float32 [..., K], K > 0
+    how      "largest": scale max(|x|) / high, as choose_qparams_per_token
+             "symmetric", "asymmetric": as choose_qparams_affine
+             "nearest": as choose_qparams_per_token_asymmetric
+    Returns  float32 [3, ..., 1]: scales, 1 / scales, zero points
+    """
+    lowest, highest = src.amin(-1, keepdim=True).clamp(max=0), src.amax(-1, keepdim=True).clamp(min=0)
+    largest = torch.maximum(-lowest, highest)
+    if how == "largest":
+        scale = largest.clamp(min=eps).div(high)
+        zero_point = torch.zeros_like(scale)
+    elif how == "symmetric":
+        scale = largest.div((high - low) / 2).clamp(min=eps)
+        zero_point = torch.full_like(scale, (high + low + 1) // 2)
+    else:
+        scale = (highest - lowest).div(high - low).clamp(min=eps)
+        zero_point = row_zero_points(how, lowest / scale, highest / scale, low, high)
+    return torch.stack((scale, 1.0 / scale, zero_point)).float()
+
+
+def row_zero_points(how: str, lowest: Tensor, highest: Tensor, low: int, high: int) -> Tensor:
+    """The zero points of rows whose smallest and largest values are these, in steps."""
+    if how == "asymmetric":
+        return lowest.round().neg_().add_(low).clamp_(low, high)
+    from_lowest = low + lowest + high + highest > 0  # the end whose error is smaller stays exact
+    return torch.where(from_lowest, low - lowest, high - highest).clamp_(low, high).round_()
+
+
+@op(kind=COMPUTE, light=True, opens_region=False, shape="same")
+def quantize_rows_by(src: Tensor, chosen: Tensor, low: int, high: int, dtype: torch.dtype) -> Tensor:
+    """Return clamp(round(src / scale + zero_point), low, high) in dtype; chosen as choose_row_scales has it."""
+    return src.float().mul(chosen[1]).add_(chosen[2]).round_().clamp_(low, high).to(dtype)
+
+
+@op(kind=COMPUTE, post_ops=True, shape="rank")
+def row_scaled_linear(
+    src: Tensor, chosen: Tensor, weight: Tensor, bias: Tensor | None = None, *, post_ops: PostOps = ()
+) -> Tensor:
+    """Return post_ops(real @ weight.T + bias), where real = (src - zero_points) * scales.
+
+    src [..., K] of uint8 or int8, chosen [3, ..., 1] as choose_row_scales has it, weight [N, K], bias [N]
+    """
+    real = src.to(weight.dtype).sub_(chosen[2]).mul_(chosen[0])
+    return apply_post_ops(F.linear(real, weight, bias), post_ops)
 
 
 @op(kind=COMPUTE, post_ops=True, shape="rank")

@@ -129,7 +129,7 @@ def is_real(node: fx.Node) -> bool:
     """Whether node computes what primitives compute in, as far as is known: masks and positions stay outside."""
     if node.target in (ops.embedding_bag, ops.offset_bags):
         return False  # PyTorch's own, outside, where it reads its indices in place
-    if node.target in (ops.quantize, ops.quantize_by):
+    if node.target in (ops.quantize, ops.quantize_by, ops.quantize_rows_by):
         return True
     value = node.meta.get("val")
     return not isinstance(value, torch.Tensor) or value.is_floating_point()

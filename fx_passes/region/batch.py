@@ -10,6 +10,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.specs import RegionValues
+from fx_passes.ops.quantized import plain_axis
 
 _PER_SAMPLE = ops.having(per_sample=True)
 
@@ -44,7 +45,8 @@ def _keeps_samples_apart(node: fx.Node, values: RegionValues, batch: int) -> boo
         case ops.binary:
             return all(_is_per_sample(arguments[name], node, values, batch) for name in ("a", "b"))
         case ops.quantize | ops.dequantize:
-            return not isinstance(arguments["axis"], int) or bool(arguments["axis"] % ndim)
+            axis = plain_axis(arguments["axis"], values.specs[src].shape) if isinstance(src, fx.Node) else ()
+            return not isinstance(axis, tuple) and (not isinstance(axis, int) or bool(axis % ndim))
         case ops.softmax | ops.narrow | ops.chunk | ops.split | ops.unflatten:
             return bool(arguments["dim"] % ndim)
         case ops.concat:

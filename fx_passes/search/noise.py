@@ -14,6 +14,7 @@ from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import argument, is_call
 from fx_passes.lower.context import NotLowered
 from fx_passes.lower.quantized import RANGES, numerics_of
+from fx_passes.ops.quantized import ASYMMETRIC
 from zendnn_cffi.primitives.checks import has_internal_overlap
 
 _STEPS = 40.0  # the standard deviation of noise in integers of 8 bits: as that of values in use, about
@@ -35,7 +36,9 @@ def noise_for(values: RegionValues, node: fx.Node, generator: torch.Generator) -
         bits = torch.tensor([zero_point], dtype=torch.int32, device="cpu").view(torch.float32)
         numbers = torch.tensor([1.0 / _STEPS, _STEPS, zero_point], dtype=torch.float32, device="cpu")
         return torch.cat([numbers, bits])
-    if is_call(node, ops.quantize_by):
+    if is_call(node, ops.choose_row_scales):
+        return _row_scales(node, spec)
+    if is_call(node, ops.quantize_by, ops.quantize_rows_by):
         low, high, dtype = (values.concrete(argument) for argument in node.args[2:])
         kept = _repeated(spec.numel, generator).mul_(_STEPS).round_().add_(_zero_point(dtype)).clamp_(low, high)
         return kept.to(dtype).reshape(spec.shape)
@@ -45,6 +48,14 @@ def noise_for(values: RegionValues, node: fx.Node, generator: torch.Generator) -
 def _zero_point(dtype: torch.dtype) -> int:
     """Of noise: not the middle, so that it counts."""
     return 117 if dtype == torch.uint8 else 5
+
+
+def _row_scales(node: fx.Node, spec: TensorSpec) -> torch.Tensor:
+    """Scales that differ from row to row, so that a row's by another's shows."""
+    rows = torch.arange(math.prod(spec.shape[1:]), dtype=torch.float32, device="cpu")
+    scale = (1 + rows % 7 / 16) / _STEPS
+    zero_point = rows % 5 - 2 if node.args[1] in ASYMMETRIC else torch.zeros_like(rows)
+    return torch.stack((scale, 1.0 / scale, zero_point)).reshape(spec.shape)
 
 
 def _repeated(numel: int, generator: torch.Generator) -> torch.Tensor:

@@ -150,6 +150,18 @@ def chosen_scale(src: TensorSpec, *rest: Any) -> TensorSpec:
     return row_major((4,), torch.float32)
 
 
+def chosen_row_scales(src: TensorSpec, *rest: Any) -> TensorSpec:
+    """ops.choose_row_scales."""
+    return row_major((3, *src.shape[:-1], 1), torch.float32)
+
+
+def quantized_rows_by(src: TensorSpec, chosen: TensorSpec, *rest: Any) -> TensorSpec:
+    """ops.quantize_rows_by of dense rows."""
+    if not is_row_major(src) or chosen.shape != (3, *src.shape[:-1], 1):
+        raise Unclear
+    return row_major(src.shape, rest[-1])
+
+
 def quantized_by(src: TensorSpec, chosen: TensorSpec, *rest: Any) -> TensorSpec:
     """ops.quantize_by."""
     return replace(elementwise(src), dtype=rest[-1])

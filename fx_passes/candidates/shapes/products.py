@@ -79,5 +79,5 @@ def _empty_like(spec: TensorSpec) -> TensorSpec:
 def dynamic_linear(
     src: TensorSpec, chosen: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, **rest: Any
 ) -> TensorSpec:
-    """ops.dynamic_linear."""
+    """ops.dynamic_linear and ops.row_scaled_linear."""
     return linear(replace(src, dtype=weight.dtype), weight, bias, **rest)

@@ -34,6 +34,7 @@ from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, c
 from fx_passes.lower.post_ops import build_chain, fits_view
 from fx_passes.lower.primitives import keep_optimized, optimized_implementations
 from fx_passes.lower.quantized import RANGES
+from fx_passes.ops.quantized import plain_axis
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -127,7 +128,7 @@ def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered("src is one row")
     base = values.base(node)
     dtype = context.dtype(base)
-    weight, scales = _integers(node, context)
+    weight, scales = integer_weight(node, context)
     n, k = weight.shape
     m = src.numel // k
     post_ops = context.post_ops(arguments["post_ops"], base)
@@ -163,13 +164,14 @@ def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
     return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]))
 
 
-def _integers(node: fx.Node, context: LoweringContext) -> tuple[Tensor, Tensor]:
+def integer_weight(node: fx.Node, context: LoweringContext) -> tuple[Tensor, Tensor]:
     """The weight's integers [N, K] and their scales [N], float64."""
     values, weight = context.values, node.args[2]
     if not is_call(weight, ops.dequantize) or weight not in values.constants:
         raise NotLowered("weight is not a constant of integers")
     kept, scale, zero_point, axis, _ = (values.concrete(argument) for argument in weight.args)
-    if not isinstance(kept, Tensor) or kept.dtype != torch.int8 or kept.ndim != 2 or axis not in (None, 0):
+    is_int8 = isinstance(kept, Tensor) and kept.dtype == torch.int8 and kept.ndim == 2
+    if not is_int8 or plain_axis(axis, tuple(kept.shape)) not in (None, 0):
         raise NotLowered("weight is not int8 with a scale for each output, or one")
     if zero_point is not None and bool(torch.as_tensor(zero_point).any()):
         raise NotLowered("weight has zero points")

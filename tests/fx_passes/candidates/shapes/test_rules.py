@@ -62,6 +62,8 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ]
     + [((tensor(4, 8, 3, 3, dtype=torch.int8), vector(4), row_major((4,), torch.int64), 0, F32), {})],
     ops.choose_scale: [((src, 0, 255, 2.0**-12, torch.uint8, False), {}) for src in (X, TOKENS)],
+    ops.choose_row_scales: [((src, "nearest", -128, 127, 1e-7), {}) for src in (X, TOKENS)],
+    ops.quantize_rows_by: [((TOKENS, tensor(3, *TOKENS.shape[:-1], 1), -128, 127, torch.int8), {})],
     ops.quantize_by: [((src, vector(4), 0, 255, torch.uint8), {}) for src in (X, Y, TOKENS)],
     ops.rotary: [((tensor(2, 4, 5, 8), tensor(5, 8), tensor(5, 8)), {"interleaved": i}) for i in (False, True)],
     ops.fold_bn_weight: [((tensor(4, 8, 3, 3), vector(4), vector(4), 1e-5), {})],
@@ -97,6 +99,9 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ],
     ops.pad: [((src, (1, 2, 0, 1)), {}) for src in (X, Y, TOKENS)],
     ops.linear: [((TOKENS, tensor(4, 8), vector(4)), {}), ((tensor(3, 8), tensor(4, 8)), {})],
+    ops.row_scaled_linear: [
+        ((replace(TOKENS, dtype=torch.int8), tensor(3, *TOKENS.shape[:-1], 1), tensor(4, 8), vector(4)), {})
+    ],
     ops.dynamic_linear: [((replace(TOKENS, dtype=torch.uint8), vector(4), tensor(4, 8), vector(4)), {})],
     ops.gated_linear: [((tensor(1, 8), tensor(4, 8), tensor(4, 8), "swish", 1.0), {})],
     ops.matmul: [((tensor(5, 8), tensor(8, 3)), {}), ((HEADS, TensorSpec((2, 4, 8, 5), F32, (160, 8, 1, 32))), {})],

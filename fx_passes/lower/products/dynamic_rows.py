@@ -1,0 +1,236 @@
+"""Linear layers of values whose rows (tokens) are quantized by scales that each call chooses.
+
+choose_row_scales  PyTorch's smallest and largest of each row, then a few operations on a number for each row
+quantize_rows_by   one binary primitive: multiplies each row, adds its zero point, rounds and bounds
+row_scaled_linear  inner_product on integers, then one binary primitive in place
+                       sums = src @ weight.T                        exact, as float32
+                       post_ops(sums * scale[m] * weight_scales[n] + bias[n])
+                   with zero points the product is added to -zero_point[m] * (sums of each row of the weight)[n]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes import ops
+from fx_passes.candidates.candidates import (
+    Argument,
+    Arguments,
+    Candidate,
+    Operand,
+    Operation,
+    PackedWeights,
+    Result,
+    Template,
+    TorchTemplate,
+    Weights,
+    primitive_template,
+)
+from fx_passes.candidates.layouts import Layout, in_memory, row_major
+from fx_passes.graph.graph import is_call
+from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, constant_name, run_time_operands
+from fx_passes.lower.post_ops import Chain, build_chain, fits_view
+from fx_passes.lower.primitives import first_optimized, keep_optimized, optimized_implementations
+from fx_passes.lower.products.dynamic import integer_weight
+from fx_passes.lower.quantized import RANGES
+from fx_passes.ops.quantized import ASYMMETRIC, row_zero_points
+from zendnn_cffi.primitives import descriptors
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.memory import MemoryDesc
+
+_SCALE, _INVERSE, _ZERO_POINT = range(3)  # along dimension 0 of what choose_row_scales returns
+
+
+def lower_choose_row_scales(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.choose_row_scales: PyTorch's, into the arena."""
+    src, spec = context.tensor(node.args[0], "src"), context.values.specs[node]
+    if src.dtype != torch.float32 or src.ndim < 2:
+        raise NotLowered(f"src {src} is no float32 rows")
+    how, low, high, eps = (context.values.concrete(argument) for argument in node.args[1:])
+    desc, dst = row_major(src.shape, context.dtype(src)), row_major(spec.shape, torch.float32)
+    template = TorchTemplate(_choosing(how, low, high, eps), "", into=True)
+    candidate = Candidate("torch", (desc,), dst, (template,))
+    return Operation(node, node.name, "choose_scale", (node.args[0],), spec, [candidate])
+
+
+def _choosing(how: str, low: int, high: int, eps: float) -> Callable[[Tensor, Tensor], None]:
+    """A function of rows and of where their scales, inverse scales and zero points go."""
+
+    def by_largest(values: Tensor, out: Tensor) -> None:
+        scale, inverse, zero_point = out.unbind()
+        torch.linalg.vector_norm(values, math.inf, -1, True, dtype=torch.float32, out=scale)
+        if how == "largest":
+            scale.clamp_(min=eps).div_(high)
+        else:
+            scale.div_((high - low) / 2).clamp_(min=eps)
+        scale.addcmul_(scale, zero_point.zero_())  # of an infinite number: not a number, as in eager
+        torch.reciprocal(scale, out=inverse)
+
+    def by_both_ends(values: Tensor, out: Tensor) -> None:
+        scale, inverse, zero_point = out.unbind()
+        lowest, highest = torch.aminmax(values, dim=-1, keepdim=True)
+        lowest, highest = lowest.float().clamp_(max=0), highest.float().clamp_(min=0)
+        torch.sub(highest, lowest, out=scale).div_(high - low).clamp_(min=eps)
+        scale.addcmul_(scale, zero_point.zero_())
+        torch.reciprocal(scale, out=inverse)
+        zero_point.copy_(row_zero_points(how, lowest.div_(scale), highest.div_(scale), low, high))
+
+    return by_both_ends if how in ASYMMETRIC else by_largest
+
+
+def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.quantize_rows_by to 8-bit integers: one binary primitive on [M, K]."""
+    src = context.tensor(node.args[0], "src")
+    low, high, dtype = (context.values.concrete(argument) for argument in node.args[2:])
+    how = _how(node.args[1])
+    if dtype not in RANGES or (low, high) not in (RANGES[dtype], (-127, 127)):
+        raise NotLowered("it does not use all 8-bit integers")
+    if low == -127 and (dtype != torch.int8 or how in ASYMMETRIC):
+        raise NotLowered("it leaves out an integer that rounding may reach")
+    have, want = row_major(src.shape, context.dtype(src)), row_major(src.shape, dtype)
+    rows = _rows(src.shape)
+    seen, kept, column = row_major(rows, have.dtype), row_major(rows, dtype), row_major((rows[0], 1), torch.float32)
+    args: dict[int, Argument] = {
+        ARG_SRC: Operand(0, seen),
+        ARG_SRC_1: _of_rows(_INVERSE, column),
+        ARG_DST: Result(kept),
+    }
+    post_ops = PostOps()
+    if how in ASYMMETRIC:
+        post_ops = post_ops.binary("add", column)
+        args[arg_post_op(0)] = _of_rows(_ZERO_POINT, column)
+    operation = Operation(node, node.name, "quantize", tuple(node.args[:2]), context.values.specs[node])
+    found = optimized_implementations(descriptors.binary, "mul", seen, column, kept, post_ops=post_ops)
+    srcs = (have, row_major(context.values.specs[node.args[1]].shape, torch.float32))
+    for pd in found[:1]:
+        operation.candidates.append(Candidate(pd.implementation, srcs, want, (primitive_template(pd, args, "binary"),)))
+    return keep_optimized(operation, "no optimized binary primitive quantizes it")
+
+
+def _how(chosen: object) -> str:
+    """How rows were chosen, as far as it counts: with zero points of their own where nobody knows."""
+    return str(chosen.args[1]) if is_call(chosen, ops.choose_row_scales) else ASYMMETRIC[0]
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def _of_rows(which: int, column: MemoryDesc) -> Operand:
+    """One of the three numbers of each row, out of operand 1."""
+    return Operand(1, column, which * column.size_bytes)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer of quantized rows: [M, K] with constant weights [N, K].
+
+    scales, bias  of each output
+    chain         its post-ops, behind the scales and the bias
+    """
+
+    node: fx.Node
+    sizes: tuple[int, int, int]
+    weight: Tensor
+    scales: Weights
+    bias: Weights | None
+    chain: Chain
+    has_zero_points: bool
+
+    @property
+    def sums(self) -> MemoryDesc:
+        """Of the products' sums, and of the result."""
+        m, _, n = self.sizes
+        return row_major((m, n), torch.float32)
+
+    @property
+    def column(self) -> MemoryDesc:
+        return row_major((self.sizes[0], 1), torch.float32)
+
+    def shift(self) -> TorchTemplate:
+        """What zero points take away from the sums, written to where those are added."""
+        n = self.sizes[2]
+        plain = -self.weight.sum(1, dtype=torch.float64).float().reshape(1, n)
+        name = f"sums of {self.node.args[2].args[0]}"
+        sums = Weights(name, plain, row_major((1, n), torch.float32), is_streamed=False)
+        args = (_of_rows(_ZERO_POINT, self.column), sums, Result(self.sums))
+        key = f"{torch.__version__} zero points of rows"
+        return TorchTemplate(
+            lambda zero_points, of, out: torch.mul(zero_points, of, out=out), "", True, key, args, True
+        )
+
+    def scale(self) -> Template | None:
+        """The sums, in place, as real numbers with bias and post-ops; None where the library has no fast kernel."""
+        args: dict[int, Argument] = {
+            ARG_SRC: Result(self.sums),
+            ARG_SRC_1: _of_rows(_SCALE, self.column),
+            ARG_DST: Result(self.sums),
+            **self.chain.args,
+        }
+        for position, weights in enumerate(filter(None, (self.scales, self.bias))):
+            args[arg_post_op(position)] = weights
+        descs = self.sums, self.column, self.sums
+        return first_optimized(args, "binary", descriptors.binary, "mul", *descs, post_ops=self.chain.post_ops)
+
+
+def lower_row_scaled_linear(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.row_scaled_linear with int8 weights that have a scale for each output, or one, and no zero points."""
+    values, arguments = context.values, context.values.arguments(node)
+    src, base = context.tensor(arguments["src"], "src"), values.base(node)
+    if src.ndim < 2 or base.dtype != torch.float32:
+        raise NotLowered(f"{src} to {base} is not rows to float32")
+    weight, scales = integer_weight(node, context)
+    post_ops = context.post_ops(arguments["post_ops"], base)
+    if not all(fits_view(post_op) for post_op in post_ops):
+        raise SplitPostOps(len(arguments["post_ops"]) - 1)
+    operands = run_time_operands((arguments["src"], arguments["chosen"]), post_ops)
+    (m, k), n = _rows(src.shape), weight.shape[0]
+    dst, across = row_major(base.shape, torch.float32), row_major((1, n), torch.float32)
+    bias = _bias(node, arguments["bias"], across)
+    begin = PostOps().binary("mul", across)
+    begin = begin if bias is None else begin.binary("add", across)
+    chain = build_chain(post_ops, operands, dst, torch.float32, view=(m, n), begin=begin)
+    key = f"scales of {node.args[2].args[0]} [1, N]"
+    factors = Weights(key, scales.float().reshape(1, n), across, is_streamed=False)
+    has_zero_points = _how(node.args[1]) in ASYMMETRIC
+    layer = _Layer(node, (m, k, n), weight, factors, bias, chain, has_zero_points)
+    operation = Operation(node, node.name, "inner_product", operands, values.specs[node], flops=2 * m * n * k)
+    chosen = row_major(values.specs[node.args[1]].shape, torch.float32)
+    srcs = (row_major(src.shape, src.dtype), chosen, *map(in_memory, chain.srcs))
+    _add_candidates(operation, layer, src.dtype, srcs, dst)
+    return keep_optimized(operation, "the library has no such product", post_ops=len(arguments["post_ops"]))
+
+
+def _bias(node: fx.Node, bias: object, across: MemoryDesc) -> Weights | None:
+    if bias is None:
+        return None
+    if not isinstance(bias, Tensor):
+        raise NotLowered("bias is not a constant")
+    plain = bias.detach().float().reshape(across.dims)
+    return Weights(f"{constant_name(node, 'bias')} [1, N]", plain, across, is_streamed=False)
+
+
+def _add_candidates(
+    operation: Operation, layer: _Layer, dtype: torch.dtype, srcs: tuple[Layout, ...], dst: MemoryDesc
+) -> None:
+    scale = layer.scale()
+    if scale is None:
+        return
+    m, k, n = layer.sizes
+    src, weights = row_major((m, k), dtype), MemoryDesc((n, k), torch.int8, "any")
+    args: Arguments = {
+        ARG_SRC: Operand(0, src),
+        ARG_WEIGHTS: PackedWeights(str(layer.node.args[2].args[0]), layer.weight),
+        ARG_DST: Result(layer.sums),
+    }
+    before: tuple[Template, ...] = (layer.shift(),) if layer.has_zero_points else ()
+    attr = Attr(PostOps().sum() if layer.has_zero_points else PostOps())
+    found = optimized_implementations(descriptors.inner_product, src, weights, None, layer.sums, attr=attr)
+    for pd in sorted(found, key=lambda pd: "gemm_" in pd.implementation):  # seldom the fastest: last among equals
+        product = primitive_template(pd, args, "inner_product", operation.flops)
+        operation.candidates.append(Candidate(pd.implementation, srcs, dst, (*before, product, scale)))
