@@ -48,6 +48,7 @@ from fx_passes.ops.movement import (
 from fx_passes.ops.pointwise import BINARY, ELTWISE, PostOps, apply_post_ops, binary, eltwise, prelu
 from fx_passes.ops.products import gated_linear, linear, matmul
 from fx_passes.ops.quantized import choose_scale, dequantize, dynamic_linear, quantize, quantize_by
+from fx_passes.ops.recurrent import GATES, recurrent, recurrent_cell, recurrent_layer
 from fx_passes.ops.registry import TRAITS, Traits, having
 from fx_passes.ops.rows import batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
 from fx_passes.ops.sizes import rank, size
@@ -59,4 +60,5 @@ MOVEMENT = having(kind=registry.MOVEMENT)
 SHAPE = having(kind=registry.SHAPE)
 CONSTANT = having(kind=registry.CONSTANT)
 WITH_POST_OPS = having(post_ops=True)
+SEVERAL = having(several=True)
 VOCABULARY = frozenset(TRAITS)
