@@ -38,9 +38,10 @@ from fx_passes.graph.graph import (
 )
 from fx_passes.graph.inference import dtype, is_tensor, rank
 from fx_passes.normalize.attention import build_attention
-from fx_passes.normalize.recurrent import CELLS, STACKS, build_recurrent
 from fx_passes.normalize.constants import fold_function, is_folded
+from fx_passes.normalize.recurrent import build_recurrent
 from fx_passes.spellings import movement
+from fx_passes.spellings.recurrent import CELLS, STACKS
 from fx_passes.spellings.registry import (
     FIRST_RESULT,
     FUNCTIONS,

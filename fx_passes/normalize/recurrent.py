@@ -11,15 +11,11 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
-from fx_passes import ops
 from fx_passes.graph.graph import is_call
-from fx_passes.spellings.recurrent import cell, stack
-from fx_passes.spellings.registry import Alias, Built, Call, refusal
-
-STACKS: tuple[type[nn.Module], ...] = (nn.LSTM, nn.GRU, nn.RNN)
-CELLS: tuple[type[nn.Module], ...] = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+from fx_passes.spellings.recurrent import arranged, module_call
+from fx_passes.spellings.registry import Alias, Built
 
 
 def build_recurrent(node: fx.Node, module: Any, p: Callable[[str], Any]) -> Built:
@@ -28,50 +24,15 @@ def build_recurrent(node: fx.Node, module: Any, p: Callable[[str], Any]) -> Buil
         bound = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
     except TypeError:
         return None
-    if refusal(module) or (module.training and getattr(module, "dropout", 0.0)) or not _is_plain(module):
-        return None
-    src, given = (*bound.args, None)[:2]
-    kind = _kind(module)
-    states: Any = None
-    if given is not None:
-        if kind == "lstm" and (not isinstance(given, list | tuple) or len(given) != 2):
-            return None
-        states = tuple(given) if kind == "lstm" else (given,)
-    if type(module) in CELLS:
-        weights = [p(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-        built = cell(src, states, weights, kind)
-    else:
-        names = [name for names in module._all_weights for name in names]
-        settings = module.bias, module.num_layers, module.bidirectional, module.batch_first
-        built = stack(src, states, [p(name) for name in names], kind, *settings)
-    if not isinstance(built, Call):
+    call = module_call(module, p, *bound.args)
+    if call is None:
         return None
     graph = node.graph
     with graph.inserting_before(node):
-        found = graph.create_node("call_function", built.op, built.args, built.kwargs, name=f"{node.name}_{kind}")
+        found = graph.create_node("call_function", call.op, call.args, call.kwargs, name=f"{node.name}_{call.args[3]}")
         found.meta["source"] = f"{type(module).__name__} {node.target}"
-        results = [graph.call_function(operator.getitem, (found, i)) for i in range(1 + (kind == "lstm"))]
-        if built.op is ops.recurrent:
-            results.append(graph.call_function(operator.getitem, (found, len(results))))
-            first, *last = results
-            _let_readers_read(node, (first, tuple(last) if kind == "lstm" else last[0]))
-        else:
-            _let_readers_read(node, tuple(results) if kind == "lstm" else results[0])
+        _let_readers_read(node, arranged(call, lambda i: graph.call_function(operator.getitem, (found, i))))
     return Alias(found)
-
-
-def _kind(module: Any) -> str:
-    if isinstance(module, nn.LSTM | nn.LSTMCell):
-        return "lstm"
-    return "gru" if isinstance(module, nn.GRU | nn.GRUCell) else f"rnn_{module.nonlinearity}"
-
-
-def _is_plain(module: Any) -> bool:
-    """Whether all weights are the module's parameters, and those that it computes with."""
-    names = [name for names in getattr(module, "_all_weights", ()) for name in names]
-    flat = getattr(module, "_flat_weights", ())
-    own = [module._parameters.get(name) for name in names]
-    return all(weight is not None for weight in own) and all(a is b for a, b in zip(own, flat, strict=True))
 
 
 def _let_readers_read(node: fx.Node, value: Any) -> None:
@@ -79,14 +40,16 @@ def _let_readers_read(node: fx.Node, value: Any) -> None:
     if isinstance(value, fx.Node):
         node.replace_all_uses_with(value)
         return
+
+    def instead(argument: fx.Node) -> Any:
+        return value if argument is node else argument
+
     for user in list(node.users):
         if is_call(user, operator.getitem) and user.args[0] is node and _is_index(user.args[1], value):
             _let_readers_read(user, value[user.args[1]])
             user.graph.erase_node(user)
         else:
-            user.args, user.kwargs = fx.node.map_arg(
-                (user.args, user.kwargs), lambda argument: value if argument is node else argument
-            )
+            user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), instead)
 
 
 def _is_index(item: Any, value: Sequence[Any]) -> bool:

@@ -101,10 +101,12 @@ class _Layer:
     def implementations(self) -> Iterator[PrimitiveDesc]:
         """Every implementation; none where the library refuses."""
         n, dtype, gates = self.samples, self.dtype, self.gates
-        rows, cells = (row_major((1, 1, n, self.width), dtype), row_major((1, 1, n, self.hidden), dtype))
+        rows, cells = row_major((1, 1, n, self.width), dtype), row_major((1, 1, n, self.hidden), torch.float32)
         given = self.h or self.c
         if self.kind == "lstm" and self.h != self.c:
             return
+        if self.is_projected and dtype == torch.bfloat16:
+            return  # known_problems says why
         try:
             yield from PrimitiveDesc(
                 descriptors.recurrent(
@@ -142,12 +144,29 @@ class _Layer:
             )
         if self.h:
             args[ARG_SRC_ITER] = Operand(1, descs[ARG_SRC_ITER])
+        before: list[Template] = []
+        after: list[Template] = []
+        own = row_major((1, 1, self.samples, self.hidden), self.dtype)
         if self.c:
-            args[ARG_SRC_ITER_C] = Operand(2, descs[ARG_SRC_ITER_C])
+            args[ARG_SRC_ITER_C] = self._cell_state(1, Operand(2, own), descs[ARG_SRC_ITER_C], before, into=True)
         if self.with_cell:
+            behind = Result(own, self._output_numbers * self.dtype.itemsize)
             args[ARG_DST_ITER] = Temporary(0, descs[ARG_DST_ITER])
-            args[ARG_DST_ITER_C] = Result(descs[ARG_DST_ITER_C], self._output_numbers * self.dtype.itemsize)
-        return (primitive_template(pd, args, "rnn", self.flops),)
+            args[ARG_DST_ITER_C] = self._cell_state(2, behind, descs[ARG_DST_ITER_C], after, into=False)
+        return (*before, primitive_template(pd, args, "rnn", self.flops), *after)
+
+    def _cell_state(self, number: int, own: Argument, desc: MemoryDesc, calls: list[Template], into: bool) -> Argument:
+        """own, in this dtype, or what stands for it as the primitive has cell states, in float32: copied by calls.
+
+        into  whether the primitive reads it
+        """
+        if own.desc == desc:
+            return own
+        wide = Temporary(number, desc)
+        source, target = (own, wide) if into else (wide, own)
+        pd = PrimitiveDesc.reorder(source.desc, target.desc)
+        calls.append(primitive_template(pd, {ARG_SRC: source, ARG_DST: target}, "reorder", 0))
+        return wide
 
     def _weights(self, index: int, desc: MemoryDesc) -> Weights:
         """[gates * H, K] as the library sees it, [1, 1, K, gates, H]."""
