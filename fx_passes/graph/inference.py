@@ -20,7 +20,7 @@ _FROM_WEIGHT = ops.having(weighted=True)
 
 # Modules outside of the vocabulary that return one tensor.
 _TENSOR_MODULES = {nn.Embedding, nn.EmbeddingBag, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-                   nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.Unfold,
+                   nn.LocalResponseNorm, nn.GRUCell, nn.RNNCell, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.Unfold,
                    nn.Fold, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d}  # fmt: skip
 
 
@@ -36,10 +36,10 @@ def is_tensor(node: Any) -> bool:
     if node.op == "placeholder":
         return node.type is torch.Tensor or any(_takes_tensor(user, node) for user in node.users)
     if is_call(node, operator.getitem):
-        return is_call(node.args[0], ops.chunk, ops.split)
+        return is_call(node.args[0], *ops.SEVERAL)
     if is_call(node, ops.binary):
         return any(map(is_tensor, node.args))
-    return is_vocabulary(node) and node.target not in (ops.size, ops.rank, ops.chunk, ops.split)
+    return is_vocabulary(node) and node.target not in ops.SHAPE | ops.SEVERAL
 
 
 def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:

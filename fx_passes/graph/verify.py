@@ -51,7 +51,7 @@ def verify_region(graph: fx.Graph, root: nn.Module) -> None:
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
-        piece = is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split)
+        piece = is_call(node, operator.getitem) and is_call(node.args[0], *ops.SEVERAL)
         if not (is_vocabulary(node) or is_shape(node) or is_constant(node) or piece):
             raise VerificationError(f"{node.name}: {node.target} is not in the vocabulary, yet in a region")
     if not any(is_call(node, *ops.COMPUTE) for node in graph.nodes):

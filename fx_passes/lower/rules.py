@@ -34,6 +34,8 @@ from fx_passes.lower.products.dynamic_rows import (
 from fx_passes.lower.products.gated_rows import join_gated_rows, lower_gated_linear
 from fx_passes.lower.products.linear import lower_linear, lower_matmul
 from fx_passes.lower.quantized import lower_dequantize, lower_quantize
+from fx_passes.lower.recurrent.expand import expand_recurrent
+from fx_passes.lower.recurrent.layer import lower_recurrent_layer
 from fx_passes.lower.rows.group_norm import lower_group_norm
 from fx_passes.lower.rows.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
 from fx_passes.lower.rows.row_norms import lower_l2_normalize, lower_rms_norm
@@ -52,6 +54,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.linear: lower_linear,
     ops.gated_linear: lower_gated_linear,
     ops.matmul: lower_matmul,
+    ops.recurrent_layer: lower_recurrent_layer,
     ops.pool: lower_pool,
     ops.adaptive_pool: lower_adaptive_pool,
     ops.reduce: lower_reduce,
@@ -142,11 +145,12 @@ def lower_graph(
 ) -> tuple[list[Operation], RegionValues]:
     """Return an operation for every node that computes a tensor at run time, and what all nodes stand for.
 
-    graph is edited: post-ops that no primitive absorbs become nodes of their own, gates move into weights, pairs of
-    products of one row become one operation.
+    graph is edited: post-ops that no primitive absorbs become nodes of their own, recurrent stacks become layers, gates
+    move into weights, pairs of products of one row become one operation.
     join_rows  whether the latter: it may take a copy of weights that are read where they are otherwise
     """
     values = RegionValues(graph, inputs, parameters)
+    expand_recurrent(graph, values)
     gates_into_weights(graph, values)
     if join_rows and compute_dtype in (None, torch.float32):
         join_gated_rows(graph, values)

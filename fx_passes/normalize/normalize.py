@@ -39,7 +39,9 @@ from fx_passes.graph.graph import (
 from fx_passes.graph.inference import dtype, is_tensor, rank
 from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.constants import fold_function, is_folded
+from fx_passes.normalize.recurrent import build_recurrent
 from fx_passes.spellings import movement
+from fx_passes.spellings.recurrent import CELLS, STACKS
 from fx_passes.spellings.registry import (
     FIRST_RESULT,
     FUNCTIONS,
@@ -231,6 +233,8 @@ class Normalizer:
         module = self.gm.get_submodule(node.target)
         if type(module) is nn.MultiheadAttention:
             return build_attention(node, module, lambda name: self.attribute(node, module, name))
+        if type(module) in (*STACKS, *CELLS):
+            return build_recurrent(node, module, lambda name: self.attribute(node, module, name))
         row = MODULES.get(type(module))
         if row is None:
             return None

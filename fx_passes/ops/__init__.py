@@ -57,6 +57,7 @@ from fx_passes.ops.quantized import (
     quantize_rows_by,
     row_scaled_linear,
 )
+from fx_passes.ops.recurrent import GATES, recurrent, recurrent_cell, recurrent_layer
 from fx_passes.ops.registry import TRAITS, Traits, having
 from fx_passes.ops.rows import batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
 from fx_passes.ops.sizes import rank, size
@@ -68,4 +69,5 @@ MOVEMENT = having(kind=registry.MOVEMENT)
 SHAPE = having(kind=registry.SHAPE)
 CONSTANT = having(kind=registry.CONSTANT)
 WITH_POST_OPS = having(post_ops=True)
+SEVERAL = having(several=True)
 VOCABULARY = frozenset(TRAITS)

@@ -54,13 +54,13 @@ def transpose(src: Tensor, dim0: int, dim1: int) -> Tensor:
     return src.transpose(dim0, dim1)
 
 
-@op(kind=MOVEMENT, shares_memory=True, no_rule="its pieces are read by operator.getitem")
+@op(kind=MOVEMENT, shares_memory=True, several=True, no_rule="its pieces are read by operator.getitem")
 def chunk(src: Tensor, chunks: int, dim: int) -> tuple[Tensor, ...]:
     """Return src in at most `chunks` pieces along dim; read through operator.getitem."""
     return torch.chunk(src, chunks, dim)
 
 
-@op(kind=MOVEMENT, shares_memory=True, no_rule="its pieces are read by operator.getitem")
+@op(kind=MOVEMENT, shares_memory=True, several=True, no_rule="its pieces are read by operator.getitem")
 def split(src: Tensor, size: int | Sequence[int], dim: int) -> tuple[Tensor, ...]:
     """Return src in pieces of `size` (or of the sizes listed) along dim; read through operator.getitem."""
     return torch.split(src, size, dim)

@@ -36,6 +36,7 @@ class Traits:
     light            small change: element-wise and the like alone make no region where their shapes are known
     opens_region     alone is worth a region
     torch_candidate  plain PyTorch is measured beside the primitives
+    several          the result is a tuple of tensors, read by operator.getitem
     view             may be the operand's memory seen otherwise
     shares_memory    the result may lie in an operand's memory, or an operand in the result's; every view's does
     no_rule          why no rule lowers it; then it is plain PyTorch within a region, or read by who needs it
@@ -51,6 +52,7 @@ class Traits:
     light: bool = False
     opens_region: bool = True
     torch_candidate: bool = False
+    several: bool = False
     view: bool = False
     shares_memory: bool = False
     no_rule: str = ""

@@ -83,11 +83,11 @@ def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
     if node.op != "call_function" or is_constant(node) or is_shape(node):
         return False
     if node.target is operator.getitem:
-        return is_call(node.args[0], ops.chunk, ops.split) and supported(node.args[0])
+        return type(node.args[1]) is int and is_call(node.args[0], *ops.SEVERAL) and is_member(node.args[0], supported)
     if not is_vocabulary(node) or not supported(node):
         return False
-    if node.target in (ops.chunk, ops.split):
-        return all(is_call(user, operator.getitem) for user in node.users)
+    if node.target in ops.SEVERAL:
+        return all(is_call(user, operator.getitem) and type(user.args[1]) is int for user in node.users)
     sizes_at = ops.TRAITS[node.target].sizes_at
     return sizes_at is None or all(map(is_shape, nodes_in(node.args[sizes_at:])))
 

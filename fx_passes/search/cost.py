@@ -47,6 +47,8 @@ _SHARES = (
     ("ref", 0.004),
 )
 
+_SHARE_OF_RECURRENT = 0.6
+
 # Kernels for older instruction sets, beside those for AVX-512, and loops in portable C++: by the end of the name.
 _NARROW = ((":sse41", 0.25), (":avx2", 0.5), ("spc_bnorm:any", 0.2))
 
@@ -72,6 +74,8 @@ def reorder_ns(have: Layout, want: Layout) -> float:
 
 def _share(candidate: Candidate) -> float:
     template = candidate.calls[0]
+    if isinstance(template, PrimitiveTemplate) and template.kind == "rnn":
+        return _SHARE_OF_RECURRENT  # "ref" names what calls products of its own
     name = template.pd.implementation if isinstance(template, PrimitiveTemplate) else ""
     return _vector_share(candidate) * next((share for start, share in _SHARES if name.startswith(start)), 0.5)
 

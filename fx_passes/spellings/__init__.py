@@ -10,6 +10,7 @@ from fx_passes.spellings import (
     pooling,
     products,
     quantized,
+    recurrent,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "pooling",
     "products",
     "quantized",
+    "recurrent",
 ]

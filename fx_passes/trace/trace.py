@@ -31,6 +31,7 @@ from fx_passes.graph.graph import CREATED, copy_graph
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
 from fx_passes.trace.outputs import needs_remaking, remake
+from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
 from fx_passes.trace.state import Snapshot
@@ -323,7 +324,7 @@ def _trace_symbolically(
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     try:
         with refuse_seeding():
-            graph = tracer.trace(traced_root)
+            graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
         draws = not torch.equal(rng, torch.get_rng_state())
         changed = before.changed()
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy

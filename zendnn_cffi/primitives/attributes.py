@@ -19,11 +19,15 @@ from zendnn_cffi.primitives.handles import Immutable, NotCopyable, native, new_h
 from zendnn_cffi.primitives.memory import MemoryDesc, data_type, pad
 
 ARG_SRC = ARG_SRC_0 = 1
-ARG_SRC_1 = 2
-ARG_SRC_2 = 3
+ARG_SRC_1 = ARG_SRC_ITER = 2
+ARG_SRC_2 = ARG_SRC_ITER_C = 3
 ARG_SRC_3 = 4
 ARG_DST = 17
+ARG_DST_ITER = 18
+ARG_DST_ITER_C = 19
 ARG_WEIGHTS = ARG_SCALE_SHIFT = 33
+ARG_WEIGHTS_ITER = 34
+ARG_WEIGHTS_PROJECTION = 36
 ARG_BIAS = 41
 ARG_MEAN = 49
 ARG_VARIANCE = 50

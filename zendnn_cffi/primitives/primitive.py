@@ -23,6 +23,8 @@ from zendnn_cffi.primitives.attributes import (  # noqa: F401  (the argument ids
     ARG_ATTR_ZERO_POINTS,
     ARG_BIAS,
     ARG_DST,
+    ARG_DST_ITER,
+    ARG_DST_ITER_C,
     ARG_MEAN,
     ARG_SCALE,
     ARG_SCALE_SHIFT,
@@ -35,6 +37,8 @@ from zendnn_cffi.primitives.attributes import (  # noqa: F401  (the argument ids
     ARG_SRC_3,
     ARG_VARIANCE,
     ARG_WEIGHTS,
+    ARG_WEIGHTS_ITER,
+    ARG_WEIGHTS_PROJECTION,
     ARG_WORKSPACE,
     Attr,
     PostOps,
@@ -65,6 +69,7 @@ _PLAIN_ARGS = (
     ARG_WORKSPACE,
     ARG_SCRATCHPAD,
 )
+_RECURRENT_ARGS = (ARG_WEIGHTS_ITER, ARG_WEIGHTS_PROJECTION, ARG_DST_ITER, ARG_DST_ITER_C)
 _NAMES = {
     ARG_SRC_0: "src",
     ARG_SRC_1: "src_1",
@@ -72,6 +77,10 @@ _NAMES = {
     ARG_SRC_3: "src_3",
     ARG_DST: "dst",
     ARG_WEIGHTS: "weights",
+    ARG_WEIGHTS_ITER: "weights_iter",
+    ARG_WEIGHTS_PROJECTION: "projection",
+    ARG_DST_ITER: "dst_iter",
+    ARG_DST_ITER_C: "dst_iter_c",
     ARG_BIAS: "bias",
     ARG_MEAN: "mean",
     ARG_VARIANCE: "variance",
@@ -310,6 +319,8 @@ class PrimitiveDesc(NotCopyable):
 
     def _find_expected(self) -> dict[int, MemoryDesc]:
         candidates = list(_PLAIN_ARGS)
+        if self.op is not None and self.op.kind == "rnn":
+            candidates += _RECURRENT_ARGS
         for i, entry in enumerate(self.attr.post_ops):
             if entry[0] == "binary":
                 candidates.append(arg_post_op(i))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fx_passes import ops
-from fx_passes.candidates.shapes import elementwise, movement, products, rows, windows
+from fx_passes.candidates.shapes import elementwise, movement, products, recurrent, rows, windows
 from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
 from fx_passes.graph.graph import ARITHMETIC
 
@@ -82,6 +82,9 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.matmul: products.matmul,
     ops.attention: products.attention,
     ops.cached_attention: products.attention,
+    ops.recurrent: recurrent.recurrent,
+    ops.recurrent_layer: recurrent.recurrent_layer,
+    ops.recurrent_cell: recurrent.recurrent_cell,
     ops.batch_norm: rows.batch_norm,
     ops.layer_norm: rows.layer_norm,
     ops.group_norm: rows.group_norm,

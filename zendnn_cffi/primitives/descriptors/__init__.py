@@ -25,6 +25,7 @@ from zendnn_cffi.primitives.descriptors.common import (
 from zendnn_cffi.primitives.descriptors.normalization import batch_normalization, layer_normalization, lrn
 from zendnn_cffi.primitives.descriptors.pointwise import binary, eltwise, prelu, shuffle, softmax
 from zendnn_cffi.primitives.descriptors.products import convolution, deconvolution, inner_product, matmul
+from zendnn_cffi.primitives.descriptors.recurrent import recurrent
 from zendnn_cffi.primitives.descriptors.regions import embedding_bag, pooling, reduction, reduction_numbers, resampling
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "matmul",
     "pooling",
     "prelu",
+    "recurrent",
     "reduction",
     "reduction_numbers",
     "resampling",

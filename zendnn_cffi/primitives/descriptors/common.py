@@ -29,6 +29,7 @@ KINDS = {
     "batch_normalization": 11,
     "layer_normalization": 12,
     "inner_product": 13,
+    "rnn": 14,
     "binary": 16,
     "logsoftmax": 17,
     "matmul": 18,

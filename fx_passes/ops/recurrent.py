@@ -1,0 +1,123 @@
+"""Recurrent networks: a whole stack as PyTorch has it, one layer in one direction, and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from fx_passes.ops.registry import COMPUTE, op
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""The kinds of cell, and how many matrices of a hidden size lie one under the other in each of their weights."""
+_STACKS: dict[str, Any] = {name: getattr(torch, name) for name in GATES}
+_CELLS: dict[str, Any] = {name: getattr(torch, f"{name}_cell") for name in GATES}
+_EXPANDED = "its layers become operations of their own where shapes are known"
+
+
+@op(kind=COMPUTE, several=True, no_rule=_EXPANDED)
+def recurrent(
+    src: Tensor,
+    states: Sequence[Tensor] | None,
+    weights: Sequence[Tensor],
+    kind: str,
+    *,
+    has_biases: bool = True,
+    layers: int = 1,
+    bidirectional: bool = False,
+    batch_first: bool = False,
+) -> tuple[Any, ...]:
+    """Return (output, h_n), of an LSTM (output, h_n, c_n), as nn.LSTM, nn.GRU and nn.RNN compute them.
+
+    src      [T, N, I], [N, T, I] with batch_first, [T, I] without a batch, or a PackedSequence
+    states   (h_0,) or (h_0, c_0), each [layers * directions, N, ...]; None: zeros
+    weights  per layer and direction weight_ih, weight_hh, the biases where there are some, weight_hr where projected
+    """
+    if isinstance(src, PackedSequence):
+        return _packed(src, states, weights, kind, has_biases, layers, bidirectional)
+    batch_dim = 0 if batch_first else 1
+    x = src if src.dim() == 3 else src.unsqueeze(batch_dim)
+    if states is None:
+        states = _zeros(x, x.shape[batch_dim], weights, kind, layers * (1 + bidirectional))
+    elif src.dim() == 2:
+        states = [state.unsqueeze(1) for state in states]
+    given = tuple(states) if kind == "lstm" else states[0]
+    found = _STACKS[kind](x, given, list(weights), has_biases, layers, 0.0, False, bidirectional, batch_first)
+    if src.dim() == 3:
+        return tuple(found)
+    return (found[0].squeeze(batch_dim), *(state.squeeze(1) for state in found[1:]))
+
+
+def _packed(
+    src: PackedSequence,
+    states: Sequence[Tensor] | None,
+    weights: Sequence[Tensor],
+    kind: str,
+    has_biases: bool,
+    layers: int,
+    bidirectional: bool,
+) -> tuple[Any, ...]:
+    """As the modules: states are in the order of the samples, what is packed by length."""
+    data, sizes, order, back = src
+    if states is None:
+        states = _zeros(data, int(sizes[0]), weights, kind, layers * (1 + bidirectional))
+    elif order is not None:
+        states = [state.index_select(1, order) for state in states]
+    given = tuple(states) if kind == "lstm" else states[0]
+    found = _STACKS[kind](data, sizes, given, list(weights), has_biases, layers, 0.0, False, bidirectional)
+    last = found[1:] if back is None else [state.index_select(1, back) for state in found[1:]]
+    return (PackedSequence(found[0], sizes, order, back), *last)
+
+
+def _zeros(src: Tensor, samples: int, weights: Sequence[Tensor], kind: str, rows: int) -> list[Tensor]:
+    widths = [weights[1].shape[1], weights[1].shape[0] // GATES[kind]]
+    return [src.new_zeros(rows, samples, width) for width in widths[: 1 + (kind == "lstm")]]
+
+
+@op(kind=COMPUTE, torch_candidate=True)
+def recurrent_layer(
+    src: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Sequence[Tensor],
+    kind: str,
+    *,
+    has_biases: bool = True,
+    reverse: bool = False,
+    with_cell: bool = False,
+) -> Tensor:
+    """Return the output [T, N, O] of one layer in one direction: reverse begins at the last step.
+
+    src        [T, N, I]
+    h, c       [1, N, O], [1, N, H], or None: zeros
+    with_cell  of an LSTM: return one dimension, the output's T * N * O numbers and the N * H of the last cell state
+    """
+    states = None
+    if h is not None or c is not None:
+        states = _zeros(src, src.shape[1], weights, kind, 1)
+        states = [zeros if given is None else given for zeros, given in zip(states, (h, c), strict=False)]
+    x = src.flip(0) if reverse else src
+    output, *last = recurrent(x, states, weights, kind, has_biases=has_biases)
+    output = output.flip(0) if reverse else output
+    return torch.cat([output.reshape(-1), last[1].reshape(-1)]) if with_cell else output
+
+
+@op(kind=COMPUTE, several=True, no_rule=_EXPANDED)
+def recurrent_cell(
+    src: Tensor, states: Sequence[Tensor] | None, weights: Sequence[Tensor], kind: str, *, has_biases: bool = True
+) -> tuple[Tensor, ...]:
+    """Return (h,), of an LSTM (h, c), after one step, as nn.LSTMCell, nn.GRUCell and nn.RNNCell.
+
+    src     [N, I] or [I]
+    states  (h,) or (h, c), each [N, H] or [H]; None: zeros
+    """
+    x = torch.atleast_2d(src)
+    if states is None:
+        states = [zeros[0] for zeros in _zeros(x, x.shape[0], weights, kind, 1)]
+    given = [torch.atleast_2d(state) for state in states]
+    found = _CELLS[kind](x, given if kind == "lstm" else given[0], *weights)
+    found = found if isinstance(found, tuple) else (found,)
+    return tuple(found) if src.dim() == 2 else tuple(state.squeeze(0) for state in found)
