@@ -78,6 +78,15 @@ def test_at_most_a_step_from_eager(form: str) -> None:
     assert apart.max() <= 1.01 and (apart > 0.5).double().mean() < 0.005
 
 
+@pytest.mark.parametrize("form", ["per token", "per token, asymmetric", "affine, asymmetric, u8"])
+def test_all_of_it_runs_in_primitives(form: str) -> None:
+    """But for the choice of scales, and what zero points add."""
+    model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(19, K))
+    fast = optimized(model, noise(70, K), least_db=45)
+    found = [name for _, _, name in ran(fast)]
+    assert found.count("torch") == 1 + ("asymmetric" in form) and len(found) == 4 + 2 * ("asymmetric" in form)
+
+
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
 @pytest.mark.parametrize("shape", [(1, 16), (1, 1, 16), (2, 5, 16), (3, 2, 5, 16)])
 def test_shapes(shape: tuple[int, ...], form: str) -> None:
