@@ -64,13 +64,14 @@ def test_computes_on_integers(post_op: str, bias: bool, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_at_most_a_step_from_eager(form: str) -> None:
+@pytest.mark.parametrize("tokens", [99, 5000])
+def test_at_most_a_step_from_eager(tokens: int, form: str) -> None:
     """With weights that are the identity, results are the rounded values themselves."""
     weight = Weight(K, K, bias=False)
     weight.integers.copy_(torch.eye(K))
     weight.scales.fill_(1.0)
     model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0]()), weight)
-    x = noise(99, K)
+    x = noise(tokens, K)
     fast = zendnn_cffi.optimize(model, (x,), tune="off")
     with torch.no_grad():
         apart = (fast(x) - model(x)).abs() / ((x.amax(1) - x.amin(1)) / 255)[:, None]
