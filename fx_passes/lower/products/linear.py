@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import (
+    Arguments,
     Candidate,
     Operand,
     Operation,
@@ -40,7 +41,7 @@ from fx_passes.lower.primitives import (
 )
 from fx_passes.lower.products.lpgemm import lpgemm_candidates
 from fx_passes.lower.products.matrix_vector import matrix_vector_candidates
-from fx_passes.lower.quantized import factors_of, told, wanted_of
+from fx_passes.lower.quantized import Factors, factors_of, numerics_of, told, wanted_of
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -200,12 +201,45 @@ def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
     dst = row_major(base.shape, dtype)
     chain = build_chain(post_ops, operands, dst, dtype)
     left = row_major(a.shape, dtype)
-    for right in dict.fromkeys((row_major(b.shape, dtype), *_transposed(arguments["b"], b, dtype, context))):
+    rights = dict.fromkeys((row_major(b.shape, dtype), *_transposed(arguments["b"], b, dtype, context)))
+    for right in rights:
         found = implementations(descriptors.matmul, left, right, None, dst, post_ops=chain.post_ops)
         args = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1), ARG_DST: Result(), **chain.args}
         operation.candidates += candidates(found, args, "matmul", (left, right, *chain.srcs), dst)
+    operation.candidates += _integer_products(operation, [right.strides for right in rights], dst, post_ops, context)
     otherwise = "no optimized matmul implementation takes these shapes"
     return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]))
+
+
+def _integer_products(
+    operation: Operation,
+    rights: Sequence[tuple[int, ...] | None],
+    real: MemoryDesc,
+    post_ops: Sequence[PostOp],
+    context: LoweringContext,
+) -> Iterator[Candidate]:
+    """The product of two values that are integers; kernels take the second one as int8 counted from 0 alone.
+
+    rights  strides of its layouts
+    """
+    a, b = operation.operands[:2]
+    left, right = (numerics_of(node, context.values) for node in (a, b))
+    if left is None or right is None or right.dtype != torch.int8 or right.zero_point:
+        return
+    scales = torch.tensor([left.scale * right.scale], dtype=torch.float64, device="cpu")
+    factors = Factors(left, torch.empty(0, dtype=torch.int8, device="cpu"), "", scales, None, "")
+    src, shape = row_major(context.values.specs[a].shape, left.dtype), context.values.specs[b].shape
+    for wanted in dict.fromkeys((None, wanted_of(operation.node, context.values))):
+        dst = real if wanted is None else row_major(real.dims, wanted.dtype)
+        integers = told(factors, post_ops, operation.operands, dst, wanted, real, context)
+        for strides in rights if integers is not None else ():
+            assert integers is not None and strides is not None
+            other = strided(shape, right.dtype, tuple(strides))
+            found = optimized_implementations(descriptors.matmul, src, other, None, dst, attr=integers.attr)
+            args: Arguments = {ARG_SRC: Operand(0, src), ARG_WEIGHTS: Operand(1, other), ARG_DST: Result(dst)}
+            args = {**args, **integers.chain.args}
+            srcs = (Quantized(src, left), Quantized(other, right), *integers.chain.srcs)
+            yield from candidates(found, args, "matmul", srcs, integers.dst)
 
 
 def _transposed(node: fx.Node, spec: TensorSpec, dtype: torch.dtype, context: LoweringContext) -> list[MemoryDesc]:

@@ -18,7 +18,7 @@ from fx_passes.candidates.candidates import (
     Result,
     Weights,
 )
-from fx_passes.candidates.layouts import activation_layouts, layout, row_major, spatial_tags
+from fx_passes.candidates.layouts import Quantized, activation_layouts, layout, row_major, spatial_tags
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
@@ -27,7 +27,8 @@ from fx_passes.lower.context import (
 )
 from fx_passes.lower.pointwise.to_integers import batch_norm_to_integers
 from fx_passes.lower.post_ops import EltwisePostOp
-from fx_passes.lower.primitives import candidates, implementations, keep_optimized
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized, optimized_implementations
+from fx_passes.lower.quantized import wanted_of
 from fx_passes.lower.windows.depthwise import channel_products
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -39,6 +40,7 @@ from zendnn_cffi.primitives.attributes import (
     ARG_SRC,
     ARG_VARIANCE,
     ARG_WEIGHTS,
+    Attr,
     PostOps,
 )
 
@@ -147,4 +149,10 @@ def lower_softmax(node: fx.Node, context: LoweringContext) -> Operation:
     found = implementations(descriptors.softmax, desc, axis, log=arguments["log"])
     args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result()}
     operation.candidates += candidates(found, args, "softmax", (desc,), desc)
+    wanted = wanted_of(node, context.values)
+    if wanted is not None and not wanted.zero_point and not arguments["log"]:
+        dst = row_major(src.shape, wanted.dtype)
+        attr = Attr(output_scales=[1.0 / wanted.scale])
+        found = optimized_implementations(descriptors.softmax, desc, axis, dst=dst, attr=attr)
+        operation.candidates += candidates(found, args, "softmax", (desc,), Quantized(dst, wanted))
     return keep_optimized(operation, "only a reference implementation takes this softmax")

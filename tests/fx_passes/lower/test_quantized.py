@@ -252,6 +252,48 @@ def test_a_linear_layer_reads_and_writes_integers(post_op: str, shape: tuple[int
     assert kind == "matmul" or not zero_point  # inner_product has no zero points
 
 
+@pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24), (2, 3, 5, 24)])
+@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 90), (S8, 0), (S8, -7)])
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_product_of_two_values(rounded: bool, dtype: torch.dtype, zero_point: int, shape: tuple[int, ...]) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = through(x, 0.02, zero_point, dtype) @ through(x.transpose(-2, -1), 0.03, 0, S8) * 0.25
+        return kept(y, 0.05, 60) if rounded else y
+
+    fast = optimized(Integers(forward), noise(*shape), steps=1.0 if rounded else 1e-3)
+    ((kind, source, implementation),) = ran(fast)
+    assert (kind, source) == ("matmul", dtype) and not implementation.startswith("ref")
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 128), (S8, 3)])
+def test_second_operands_that_kernels_do_not_take_are_real_numbers(dtype: torch.dtype, zero_point: int) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        return through(x, 0.02) @ through(x.transpose(-2, -1), 0.03, zero_point, dtype)
+
+    assert [source for _, source, _ in ran(optimized(Integers(forward), noise(2, 5, 24), steps=1e-3))] == [F32]
+
+
+def test_attention_of_integers() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        q, k, v = (through(x.relu() if relu else x, 0.03, 0, U8 if relu else S8) for relu in (True, False, False))
+        scores = (q @ k.transpose(-2, -1) * 0.2).softmax(-1)
+        return through(scores, 1 / 255) @ v
+
+    fast = optimized(Integers(forward), noise(2, 3, 17, 16), steps=0.05)
+    found = [call for call in ran(fast) if call[0] in ("matmul", "softmax")]
+    assert [(kind, source) for kind, source, _ in found] == [("matmul", U8), ("softmax", F32), ("matmul", U8)]
+    (softmax,) = [call for call in program_of(fast).calls if call.kind == "softmax"]
+    assert softmax.primitive.pd.dst_desc.dtype == U8
+
+
+def test_a_softmax_whose_integers_are_not_counted_from_zero_is_rounded_behind() -> None:
+    fast = optimized(Integers(lambda w, x: kept(x.relu().softmax(-1), 1 / 200, 5)), noise(6, 17))
+    assert [call.primitive.pd.dst_desc.dtype for call in program_of(fast).calls if call.kind == "softmax"] in (
+        [],
+        [F32],
+    )
+
+
 def test_integers_are_seen_in_another_shape_without_a_copy() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         y = through(F.adaptive_avg_pool2d(through(F.relu(convolution(w[0], through(x, 0.02, 128))), 0.02), 1), 0.02)

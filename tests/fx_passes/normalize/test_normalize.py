@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.normalize import normalize
@@ -450,3 +450,9 @@ def test_attention_stays(why: str) -> None:
     assert count(gm)["attention"] == 0
     if why == "rank unknown":
         check_equal(model, gm, image(5, 8))
+
+
+def test_an_operator_without_an_overload_is_its_only_one() -> None:
+    model = model_of(lambda m, x: torch.ops.aten.reshape(torch.ops.aten.relu(x), [-1]))
+    targets = [node.target for node in normalize(fx.symbolic_trace(model)).graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.aten.relu, ops.reshape]  # relu has another, which writes where it is told

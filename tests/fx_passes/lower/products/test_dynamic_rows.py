@@ -64,18 +64,28 @@ def test_computes_on_integers(post_op: str, bias: bool, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_at_most_a_step_from_eager(form: str) -> None:
+@pytest.mark.parametrize("tokens", [99, 5000])
+def test_at_most_a_step_from_eager(tokens: int, form: str) -> None:
     """With weights that are the identity, results are the rounded values themselves."""
     weight = Weight(K, K, bias=False)
     weight.integers.copy_(torch.eye(K))
     weight.scales.fill_(1.0)
     model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0]()), weight)
-    x = noise(99, K)
+    x = noise(tokens, K)
     fast = zendnn_cffi.optimize(model, (x,), tune="off")
     with torch.no_grad():
         apart = (fast(x) - model(x)).abs() / ((x.amax(1) - x.amin(1)) / 255)[:, None]
     assert len(products(fast)) == 1
     assert apart.max() <= 1.01 and (apart > 0.5).double().mean() < 0.005
+
+
+@pytest.mark.parametrize("form", ["per token", "per token, asymmetric", "affine, asymmetric, u8"])
+def test_all_of_it_runs_in_primitives(form: str) -> None:
+    """But for the choice of scales, and what zero points add."""
+    model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(19, K))
+    fast = optimized(model, noise(70, K), least_db=45)
+    found = [name for _, _, name in ran(fast)]
+    assert found.count("torch") == 1 + ("asymmetric" in form) and len(found) == 4 + 2 * ("asymmetric" in form)
 
 
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
