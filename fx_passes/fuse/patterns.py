@@ -207,10 +207,8 @@ def _gelu_tanh(node: fx.Node, x: fx.Node, root: float) -> Call | None:
 
 def _gelus() -> Either:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), the cube perhaps as x (1 + 0.044715 x x)."""
-    x, root = (
-        Value("x"),
-        Value("root", lambda n: is_number(n) and math.isclose(n, math.sqrt(2 / math.pi), rel_tol=1e-6)),
-    )
+    expected = math.sqrt(2 / math.pi)
+    x, root = Value("x"), Value("root", lambda n: is_number(n) and math.isclose(n, expected, rel_tol=1e-6))
     cube = Either((call(ops.eltwise, x, "pow", 1, 3), binary("mul", binary("mul", x, x), x)))
     sums = binary("mul", binary("add", x, binary("mul", cube, 0.044715)), root)
     squares = binary("add", binary("mul", binary("mul", x, 0.044715), x), 1)
