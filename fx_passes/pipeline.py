@@ -27,7 +27,7 @@ from fx_passes.fuse.permutes import fuse_permutes
 from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.rotations import fuse_rotations
-from fx_passes.graph.graph import run
+from fx_passes.graph.interpreter import run
 from fx_passes.graph.verify import verify
 from fx_passes.memoize.per_mask import memoize_masks
 from fx_passes.memoize.per_size import memoize_sizes

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests" / "fx_passes"
 
 # From the ground up: what stands on a line may use its own line and those above. The only place that says so.
 ORDER = (
@@ -102,6 +103,51 @@ def place(module: str) -> int:
     return ORDER.index(max(entries, key=len))
 
 
+# Modules of fx_passes without a test file of their own, or whole folders of them, and the file that tests them instead.
+TESTED_BY = {
+    "aliasing.effects": "aliasing/test_aliasing.py",
+    "candidates.candidates": "lower/test_primitives.py",  # plain data
+    "candidates.conversions": "lower/test_quantized.py",
+    "candidates.layouts": "saved/test_layouts.py",  # plain data
+    "candidates.shapes": "candidates/shapes/test_rules.py",  # every rule beside fake tensors, from one table
+    "fuse.dynamic_quantization": "lower/products/test_dynamic.py",
+    "graph.free_sizes": "fuse/test_caches.py",
+    "graph.hooks": "trace/test_trace.py",
+    "layout.reorder": "layout/test_assign.py",
+    "lower.attention.steps": "lower/attention/test_attention.py",
+    "lower.context": "lower/test_primitives.py",
+    "lower.movement.aliases": "lower/movement/test_movement.py",
+    "lower.movement.concat_bags": "bags/test_offset_bags.py",
+    "lower.movement.embedding": "partition/test_lookups.py",
+    "lower.movement.gather": "lower/movement/test_embedding_bags.py",
+    "lower.post_ops": "lower/products/test_linear.py",
+    "lower.products.step": "lower/attention/test_attention.py",
+    "lower.rules": "ops/test_registry.py",  # that each operation has one
+    "lower.torch_into": "lower/test_torch_candidates.py",
+    "memoize.watched": "memoize/test_memoised.py",
+    "normalize.attention": "normalize/test_normalize.py",
+    "ops": "ops/test_ops.py",  # every operation's body, from one table
+    "plan": "plan/test_schedule.py",  # whole programs, whose dead memory is poisoned
+    "region.batch": "region/test_variants.py",
+    "region.compile": "region/test_region.py",
+    "region.keep": "saved/test_programs.py",
+    "region.kept": "region/test_release.py",
+    "region.options": "region/test_region.py",
+    "report.drawing": "report/test_picture.py",
+    "report.explanation": "report/test_explain.py",
+    "report.outside": "report/test_explain.py",
+    "report.peak": "report/test_profile.py",
+    "report.profile_plot": "report/test_profile.py",
+    "report.records": "report/test_profile.py",
+    "saved": "saved/test_files.py",  # whole files, there and back
+    "search.cost": "search/test_tuner.py",
+    "search.measure": "search/test_verdicts.py",
+    "spellings": "normalize/test_normalize.py",  # every spelling beside eager, through normalize
+    "trace.inline": "trace/test_export.py",
+    "trace.seeding": "trace/test_trace.py",
+    "trace.skeleton": "trace/test_trace.py",
+}
+
 MODULES = sorted(set(source_files()) - {"fx_passes"})
 
 
@@ -126,3 +172,23 @@ def test_every_folder_says_what_it_holds() -> None:
     for path in (path for package in ("zendnn_cffi", "fx_passes") for path in (ROOT / package).rglob("__init__.py")):
         text = path.read_text()
         assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} says nothing"
+
+
+def _tests_of(module: str) -> str:
+    """The test file of a module of fx_passes, given without that name."""
+    folder, _, name = module.rpartition(".")
+    own = f"{folder.replace('.', '/')}/test_{name}.py".lstrip("/")
+    if (TESTS / own).exists():
+        return own
+    return next((TESTED_BY[key] for key in (module, folder) if key in TESTED_BY), own)
+
+
+@pytest.mark.parametrize("module", [m.removeprefix("fx_passes.") for m in MODULES if m.startswith("fx_passes.")])
+def test_every_module_has_its_test_file(module: str) -> None:
+    if source_files()[f"fx_passes.{module}"].name != "__init__.py":
+        assert (TESTS / _tests_of(module)).exists(), f"{_tests_of(module)} is missing"
+
+
+def test_modules_that_are_tested_elsewhere_are_there() -> None:
+    assert not {f"fx_passes.{module}" for module in TESTED_BY} - source_files().keys()
+    assert all((TESTS / path).exists() for path in TESTED_BY.values())

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import finish, run
+from fx_passes.graph.graph import finish
+from fx_passes.graph.interpreter import run
 from fx_passes.partition.partition import Constants, add_module, copy_nodes, replace_by_call
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.primitives.ambient import is_watched

@@ -9,6 +9,7 @@ the parts disappear, as far as nothing else reads them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.fold.casts import is_cast
 from fx_passes.graph.graph import argument, finish, is_call, is_constant
+from fx_passes.graph.inference import dtype
 from fx_passes.graph.pattern import Either, Parts, Value, binary, call, eltwise, match, once
 from fx_passes.spellings.registry import Call, is_number, static
 
@@ -192,11 +194,41 @@ def _gated(node: fx.Node, x: fx.Node, gate: str) -> Call | None:
     return Call(ops.eltwise, (x, *GATES[gate], 0.0))
 
 
+def _quick_gelu(node: fx.Node, x: fx.Node, alpha: float) -> Call | None:
+    return Call(ops.eltwise, (x, "swish", float(alpha), 0.0))
+
+
+def _gelu_tanh(node: fx.Node, x: fx.Node, root: float) -> Call | None:
+    """Of numbers that are floating point for certain: PyTorch's function takes no others."""
+    owner = node.graph.owning_module
+    found = None if owner is None else dtype(x, owner)
+    return Call(ops.eltwise, (x, "gelu_tanh", 0.0, 0.0)) if found is not None and found.is_floating_point else None
+
+
+def _gelus() -> Either:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), the cube perhaps as x (1 + 0.044715 x x)."""
+    expected = math.sqrt(2 / math.pi)
+    x, root = Value("x"), Value("root", lambda n: is_number(n) and math.isclose(n, expected, rel_tol=1e-6))
+    cube = Either((call(ops.eltwise, x, "pow", 1, 3), binary("mul", binary("mul", x, x), x)))
+    sums = binary("mul", binary("add", x, binary("mul", cube, 0.044715)), root)
+    squares = binary("add", binary("mul", binary("mul", x, 0.044715), x), 1)
+    share = binary("add", eltwise("tanh", Either((sums, binary("mul", binary("mul", x, root), squares)))), 1)
+    return Either((binary("mul", binary("mul", x, 0.5), share), binary("mul", binary("mul", share, 0.5), x)))
+
+
 GATES = {"logistic": ("swish", 1.0), "hardsigmoid": ("hardswish", 0.0)}  # (kind, alpha) of x * gate(x)
+_X = Value("x")
 
 ROWS = (
     Row("rms_norm", _rms_norms(), _rms_norm, "RMSNorm"),
     Row("l2_normalize", _l2_norms(), _l2_normalize, "L2 normalization"),
     Row("rotary", _rotations(), _rotary),
-    Row("gated", binary("mul", Value("x"), once(eltwise(Value("gate", GATES.__contains__), Value("x")))), _gated),
+    Row("gated", binary("mul", _X, once(eltwise(Value("gate", GATES.__contains__), _X))), _gated),
+    Row(
+        "quick_gelu",
+        binary("mul", _X, once(eltwise("logistic", binary("mul", _X, Value("alpha", is_number))))),
+        _quick_gelu,
+        "QuickGELU",
+    ),
+    Row("gelu_tanh", _gelus(), _gelu_tanh, "GELU"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
@@ -209,23 +209,6 @@ def tensor_of(gm: nn.Module, node: Any) -> torch.Tensor | None:
         return None
     value = get_attribute(gm, node.target)
     return value if isinstance(value, torch.Tensor) else None
-
-
-def run(graph: fx.Graph, constants: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
-    """Interpret a graph without submodules on inputs; constants are what its get_attr nodes stand for, by target."""
-    values: dict[fx.Node, Any] = {}
-    remaining = iter(inputs)
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(remaining)
-        elif node.op == "get_attr":
-            values[node] = constants[node.target]
-        elif node.op == "output":
-            return fx.node.map_arg(node.args[0], values.__getitem__)
-        else:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-    raise AssertionError("a graph without an output")
 
 
 def unique_name(gm: nn.Module, prefix: str) -> str:

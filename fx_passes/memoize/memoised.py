@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import finish, is_constant, is_pure, is_shape, is_vocabulary, replace, run
+from fx_passes.graph.graph import finish, is_constant, is_pure, is_shape, is_vocabulary, replace
+from fx_passes.graph.interpreter import run
 from fx_passes.memoize.masks import remember
 from fx_passes.memoize.watched import is_watched
 from fx_passes.partition.partition import Constants, add_module, copy_nodes

@@ -22,6 +22,7 @@ from torch import fx, nn
 
 from fx_passes.candidates.specs import TensorSpec, evaluate_constants
 from fx_passes.graph.free_sizes import growing_inputs
+from fx_passes.graph.interpreter import Interpreter
 from fx_passes.lower.attention.exponentials import counted
 from fx_passes.lower.context import NotLowered
 from fx_passes.memoize.masks import OTHER, kind_of, mask_inputs, specialize
@@ -81,7 +82,7 @@ class ZenRegion(nn.Module):
         self._reasons: dict[Signature, str] = {}
         self._provisional: dict[Signature, list[TensorSpec]] = {}  # not all was measured; what it was called with
         self._borrowed: tuple[list[torch.Tensor], list[int]] = [], []  # parameters that programs read, where they lie
-        self._plain: tuple[fx.Graph, dict[fx.Node, Any], dict[fx.Node, list[fx.Node]]] | None = None
+        self._plain: Interpreter | None = None
         self._masks = mask_inputs(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
         self._growing = {placeholders.index(node): dim for node, dim in growing_inputs(graph).items()}
@@ -346,25 +347,11 @@ class ZenRegion(nn.Module):
         if plain is None or watched:
             graph, parameters = self._read
             with torch.inference_mode(False):
-                plain = graph, evaluate_constants(graph, parameters), _last_reads(graph)
+                plain = Interpreter(graph, evaluate_constants(graph, parameters))
             if not watched:  # else they may be fakes, or part of a trace
                 self._plain = plain
-        graph, constants, last_reads = plain
-        values: dict[fx.Node, Any] = dict(constants)
-        remaining = iter(inputs)
         with torch.set_grad_enabled(track):
-            for node in graph.nodes:
-                if node.op == "placeholder":
-                    values[node] = next(remaining)
-                elif node.op == "output":
-                    return fx.node.map_arg(node.args[0], values.__getitem__)
-                elif node not in values:
-                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                    values[node] = node.target(*args, **kwargs)
-                    del args, kwargs
-                for dead in last_reads.get(node, ()):
-                    values.pop(dead, None)  # of what was folded, not all is there
-        raise AssertionError("a graph without an output")
+            return plain(inputs)
 
     def invalidate(self) -> None:
         """The parameters may have changed: forget programs, prepacked and folded weights."""
@@ -426,16 +413,6 @@ class ZenRegion(nn.Module):
 def _threads(signature: Signature) -> int:
     threads: int = signature[0][0] if isinstance(signature[0], tuple) else signature[0]
     return threads
-
-
-def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """The values that each node is the last to read: nothing needs their memory any longer."""
-    found: dict[fx.Node, list[fx.Node]] = {}
-    seen: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        found[node] = [operand for operand in node.all_input_nodes if operand not in seen]
-        seen.update(node.all_input_nodes)
-    return found
 
 
 def _on_cpu() -> AbstractContextManager[Any]:

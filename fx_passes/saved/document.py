@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
 from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.graph.interpreter import call_node, run
 from fx_passes.lower.context import NotLowered
 from fx_passes.memoize.memoised import Memoised
 from fx_passes.module import OptimizedModule
@@ -349,16 +350,10 @@ class _PlainRun:
         return self._run([(defaults | given)[str(node.target)] for node in placeholders])
 
     def _run(self, flat: Sequence[Any]) -> Any:
-        return _Plainly(self._traced.root, self._graph, self._parts).run(*flat, enable_io_processing=False)
+        return run(self._graph, self._traced.root, flat, self._call)
 
-
-class _Plainly(fx.Interpreter):
-    """Runs a graph whose parts are given apart from the tree."""
-
-    def __init__(self, root: nn.Module, graph: fx.Graph, parts: Mapping[str, nn.Module]) -> None:
-        super().__init__(root, garbage_collect_values=True, graph=graph)
-        self._parts = parts
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        part: Any = self._parts[target]
+    def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if node.op != "call_module":
+            return call_node(node, args, kwargs)
+        part: Any = self._parts[str(node.target)]
         return part.run_plain(args) if isinstance(part, ZenRegion) else part(*args, **kwargs)

@@ -15,7 +15,7 @@ from fx_passes.graph.verify import verify
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.pipeline import PASSES, build, compile_graph
-from fx_passes.trace.trace import trace
+from fx_passes.trace.trace import ExampleInputs, trace
 from tests.support.torchvision_models import randomize
 
 
@@ -81,10 +81,9 @@ def _assert_same(actual: Any, expected: Any) -> None:
             assert leaf == other
 
 
-def after(passes: int | str, model: nn.Module) -> fx.GraphModule:
+def after(passes: str, model: nn.Module, example_inputs: ExampleInputs = None) -> fx.GraphModule:
     """model's graph after the passes up to the named one, before it is cut into regions."""
-    traced = trace(model)
-    gm: Any = OptimizedModule(traced, build, {})
+    gm: Any = OptimizedModule(trace(model, example_inputs), build, {})
     for run_pass in PASSES:
         gm = run_pass(gm)
         verify(gm)

@@ -58,6 +58,11 @@ def net(fn: Callable[..., Any], *modules: nn.Module) -> Net:
     return model.eval()
 
 
+def behind_convolution(function: Callable[[Any], Any], out: int = 16) -> nn.Module:
+    """A convolution, and function of what it computes."""
+    return net(lambda m, x: function(m[0](x)), nn.Conv2d(3, out, 3, padding=1))
+
+
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Normal noise, the same each time."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)

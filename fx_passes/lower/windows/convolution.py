@@ -40,8 +40,8 @@ _FEW_CHANNELS = 4  # up to here a kernel may read plain nchw and write blocks: t
 
 
 @dataclass(frozen=True)
-class _Convolution:
-    """A convolution node's arguments, checked.
+class Convolution:
+    """The arguments of a convolution or deconvolution, checked.
 
     weight_node  the node that computes the weight at run time (weight is then a meta tensor), None for a constant
     """
@@ -71,6 +71,12 @@ class _Convolution:
         return weight.reshape(self.groups, weight.shape[0] // self.groups, *weight.shape[1:])
 
     @property
+    def steps(self) -> dict[str, Any]:
+        """How its windows lie, as descriptors take it."""
+        steps = {"strides": self.stride, "dilation": self.dilation}
+        return {**steps, "padding_l": self.padding_l, "padding_r": self.padding_r}
+
+    @property
     def flops(self) -> int:
         return 2 * self.base.numel * math.prod(self.weight.shape[1:])
 
@@ -78,7 +84,7 @@ class _Convolution:
 def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.convolution: a batched convolution of 1 to 3 dimensions; weights are constant, or gated."""
     arguments = context.values.arguments(node)
-    conv = _checked(node, arguments, context)
+    conv = checked(node, arguments, context)
     post_ops = context.post_ops(arguments["post_ops"], conv.base)
     src_node = arguments["src"]
     own = (src_node,) if conv.weight_node is None else (src_node, conv.weight_node)
@@ -98,7 +104,8 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
     return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]), or_reference=True)
 
 
-def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> _Convolution:
+def checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> Convolution:
+    """What node is given, seen as the library sees it. Raises NotLowered."""
     src = context.tensor(arguments["src"], "src")
     weight_node, weight = _weight(arguments["weight"], context)
     bias = bias_weights(node, arguments["bias"], context)
@@ -107,7 +114,7 @@ def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext)
         raise NotLowered(f"src {src} has no batch dimension")
     if src.dtype != weight.dtype:
         raise NotLowered(f"src {src} and the weight have different dtypes")
-    return _Convolution(
+    return Convolution(
         src,
         context.values.base(node),
         weight,
@@ -132,7 +139,7 @@ def _weight(value: object, context: LoweringContext) -> tuple[fx.Node | None, to
 
 
 def _layout_pairs(
-    conv: _Convolution, dtype: torch.dtype, result: torch.dtype
+    conv: Convolution, dtype: torch.dtype, result: torch.dtype
 ) -> Iterator[tuple[MemoryDesc, MemoryDesc]]:
     """The (src, dst) layouts to ask for, src of dtype, dst of dtype result."""
     tags = spatial_tags(conv.src.ndim)
@@ -144,7 +151,7 @@ def _layout_pairs(
 
 
 def _candidates(
-    conv: _Convolution,
+    conv: Convolution,
     post_ops: Sequence[PostOp],
     operands: Sequence[fx.Node],
     src: MemoryDesc,
@@ -162,10 +169,7 @@ def _candidates(
         MemoryDesc(weight.shape, src.dtype, "any"),
         conv.bias and conv.bias.desc,
         dst,
-        strides=conv.stride,
-        dilation=conv.dilation,
-        padding_l=conv.padding_l,
-        padding_r=conv.padding_r,
+        **conv.steps,
         algorithm=algorithm,
         post_ops=chain.post_ops,
     )
@@ -183,7 +187,7 @@ def _candidates(
 
 def _integer_candidates(
     node: fx.Node,
-    conv: _Convolution,
+    conv: Convolution,
     post_ops: Sequence[PostOp],
     operands: Sequence[fx.Node],
     sum_node: fx.Node | None,
@@ -209,10 +213,7 @@ def _integer_candidates(
             MemoryDesc(weight.shape, torch.int8, "any"),
             integers.bias and integers.bias.desc,
             dst,
-            strides=conv.stride,
-            dilation=conv.dilation,
-            padding_l=conv.padding_l,
-            padding_r=conv.padding_r,
+            **conv.steps,
             attr=integers.attr,
         )
         args = weighted_arguments(PackedWeights(factors.key, weight), integers.bias, integers.chain, src, dst)
@@ -222,7 +223,7 @@ def _integer_candidates(
     return found
 
 
-def _is_matrix_product(conv: _Convolution) -> bool:
+def _is_matrix_product(conv: Convolution) -> bool:
     """Whether it multiplies each pixel's channels by one constant matrix: 1x1, stride 1, no padding, no groups."""
     if conv.weight_node is not None:
         return False
@@ -231,7 +232,7 @@ def _is_matrix_product(conv: _Convolution) -> bool:
 
 
 def _inner_product_candidates(
-    conv: _Convolution,
+    conv: Convolution,
     post_ops: Sequence[PostOp],
     operands: Sequence[fx.Node],
     sum_node: fx.Node | None,

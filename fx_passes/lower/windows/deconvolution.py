@@ -4,53 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Candidate, Operation, PackedWeights, Weights
+from fx_passes.candidates.candidates import Candidate, Operation, PackedWeights
 from fx_passes.candidates.layouts import layout, spatial_tags
-from fx_passes.candidates.specs import TensorSpec
-from fx_passes.lower.context import (
-    LoweringContext,
-    NotLowered,
-    bias_weights,
-    constant_name,
-    residual_to_overwrite,
-    run_time_operands,
-)
+from fx_passes.lower.context import LoweringContext, residual_to_overwrite, run_time_operands
 from fx_passes.lower.post_ops import PostOp, build_chain
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized, weighted_arguments
+from fx_passes.lower.windows.convolution import Convolution, checked
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.memory import MemoryDesc
-
-
-@dataclass(frozen=True)
-class _Deconvolution:
-    """A deconvolution node's arguments, checked. padding_r is the library's: padding minus output_padding."""
-
-    src: TensorSpec
-    base: TensorSpec
-    weight: torch.Tensor
-    bias: Weights | None
-    weight_key: str
-    stride: tuple[int, ...]
-    padding_l: tuple[int, ...]
-    padding_r: tuple[int, ...]
-    dilation: tuple[int, ...]
-    dtype: torch.dtype
-    flops: int
 
 
 def lower_deconvolution(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.deconvolution: batched, 1 to 3 dimensions, constant weights, groups, dilation, output padding."""
     arguments = context.values.arguments(node)
-    deconv = _checked(node, arguments, context)
+    right = tuple(p - o for p, o in zip(arguments["padding"], arguments["output_padding"], strict=True))
+    given = checked(node, {**arguments, "padding_l": arguments["padding"], "padding_r": right}, context)
+    weight, flops = _library_weight(given.weight, given.groups), 2 * given.src.numel * math.prod(given.weight.shape[1:])
+    deconv = replace(given, weight=weight, weight_key=f"{given.weight_key} transposed")
     post_ops = context.post_ops(arguments["post_ops"], deconv.base)
     operands = run_time_operands((arguments["src"],), post_ops)
-    operation = Operation(node, node.name, "deconvolution", operands, context.values.specs[node], flops=deconv.flops)
+    operation = Operation(node, node.name, "deconvolution", operands, context.values.specs[node], flops=flops)
     sum_node = residual_to_overwrite(node, arguments["src"], post_ops, context)
     for tag in spatial_tags(deconv.src.ndim):
         src = layout(deconv.src.shape, deconv.dtype, tag)
@@ -58,30 +36,6 @@ def lower_deconvolution(node: fx.Node, context: LoweringContext) -> Operation:
         operation.candidates += _candidates(deconv, post_ops, operands, src, dst, sum_node)
     otherwise = "no optimized deconvolution implementation takes these shapes"
     return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]))
-
-
-def _checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) -> _Deconvolution:
-    src = context.tensor(arguments["src"], "src")
-    weight = context.constant(arguments["weight"], "weight")
-    bias = bias_weights(node, arguments["bias"], context)
-    stride, padding = tuple(arguments["stride"]), tuple(arguments["padding"])
-    if src.ndim != len(stride) + 2:
-        raise NotLowered(f"src {src} has no batch dimension")
-    if src.dtype != weight.dtype:
-        raise NotLowered(f"src {src} and the weight have different dtypes")
-    return _Deconvolution(
-        src,
-        context.values.base(node),
-        _library_weight(weight, arguments["groups"]),
-        bias,
-        f"{constant_name(node, 'weight')} transposed",
-        stride,
-        padding,
-        tuple(p - o for p, o in zip(padding, arguments["output_padding"], strict=True)),
-        tuple(arguments["dilation"]),
-        context.dtype(src),
-        2 * src.numel * math.prod(weight.shape[1:]),
-    )
 
 
 def _library_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
@@ -92,7 +46,7 @@ def _library_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _candidates(
-    deconv: _Deconvolution,
+    deconv: Convolution,
     post_ops: Sequence[PostOp],
     operands: Sequence[fx.Node],
     src: MemoryDesc,
@@ -107,10 +61,7 @@ def _candidates(
         MemoryDesc(tuple(deconv.weight.shape), deconv.dtype, "any"),
         deconv.bias and deconv.bias.desc,
         dst,
-        strides=deconv.stride,
-        dilation=deconv.dilation,
-        padding_l=deconv.padding_l,
-        padding_r=deconv.padding_r,
+        **deconv.steps,
         post_ops=chain.post_ops,
     )
     args = weighted_arguments(PackedWeights(deconv.weight_key, deconv.weight), deconv.bias, chain)

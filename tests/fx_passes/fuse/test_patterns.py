@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,11 @@ def _halves(x: Tensor, half: int = 4) -> Tensor:
 def _turned(turn: Written) -> Written:
     """x * cos + turn(x) * sin."""
     return lambda x, cos, sin: x * cos + turn(x) * sin
+
+
+def _gelu(x: Tensor, cubic: float = 0.044715, root: float = math.sqrt(2 / math.pi)) -> Tensor:
+    """As GPT-2 has it."""
+    return 0.5 * x * (1.0 + torch.tanh(root * (x + cubic * torch.pow(x, 3.0))))
 
 
 def _read_twice(x: Tensor, value: Tensor) -> Tensor:
@@ -71,6 +78,15 @@ EXAMPLES: dict[str, dict[str, Written]] = {
     "gated": {
         "logistic": lambda x: x * torch.sigmoid(x),
         "hardsigmoid": lambda x: F.hardsigmoid(x) * x,
+    },
+    "quick_gelu": {
+        "CLIP": lambda x: x * torch.sigmoid(1.702 * x),
+        "swapped": lambda x: torch.sigmoid(x * 2) * x,
+    },
+    "gelu_tanh": {
+        "GPT-2": _gelu,
+        "products": lambda x: 0.5 * x * (1 + torch.tanh(x * 0.7978845608 * (1 + 0.044715 * x * x))),
+        "cube as a product": lambda x: x * (0.5 * (1 + torch.tanh(0.7978845608 * (x + x * x * x * 0.044715)))),
     },
 }  # fmt: skip
 
@@ -115,8 +131,23 @@ MISSES: dict[str, dict[str, Written]] = {
         "read twice": lambda x: _read_twice(x, torch.sigmoid(x)),
         "a sum": lambda x: x + torch.sigmoid(x),
     },
+    "quick_gelu": {
+        "another value": lambda x: x * torch.sigmoid(1.702 * (x + 1)),
+        "a factor that is computed": lambda x: x * torch.sigmoid(x.mean() * x),
+        "read twice": lambda x: _read_twice(x, torch.sigmoid(1.702 * x)),
+        "another function": lambda x: x * torch.tanh(1.702 * x),
+    },
+    "gelu_tanh": {
+        "another cubic term": lambda x: _gelu(x, cubic=0.05),
+        "another root": lambda x: _gelu(x, root=0.8),
+        "of another value": lambda x: (
+            0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x + 1).pow(3))))
+        ),
+        "integers": lambda x: _gelu((x * 3).to(torch.int64)),
+    },
 }  # fmt: skip
-MADE = {"rms_norm": ops.rms_norm, "l2_normalize": ops.l2_normalize, "rotary": ops.rotary, "gated": ops.eltwise}
+MADE = {"rms_norm": ops.rms_norm, "l2_normalize": ops.l2_normalize, "rotary": ops.rotary}
+KINDS = {"gated": {kind for kind, _ in GATES.values()}, "quick_gelu": {"swish"}, "gelu_tanh": {"gelu_tanh"}}
 
 
 def _fused(written: Written, *inputs: Tensor) -> Any:
@@ -138,13 +169,19 @@ def _inputs(row: str) -> list[Tensor]:
 
 
 def _made(gm: Any, row: str) -> int:
-    kinds = {kind for kind, _ in GATES.values()}
-    return sum(n.target is MADE[row] and (row != "gated" or n.args[1] in kinds) for n in calls(gm))
+    if row in MADE:
+        return sum(node.target is MADE[row] for node in calls(gm))
+    return sum(node.args[1] in KINDS[row] for node in calls(gm) if node.target is ops.eltwise)
 
 
 def test_every_row_has_examples_and_misses() -> None:
-    assert EXAMPLES.keys() == MISSES.keys() == MADE.keys() == {row.name for row in ROWS}
+    assert EXAMPLES.keys() == MISSES.keys() == {row.name for row in ROWS} == {*MADE, *KINDS}
     assert EXAMPLES["gated"].keys() == GATES.keys()
+
+
+def test_every_row_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "passes.md").read_text()
+    assert all(f"\n| {row.name} | " in page for row in ROWS)
 
 
 @pytest.mark.parametrize(("row", "example"), [(row, name) for row in EXAMPLES for name in EXAMPLES[row]])

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized, Rounding, channel_axis
-from zendnn_cffi.api.quantization.layers import kind, positional
+from zendnn_cffi.api.quantization.layers import kind, watch
 
 _WITH_BIAS = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
 
@@ -21,36 +20,24 @@ _WITH_BIAS = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
 def bias_corrections(fake: FakeQuantized) -> dict[str, Tensor]:
     """What to add to the bias of each layer: [channels] float32, mean over the inputs of float minus rounded result."""
     fake.switch(())
-    means = _Means(fake.module, set(fake.layers))
-    with torch.no_grad():
-        for call in fake.calls:
-            means.run(*positional(fake.module, call))
-    return {name: (total / means.counts[name]).float() for name, total in means.totals.items()}
+    layers, totals, counts = set(fake.layers), dict[str, Tensor](), dict[str, int]()
+
+    def add(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        if node.name not in layers or kind(node) not in _WITH_BIAS:
+            return
+        rounded = [_rounded(fake.module, source, arg) for source, arg in zip(node.args, args, strict=True)]
+        assert callable(node.target)
+        lost = (result - node.target(*rounded, **kwargs)).double().movedim(channel_axis(node), 0).flatten(1)
+        totals[node.name] = totals.get(node.name, 0) + lost.sum(1)
+        counts[node.name] = counts.get(node.name, 0) + lost.shape[1]
+
+    watch(fake.module, fake.calls, add)
+    return {name: (total / counts[name]).float() for name, total in totals.items()}
 
 
-class _Means(fx.Interpreter):
-    """Sums, for each layer and channel, the difference that rounding its operands makes."""
-
-    def __init__(self, gm: fx.GraphModule, layers: set[str]) -> None:
-        super().__init__(gm)
-        self._layers = layers
-        self.totals: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.name in self._layers and kind(n) in _WITH_BIAS:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            rounded = [self._rounded(node, arg) for node, arg in zip(n.args, args, strict=True)]
-            assert callable(n.target)
-            lost = (value - n.target(*rounded, **kwargs)).double().movedim(channel_axis(n), 0).flatten(1)
-            self.totals[n.name] = self.totals.get(n.name, 0) + lost.sum(1)
-            self.counts[n.name] = self.counts.get(n.name, 0) + lost.shape[1]
-        return value
-
-    def _rounded(self, node: Any, value: Any) -> Any:
-        if isinstance(node, fx.Node) and node.op == "call_module":
-            rounding = self.module.get_submodule(str(node.target))
-            if isinstance(rounding, Rounding):
-                return rounding.rounded(value)
-        return value
+def _rounded(module: nn.Module, source: Any, value: Any) -> Any:
+    if isinstance(source, fx.Node) and source.op == "call_module":
+        rounding = module.get_submodule(str(source.target))
+        if isinstance(rounding, Rounding):
+            return rounding.rounded(value)
+    return value

@@ -12,12 +12,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from fx_passes.graph.graph import get_attribute
+from fx_passes.graph.interpreter import call_node, run
 
 _PRODUCTS = frozenset(
     ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
@@ -29,9 +31,17 @@ Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
-def positional(gm: fx.GraphModule, call: Call) -> tuple[Any, ...]:
-    """All arguments of a call in the order of the graph's inputs, as an fx.Interpreter takes them."""
-    return inspect.signature(gm.forward).bind(*call[0], **call[1]).args
+def watch(gm: fx.GraphModule, calls: Iterable[Call], see: Callable[..., None]) -> None:
+    """Compute gm for each call, and let `see` have each node's own: node, arguments and result."""
+
+    def computed(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        see(node, args, kwargs, result := call_node(node, args, kwargs))
+        return result
+
+    with torch.no_grad():
+        for args, kwargs in calls:
+            inputs = inspect.signature(gm.forward).bind(*args, **kwargs).args
+            run(gm.graph, gm, gm.graph.process_inputs(*inputs), computed)
 
 
 def kind(node: fx.Node) -> str:

@@ -11,33 +11,29 @@ import torch
 from torch import fx, nn
 
 from zendnn_cffi.api.quantization.choose import Choice
-from zendnn_cffi.api.quantization.layers import Call, is_product, kind, module_path, positional
+from zendnn_cffi.api.quantization.layers import Call, is_product, kind, module_path, watch
 from zendnn_cffi.api.quantization_report import INT8, LayerReport, noise_db, sqnr_db
 
 _ROUNDS, _ENOUGH_SECONDS = 15, 5.0
 
 
-class _Watched(fx.Interpreter):
-    """Runs a graph, and hands on what each layer returns."""
+def _results(gm: fx.GraphModule, call: Call) -> dict[str, torch.Tensor]:
+    """What each layer returns."""
+    found = {}
 
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self.results: dict[str, torch.Tensor] = {}
+    def keep(node: fx.Node, args: Any, kwargs: Any, result: Any) -> None:
+        if isinstance(result, torch.Tensor) and is_product(node):
+            found[node.name] = result
 
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, torch.Tensor) and is_product(n):
-            self.results[n.name] = value
-        return value
+    watch(gm, [call], keep)
+    return found
 
 
 def layer_rows(
     reference: fx.GraphModule, converted: fx.GraphModule, fast: Any, example: Call, choice: Choice | None
 ) -> Iterable[LayerReport]:
     """A row for each layer: how near it is to the float one, with all layers before it quantized, too."""
-    float_run, integer_run = _Watched(reference), _Watched(converted)
-    float_run.run(*positional(reference, example))
-    integer_run.run(*positional(converted, example))
+    floats, integers = _results(reference, example), _results(converted, example)
     dtypes = {
         call.name: call.dtype
         for region in fast.regions().values()
@@ -47,13 +43,13 @@ def layer_rows(
         if call.implementation != "torch" or call.dtype not in (torch.int8, torch.uint8)  # it computes in float
     }
     nodes = {node.name: node for node in converted.graph.nodes}
-    for name, value in integer_run.results.items():
-        if name in float_run.results:
+    for name, value in integers.items():
+        if name in floats:
             computed = dtypes.get(name)
             where = INT8 if computed in (torch.int8, torch.uint8) else str(computed or "plain PyTorch")
             if computed is None and choice is not None and name not in choice.layers:
                 where = "float"  # perhaps joined with other layers
-            near = sqnr_db(float_run.results[name], value)
+            near = sqnr_db(floats[name], value)
             row = LayerReport(name, module_path(nodes[name]), kind(nodes[name]), near, where.removeprefix("torch."))
             yield row if choice is None else _with_choice(row, choice)
 

@@ -11,14 +11,14 @@ smoothed: theirs are the channels that are large for every input. Smoothing what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from fx_passes.graph.graph import get_attribute
-from zendnn_cffi.api.quantization.layers import Call, kind, positional, replace_constant
+from zendnn_cffi.api.quantization.layers import Call, kind, replace_constant, watch
 
 _STRENGTH = 0.5  # as in the paper: the spread is shared evenly between activations and weights
 _PASSING = frozenset(("dropout", "clone", "contiguous"))  # the value itself, in evaluation mode
@@ -35,15 +35,25 @@ def smooth_linears(exported: fx.GraphModule, calls: Sequence[Call]) -> list[str]
     groups = _groups(exported)
     if not groups:
         return []
-    largest = _Largest(exported, set(groups))
-    with torch.no_grad():
-        for call in calls:
-            largest.run(*positional(exported, call))
+    largest = _largest(exported, groups, calls)
     for source, readers in groups.items():
-        _smooth(exported, source, readers, largest.found[source])
+        _smooth(exported, source, readers, largest[source])
     exported.graph.eliminate_dead_code()
     exported.recompile()
     return [reader.name for readers in groups.values() for reader in readers]
+
+
+def _largest(gm: fx.GraphModule, values: Collection[fx.Node], calls: Sequence[Call]) -> dict[fx.Node, Tensor]:
+    """The largest magnitude of each channel, the last axis, of some values."""
+    found: dict[fx.Node, Tensor] = {}
+
+    def keep(node: fx.Node, args: Any, kwargs: Any, result: Tensor) -> None:
+        if node in values:
+            largest = result.detach().abs().flatten(0, -2).amax(0)
+            found[node] = torch.maximum(found[node], largest) if node in found else largest
+
+    watch(gm, calls, keep)
+    return found
 
 
 def _groups(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
@@ -100,19 +110,3 @@ def _constant(gm: fx.GraphModule, node: Any) -> Tensor:
     value = get_attribute(gm, str(node.target))
     assert isinstance(value, Tensor)
     return value.detach()
-
-
-class _Largest(fx.Interpreter):
-    """Keeps the largest magnitude of each channel, the last axis, of some values."""
-
-    def __init__(self, gm: fx.GraphModule, values: set[fx.Node]) -> None:
-        super().__init__(gm)
-        self._values = values
-        self.found: dict[fx.Node, Tensor] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n in self._values:
-            largest = value.detach().abs().flatten(0, -2).amax(0)
-            self.found[n] = torch.maximum(self.found[n], largest) if n in self.found else largest
-        return value

@@ -1,0 +1,38 @@
+"""Constants per channel, in the weights of the layer before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import nn
+
+from fx_passes.fold.channel_scale import fold_channel_scale
+from tests.support.graphs import after, check, check_twice, count, image, model_of
+
+SCALES: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
+    "convolution": (lambda m, x: m.c(x) * m.k, (4, 1, 1), 0),
+    "convolution, with a batch dimension of one": (lambda m, x: m.k * m.c(x), (1, 4, 1, 1), 1),
+    "sum": (lambda m, x: m.k + m.c(x), (4, 1, 1), 0),
+    "both": (lambda m, x: (m.c(x) + m.k) * m.k, (4, 1, 1), 0),
+    "without bias": (lambda m, x: m.b(x) * m.k + m.k, (4, 1, 1), 0),
+    "linear": (lambda m, x: m.l(x) * m.k, (4,), 0),
+    "linear behind a permute": (lambda m, x: m.k * m.l(x).permute(0, 3, 1, 2), (4, 1, 1), 0),
+    "the wrong dimension": (lambda m, x: m.k * m.l(x).permute(0, 1, 2, 3), (4, 1, 1), 1),
+    "one per column": (lambda m, x: m.c(x)[..., :4] * m.k, (4,), 1),
+    "division": (lambda m, x: m.c(x) / m.k, (4, 1, 1), 1),
+    "a second reader": (lambda m, x: ((y := m.c(x)) * m.k, y), (4, 1, 1), 1),
+}
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_channel_scale(case: str) -> None:
+    function, shape, left = SCALES[case]
+    size = 4 if case == "the wrong dimension" else 5
+    model = model_of(function, c=nn.Conv2d(3, 4, 1), b=nn.Conv2d(3, 4, 1, bias=False), l=nn.Linear(7, 4))
+    model.k = nn.Parameter(image(*shape))
+    gm = check(model, image(2, 3 if size == 5 else 4, size, 7))
+    absorbed = sum(("binary" in str(n.kwargs.get("post_ops"))) for r in gm.regions().values() for n in r.graph.nodes)
+    assert count(gm)["binary"] + absorbed == left
+    check_twice(after("fold_channel_scale", model), fold_channel_scale)

@@ -1,0 +1,41 @@
+"""Pads that belong to the convolution or pooling behind them, and those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.nn.functional as F
+from torch import nn
+
+from fx_passes.fold.pad import fold_pad
+from tests.support.graphs import after, check, check_twice, count, image, model_of, outside
+
+PADS: dict[str, tuple[Callable[..., Any], int]] = {
+    "into a convolution": (lambda m, x: m.c(F.pad(x, (1, 2, 0, 3))), 0),
+    "one dimension only": (lambda m, x: m.c(F.pad(x, (1, 2))), 0),
+    "a module": (lambda m, x: m.c(m.z(x)), 0),
+    "average that counts padding": (lambda m, x: F.avg_pool2d(F.pad(x, (1, 0, 1, 0)), 3, 2), 0),
+    "its own padding too": (lambda m, x: F.avg_pool2d(F.pad(x, (1, 0, 1, 0)), 3, 2, 1), 0),
+    "not zero": (lambda m, x: m.c(F.pad(x, (1, 2, 0, 3), value=1.0)), 1),
+    "channels": (lambda m, x: m.c(F.pad(x, (0, 0, 0, 0, 1, 0))[:, 1:]), 1),
+    "cropping": (lambda m, x: m.c(F.pad(x, (-1, 2, 0, 3))), 1),
+    "maximum": (lambda m, x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3), 1),
+    "average that does not count its own": (lambda m, x: F.avg_pool2d(F.pad(x, (1, 1)), 3, 2, 1, False, False), 1),
+    "average with ceil_mode": (lambda m, x: F.avg_pool2d(F.pad(x, (1, 1)), 3, 2, ceil_mode=True), 1),
+    "a second reader": (lambda m, x: (m.c(y := F.pad(x, (1, 1))), y), 1),
+}
+
+
+@pytest.mark.parametrize("case", PADS)
+def test_pad(case: str) -> None:
+    function, left = PADS[case]
+    model = model_of(function, c=nn.Conv2d(3, 4, 3, stride=2), z=nn.ZeroPad2d((1, 2, 3, 0)))
+    assert count(check(model, image()))["pad"] == left
+    check_twice(after("fold_pad", model), fold_pad)
+
+
+def test_reflected_border_stays_outside() -> None:
+    gm = check(model_of(lambda m, x: m.c(F.pad(x, (1, 1, 1, 1), mode="reflect")), c=nn.Conv2d(3, 4, 3)), image())
+    assert outside(gm) == {"pad": 1}
