@@ -14,7 +14,8 @@ from fx_passes import ops
 from fx_passes.lower.rules import RULES
 from fx_passes.ops import registry
 
-HELPERS = {"apply_post_ops", "borders", "cell_offset", "output_and_cell"}  # public functions of the families that are no operations
+# public functions of the families that are no operations
+HELPERS = {"apply_post_ops", "borders", "cell_offset", "output_and_cell"}
 
 
 def test_every_public_function_of_the_families_is_an_operation() -> None:

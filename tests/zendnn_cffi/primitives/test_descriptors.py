@@ -20,7 +20,6 @@ def md(*dims: int, tag: str | None = None, dtype: torch.dtype = F32) -> MemoryDe
 IMAGE, FILTERS = md(2, 16, 8, 8), md(32, 16, 3, 3)
 
 
-
 def recurrent(**other: Any) -> Any:
     """An LSTM's layer of 5 steps, 3 samples, 8 inputs and 6 hidden numbers, with other arguments."""
     given = {"src": md(5, 3, 8), "weights": md(1, 1, 8, 4, 6), "weights_iter": md(1, 1, 6, 4, 6)}
@@ -74,9 +73,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: recurrent(weights_iter=md(1, 1, 5, 4, 6)), "weights_iter dims"),
     (lambda: recurrent(bias=md(1, 1, 3, 6)), "bias dims"),
     (
-        lambda: recurrent(
-            kind="gru", weights=md(1, 1, 8, 3, 6), weights_iter=md(1, 1, 6, 3, 6), bias=md(1, 1, 3, 6)
-        ),
+        lambda: recurrent(kind="gru", weights=md(1, 1, 8, 3, 6), weights_iter=md(1, 1, 6, 3, 6), bias=md(1, 1, 3, 6)),
         "bias dims",
     ),
     (lambda: recurrent(dst=md(5, 3, 4), weights_iter=md(1, 1, 4, 4, 6)), "projection and dst's width"),

@@ -44,6 +44,8 @@ def norms(n: int) -> list[TensorSpec]:
 X, Y, TOKENS = tensor(2, 8, 9, 7), last(2, 8, 9, 7), tensor(2, 5, 8)
 HEADS = TensorSpec((2, 4, 5, 8), F32, (160, 8, 32, 1))
 IDS = row_major((2, 5), torch.int64)
+
+
 def gated(kind: str, count: int) -> tuple[TensorSpec, ...]:
     """The weights of layers with 8 inputs and 6 hidden numbers, biases included."""
     rows = 6 * ops.GATES[kind]

@@ -224,7 +224,9 @@ def test_states_that_may_be_none() -> None:
     gm = zendnn_cffi.optimize(model, tune="off")
     with torch.no_grad():
         for state in (None, noise(1, 3, 5)):
-            for ours, expected in zip(tensors(gm(noise(4, 3, 6), state)), tensors(model(noise(4, 3, 6), state)), strict=True):
+            for ours, expected in zip(
+                tensors(gm(noise(4, 3, 6), state)), tensors(model(noise(4, 3, 6), state)), strict=True
+            ):
                 assert_close(ours, expected, k=6)
 
 

@@ -64,4 +64,3 @@ def test_the_reference_is_pytorchs_network(kind: str) -> None:
 def test_cases_have_names_of_their_own() -> None:
     names = [case.name for case in recurrents(torch.float32)]
     assert len(set(names)) == len(names) >= 80
-
