@@ -20,8 +20,9 @@ _FROM_WEIGHT = ops.having(weighted=True)
 
 # Modules outside of the vocabulary that return one tensor.
 _TENSOR_MODULES = {nn.Embedding, nn.EmbeddingBag, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-                   nn.LocalResponseNorm, nn.GRUCell, nn.RNNCell, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.Unfold,
-                   nn.Fold, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d}  # fmt: skip
+                   nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.Unfold,
+                   nn.Fold, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d,
+                   nn.GRUCell, nn.RNNCell}  # fmt: skip
 
 
 def is_tensor(node: Any) -> bool:

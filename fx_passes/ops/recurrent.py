@@ -77,7 +77,7 @@ def _zeros(src: Tensor, samples: int, weights: Sequence[Tensor], kind: str, rows
     return [src.new_zeros(rows, samples, width) for width in widths[: 1 + (kind == "lstm")]]
 
 
-@op(kind=COMPUTE, torch_candidate=True)
+@op(kind=COMPUTE)
 def recurrent_layer(
     src: Tensor,
     h: Tensor | None,
@@ -93,16 +93,39 @@ def recurrent_layer(
 
     src        [T, N, I]
     h, c       [1, N, O], [1, N, H], or None: zeros
-    with_cell  of an LSTM: return one dimension, the output's T * N * O numbers and the N * H of the last cell state
+    with_cell  of an LSTM: return one dimension, the output's T * N * O numbers, zeros up to cell_offset(T * N * O), and
+               the N * H numbers of the last cell state
     """
+    output, cell = output_and_cell(src, h, c, weights, kind, has_biases=has_biases, reverse=reverse)
+    if not with_cell or cell is None:
+        return output
+    between = output.new_zeros(cell_offset(output.numel()) - output.numel())
+    return torch.cat([output.reshape(-1), between, cell.reshape(-1)])
+
+
+def cell_offset(numbers: int) -> int:
+    """Where the cell state lies behind an output of so many numbers: on a cache line in float32 and bfloat16."""
+    return -(-numbers // 32) * 32
+
+
+def output_and_cell(
+    src: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    weights: Sequence[Tensor],
+    kind: str,
+    *,
+    has_biases: bool = True,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What recurrent_layer has in one tensor: the output [T, N, O], and the last cell state [1, N, H] of an LSTM."""
     states = None
     if h is not None or c is not None:
         states = _zeros(src, src.shape[1], weights, kind, 1)
         states = [zeros if given is None else given for zeros, given in zip(states, (h, c), strict=False)]
     x = src.flip(0) if reverse else src
-    output, *last = recurrent(x, states, weights, kind, has_biases=has_biases)
-    output = output.flip(0) if reverse else output
-    return torch.cat([output.reshape(-1), last[1].reshape(-1)]) if with_cell else output
+    output, _, *cell = recurrent(x, states, weights, kind, has_biases=has_biases)
+    return output.flip(0) if reverse else output, cell[0] if cell else None
 
 
 @op(kind=COMPUTE, several=True, no_rule=_EXPANDED)

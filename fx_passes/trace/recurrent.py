@@ -1,4 +1,4 @@
-"""A recurrent network that is the whole model: its forward cannot be traced, and says nothing that its type does not."""
+"""A recurrent network that is the whole model: torch.fx cannot trace its forward, which its type tells all about."""
 
 from __future__ import annotations
 

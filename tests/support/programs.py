@@ -14,7 +14,7 @@ import torch
 
 from fx_passes.candidates.layouts import row_major
 from zendnn_cffi.engine.library import load
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_DST_ITER, ARG_DST_ITER_C, ARG_SCRATCHPAD
 from zendnn_cffi.runtime.arenas import Arena
 from zendnn_cffi.runtime.calls import PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.context import Context
@@ -89,13 +89,14 @@ def touched(program: Program, call: Any) -> Touched:
     else:
         assert isinstance(call, PrimitiveCall)
         args = call.args
-        writes = [_mask(program, *args[ARG_DST])]
+        written = [arg for arg in (ARG_DST, ARG_DST_ITER, ARG_DST_ITER_C) if arg in args]
+        writes = [_mask(program, *args[arg]) for arg in written]
         pads = [_mask(program, *args[ARG_SCRATCHPAD])] if ARG_SCRATCHPAD in args else []
-        reads = [_mask(program, *where) for arg, where in args.items() if arg not in (ARG_DST, ARG_SCRATCHPAD)]
+        reads = [_mask(program, *where) for arg, where in args.items() if arg not in (*written, ARG_SCRATCHPAD)]
         if any(entry[0] == "sum" for entry in call.primitive.pd.attr.post_ops):
             reads += writes
         spans = _spans(args.values())
-        spaces = tuple(args[a][0].space for a in (ARG_DST, ARG_SCRATCHPAD) if a in args)
+        spaces = tuple(args[a][0].space for a in (*written, ARG_SCRATCHPAD) if a in args)
     return Touched(_union(program, reads), _union(program, writes), _union(program, pads), spans, spaces)
 
 

@@ -52,7 +52,7 @@ def known_problem(
     if op.kind == "eltwise" and len(post_ops) and src is not None and not 2 <= len(src.dims) <= 5:
         return "writes nothing with post-ops in one dimension, and ends the process in more than five"
     if op.kind == "rnn" and op.descs["projection"] is not None and src is not None and src.dtype == torch.bfloat16:
-        return "multiplies by bfloat16 projections as if their rows were interleaved in pairs, which it asks for unpaired"
+        return "multiplies by bfloat16 projections as if their rows were interleaved in pairs"
     if op.kind == "prelu" and implementation.startswith("jit") and _is_unusual_order(op):
         return "reads the weights of other channels where memory is neither row-major nor channels-last"
     if op.kind in ("convolution", "pooling", "pooling_v2"):

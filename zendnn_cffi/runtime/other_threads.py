@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from zendnn_cffi.engine.openmp import computing_with
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_DST_ITER, ARG_DST_ITER_C, ARG_SCRATCHPAD
 from zendnn_cffi.primitives.labels import Label
+from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive
 from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.context import Context
@@ -140,28 +141,31 @@ def _differing(program: Program, other: Program, threads: int, inputs: Sequence[
             function, arguments = theirs.calls[number]
             with computing_with(threads):
                 function(*arguments)
-            view = _result(call)
-            ours, others = mine.tensor(view), theirs.tensor(view)
-            if not torch.equal(_bits(ours), _bits(others)):
-                found.add(number)
-                others.copy_(ours)
+            for view in _results(call):
+                ours, others = mine.tensor(view), theirs.tensor(view)
+                if not torch.equal(_bits(ours), _bits(others)):
+                    found.add(number)
+                    others.copy_(ours)
     return found
 
 
-def _result(call: Call) -> TensorView:
+def _results(call: Call) -> list[TensorView]:
     """What a call writes: its elements alone, as a slice of a concatenation spans bytes that are others'."""
     match call:
         case PrimitiveCall():
-            slot, desc = call.args[ARG_DST]
-            if desc.strides is None or desc.dtype is None:  # blocks lie together
-                return TensorView(slot, (desc.size_bytes,), (1,), torch.uint8)
-            return TensorView(slot, desc.dims, desc.strides, desc.dtype)
+            return [_view(*call.args[arg]) for arg in (ARG_DST, ARG_DST_ITER, ARG_DST_ITER_C) if arg in call.args]
         case GemmCall():
             m, _, n = call.gemm.sizes
-            return TensorView(call.dst, (m, n), (n, 1), call.gemm.result)
+            return [TensorView(call.dst, (m, n), (n, 1), call.gemm.result)]
         case TorchCall():
-            return call.dst
+            return [call.dst]
     raise TypeError(f"{type(call).__name__} is no call of a program")
+
+
+def _view(slot: Slot, desc: MemoryDesc) -> TensorView:
+    if desc.strides is None or desc.dtype is None:  # blocks lie together
+        return TensorView(slot, (desc.size_bytes,), (1,), torch.uint8)
+    return TensorView(slot, desc.dims, desc.strides, desc.dtype)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 from fx_passes.candidates.shapes.elementwise import check_floating
 from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
 from fx_passes.ops import GATES
+from fx_passes.ops.recurrent import cell_offset
 
 
 def recurrent(
@@ -61,7 +62,7 @@ def recurrent_layer(
     steps, samples, _ = src.shape
     hidden, width = weights[1].shape[0] // GATES[kind], weights[1].shape[1]
     if with_cell:
-        return row_major((steps * samples * width + samples * hidden,), src.dtype)
+        return row_major((cell_offset(steps * samples * width) + samples * hidden,), src.dtype)
     return row_major((steps, samples, width), src.dtype)
 
 

@@ -19,6 +19,7 @@ from fx_passes import ops
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import NotLowered
+from fx_passes.ops.recurrent import cell_offset
 
 _Call = Callable[..., fx.Node]
 
@@ -129,9 +130,10 @@ def _layer(
         return result, None
     (steps, samples, _), matrix = values.known(x).shape, values.known(weights[1]).shape
     hidden, width = matrix[0] // ops.GATES[kind], matrix[1]
-    behind = steps * samples * width
-    output = call(ops.reshape, call(ops.narrow, result, 0, 0, behind), (steps, samples, width))
-    return output, call(ops.reshape, call(ops.narrow, result, 0, behind, None), (1, samples, hidden))
+    numbers = steps * samples * width
+    output = call(ops.reshape, call(ops.narrow, result, 0, 0, numbers), (steps, samples, width))
+    cell = call(ops.narrow, result, 0, cell_offset(numbers), None)
+    return output, call(ops.reshape, cell, (1, samples, hidden))
 
 
 def _operand(node: Any, values: RegionValues) -> Any:

@@ -17,11 +17,13 @@ from fx_passes.candidates.candidates import (
     Result,
     Template,
     Temporary,
+    TorchTemplate,
     Weights,
     primitive_template,
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.ops.recurrent import cell_offset, output_and_cell
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -46,48 +48,57 @@ def lower_recurrent_layer(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.recurrent_layer with constant weights."""
     arguments = context.values.arguments(node)
     src = context.tensor(arguments["src"], "src")
-    dtype, spec = context.dtype(src), context.values.specs[node]
+    result, spec = context.dtype(src), context.values.specs[node]
     weights = [context.constant(weight, "a weight") for weight in arguments["weights"]]
+    # in bfloat16 the library's projected layers are wrong: known_problems
+    dtype = src.dtype if _is_projected(weights, arguments["has_biases"]) else result
     if any(weight.dtype != src.dtype for weight in weights):
         raise NotLowered("weights of another dtype than the sequence's")
-    layer = _Layer(node, arguments, weights, src.shape, dtype)
-    operands = [arguments["src"]]
-    for name in ("h", "c"):
-        if arguments[name] is not None:
-            if context.tensor(arguments[name], name).dtype != src.dtype:
-                raise NotLowered(f"{name} has another dtype than the sequence")
-            operands.append(arguments[name])
-    if len(set(operands)) < len(operands):
-        raise NotLowered("one tensor is several operands")
-    operation = Operation(node, node.name, "recurrent_layer", tuple(operands), spec, flops=layer.flops)
+    states = [arguments[name] for name in ("h", "c")]
+    if any(state is not None and context.tensor(state, "a state").dtype != src.dtype for state in states):
+        raise NotLowered("a state of another dtype than the sequence's")
+    operands = tuple(dict.fromkeys(node for node in (arguments["src"], *states) if node is not None))
+    layer = _Layer(node, arguments, weights, src.shape, (dtype, result), operands)
+    operation = Operation(node, node.name, "recurrent_layer", operands, spec, flops=layer.flops)
     srcs = tuple(row_major(context.values.specs[operand].shape, dtype) for operand in operands)
-    operation.candidates = [
-        Candidate(pd.implementation, srcs, row_major(spec.shape, dtype), layer.calls(pd))
-        for pd in layer.implementations()
-    ]
+    dst = row_major(spec.shape, result)
+    operation.candidates = [Candidate(pd.implementation, srcs, dst, layer.calls(pd)) for pd in layer.implementations()]
     if not operation.candidates:
         raise NotLowered("the library has no recurrent primitive for this cell")
+    operation.candidates.append(Candidate("torch", srcs, dst, (layer.by_torch(),)))
     return operation
+
+
+def _is_projected(weights: list[Tensor], has_biases: bool) -> bool:
+    return len(weights) == 3 + 2 * has_biases
 
 
 class _Layer:
     """What a primitive for the layer runs on.
 
-    sizes  T, N, I of the sequence, H hidden numbers and O of the output
+    dtypes    that it computes in, and of the result
+    operands  the run-time tensors: the sequence, then states
     """
 
     def __init__(
-        self, node: fx.Node, arguments: dict[str, Any], weights: list[Tensor], shape: tuple[int, ...], dtype: torch.dtype
+        self,
+        node: fx.Node,
+        arguments: dict[str, Any],
+        weights: list[Tensor],
+        shape: tuple[int, ...],
+        dtypes: tuple[torch.dtype, torch.dtype],
+        operands: tuple[fx.Node, ...],
     ) -> None:
         self.kind: str = arguments["kind"]
         self.reverse, self.with_cell = bool(arguments["reverse"]), bool(arguments["with_cell"])
-        self.has_biases, self.dtype = bool(arguments["has_biases"]), dtype
+        self.has_biases, self.dtype = bool(arguments["has_biases"]), dtypes[0]
+        self.result = dtypes[1]
         self.weights, self.names = weights, [str(weight) for weight in node.args[3]]
         self.gates = ops.GATES[self.kind]
         self.steps, self.samples, self.inputs = shape
         self.hidden, self.width = weights[1].shape[0] // self.gates, weights[1].shape[1]
-        self.h, self.c = arguments["h"] is not None, arguments["c"] is not None
-        self.is_projected = self.hidden != self.width or len(weights) == 3 + 2 * self.has_biases
+        self.states = [operands.index(s) for s in (arguments["h"], arguments["c"]) if s is not None]
+        self.is_projected = _is_projected(weights, self.has_biases)
 
     @property
     def flops(self) -> int:
@@ -102,11 +113,9 @@ class _Layer:
         """Every implementation; none where the library refuses."""
         n, dtype, gates = self.samples, self.dtype, self.gates
         rows, cells = row_major((1, 1, n, self.width), dtype), row_major((1, 1, n, self.hidden), torch.float32)
-        given = self.h or self.c
-        if self.kind == "lstm" and self.h != self.c:
-            return
-        if self.is_projected and dtype == torch.bfloat16:
-            return  # known_problems says why
+        given = bool(self.states)
+        if given and len(self.states) != 1 + (self.kind == "lstm"):
+            return  # one of both
         try:
             yield from PrimitiveDesc(
                 descriptors.recurrent(
@@ -135,36 +144,59 @@ class _Layer:
             ARG_WEIGHTS: self._weights(0, descs[ARG_WEIGHTS]),
             ARG_WEIGHTS_ITER: self._weights(1, descs[ARG_WEIGHTS_ITER]),
             ARG_BIAS: self._bias(descs[ARG_BIAS]),
-            ARG_DST: Result(descs[ARG_DST]),
         }
         if self.is_projected:
             plain = self.weights[-1].t()[None, None]
-            args[ARG_WEIGHTS_PROJECTION] = Weights(
-                f"{self.names[-1]} of a layer", plain, descs[ARG_WEIGHTS_PROJECTION]
-            )
-        if self.h:
-            args[ARG_SRC_ITER] = Operand(1, descs[ARG_SRC_ITER])
+            args[ARG_WEIGHTS_PROJECTION] = Weights(f"{self.names[-1]} of a layer", plain, descs[ARG_WEIGHTS_PROJECTION])
+        if self.states:
+            args[ARG_SRC_ITER] = Operand(self.states[0], descs[ARG_SRC_ITER])
         before: list[Template] = []
         after: list[Template] = []
-        own = row_major((1, 1, self.samples, self.hidden), self.dtype)
-        if self.c:
-            args[ARG_SRC_ITER_C] = self._cell_state(1, Operand(2, own), descs[ARG_SRC_ITER_C], before, into=True)
+        output = Result(row_major((self.steps, self.samples, self.width), self.result))
+        args[ARG_DST] = self._converted(3, output, descs[ARG_DST], after)
+        state = (1, 1, self.samples, self.hidden)
+        if len(self.states) > 1:
+            own = Operand(self.states[1], row_major(state, self.dtype))
+            args[ARG_SRC_ITER_C] = self._converted(1, own, descs[ARG_SRC_ITER_C], before, is_read=True)
         if self.with_cell:
-            behind = Result(own, self._output_numbers * self.dtype.itemsize)
+            behind = Result(row_major(state, self.result), cell_offset(self._output_numbers) * self.result.itemsize)
             args[ARG_DST_ITER] = Temporary(0, descs[ARG_DST_ITER])
-            args[ARG_DST_ITER_C] = self._cell_state(2, behind, descs[ARG_DST_ITER_C], after, into=False)
+            args[ARG_DST_ITER_C] = self._converted(2, behind, descs[ARG_DST_ITER_C], after)
         return (*before, primitive_template(pd, args, "rnn", self.flops), *after)
 
-    def _cell_state(self, number: int, own: Argument, desc: MemoryDesc, calls: list[Template], into: bool) -> Argument:
-        """own, in this dtype, or what stands for it as the primitive has cell states, in float32: copied by calls.
+    def by_torch(self) -> TorchTemplate:
+        """PyTorch's own, on weights of this dtype: the rival."""
+        settings = {"has_biases": self.has_biases, "reverse": self.reverse}
+        kind, count, number, with_cell = self.kind, len(self.weights), len(self.states), self.with_cell
 
-        into  whether the primitive reads it
-        """
+        def compute(src: Tensor, *rest: Tensor) -> None:
+            h, c = (*rest[:number], None, None)[:2]
+            weights, out = rest[-1 - count : -1], rest[-1]
+            output, cell = output_and_cell(src, h, c, weights, kind, **settings)
+            if with_cell and cell is not None:
+                out[cell_offset(output.numel()) :].view(cell.shape).copy_(cell)
+                out = out[: output.numel()].view(output.shape)
+            out.copy_(output)
+
+        weights = (
+            Weights(name, weight, row_major(tuple(weight.shape), self.dtype))
+            for name, weight in zip(self.names, self.weights, strict=True)
+        )
+        args: tuple[Argument, ...] = (*map(Operand, (0, *self.states)), *weights, Result())
+        shapes = [tuple(weight.shape) for weight in self.weights]
+        key = f"{torch.__version__} recurrent_layer {kind} {settings} {number} {with_cell} {shapes}"
+        return TorchTemplate(compute, "", True, key, args, flops=self.flops)
+
+    def _converted(
+        self, number: int, own: Operand | Result, desc: MemoryDesc, calls: list[Template], is_read: bool = False
+    ) -> Argument:
+        """own, or a temporary in the primitive's dtype that a further call copies; cell states are float32 there."""
+        assert own.desc is not None
         if own.desc == desc:
             return own
         wide = Temporary(number, desc)
-        source, target = (own, wide) if into else (wide, own)
-        pd = PrimitiveDesc.reorder(source.desc, target.desc)
+        source, target = (own, wide) if is_read else (wide, own)
+        pd = PrimitiveDesc.reorder(*((own.desc, desc) if is_read else (desc, own.desc)))
         calls.append(primitive_template(pd, {ARG_SRC: source, ARG_DST: target}, "reorder", 0))
         return wide
 

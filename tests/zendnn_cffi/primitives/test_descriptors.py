@@ -19,6 +19,14 @@ def md(*dims: int, tag: str | None = None, dtype: torch.dtype = F32) -> MemoryDe
 
 IMAGE, FILTERS = md(2, 16, 8, 8), md(32, 16, 3, 3)
 
+
+def recurrent(**other: Any) -> Any:
+    """An LSTM's layer of 5 steps, 3 samples, 8 inputs and 6 hidden numbers, with other arguments."""
+    given = {"src": md(5, 3, 8), "weights": md(1, 1, 8, 4, 6), "weights_iter": md(1, 1, 6, 4, 6)}
+    given |= {"bias": md(1, 1, 4, 6), "dst": md(5, 3, 6)}
+    return d.recurrent(**{**given, "kind": "lstm", **other})
+
+
 REFUSED: list[tuple[Any, str]] = [
     (lambda: d.convolution("x", FILTERS, None, IMAGE), "src must be a MemoryDesc"),  # type: ignore[arg-type]
     (lambda: d.convolution(IMAGE, FILTERS, None, md(2, 32, 8, 8)), "dst spatial dim 0.*got 8, expected 6"),
@@ -58,6 +66,21 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: d.resampling("linear", IMAGE, md(2, 16, 16, 16), factors=(3.0, 2.0)), "gives another size"),
     (lambda: d.resampling("linear", IMAGE, md(2, 16, 16, 16), factors=(2.0,)), "2 positive numbers"),
     (lambda: d.prelu(IMAGE, md(1, 15, 1, 1)), "dim 1 of weights"),
+    (lambda: recurrent(kind="gated"), "rnn_tanh, rnn_relu, lstm, gru"),
+    (lambda: recurrent(src=md(5, 3)), "src must have 3 dimensions"),
+    (lambda: recurrent(src=md(4, 3, 8)), "dst steps and samples"),
+    (lambda: recurrent(weights=md(1, 1, 8, 3, 6)), "weights dims"),
+    (lambda: recurrent(weights_iter=md(1, 1, 5, 4, 6)), "weights_iter dims"),
+    (lambda: recurrent(bias=md(1, 1, 3, 6)), "bias dims"),
+    (
+        lambda: recurrent(kind="gru", weights=md(1, 1, 8, 3, 6), weights_iter=md(1, 1, 6, 3, 6), bias=md(1, 1, 3, 6)),
+        "bias dims",
+    ),
+    (lambda: recurrent(dst=md(5, 3, 4), weights_iter=md(1, 1, 4, 4, 6)), "projection and dst's width"),
+    (lambda: recurrent(projection=md(1, 1, 6, 4)), "projection dims"),
+    (lambda: recurrent(src_iter=md(1, 1, 3, 6)), "whether src_iter_c is left out"),
+    (lambda: recurrent(dst_iter=md(1, 1, 2, 6), dst_iter_c=md(1, 1, 3, 6)), "dst_iter dims"),
+    (lambda: recurrent(src=md(5, 3, 8, tag="any")), "src must have a layout"),
     (lambda: d.shuffle(IMAGE, 1, 5), "must divide"),
     (lambda: d.shuffle(IMAGE, 1, 0), "groups must be at least 1"),
     (lambda: d.lrn("across_channels", IMAGE, local_size=0, alpha=1.0, beta=1.0), "local_size"),
@@ -102,6 +125,7 @@ MADE = {
     ),
     "lrn": lambda: d.lrn("across_channels", IMAGE, local_size=5, alpha=1e-4, beta=0.75),
     "shuffle": lambda: d.shuffle(IMAGE, 1, 4),
+    "rnn": lambda: recurrent(),
 }
 
 

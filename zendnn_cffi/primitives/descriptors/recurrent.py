@@ -70,16 +70,23 @@ def recurrent(
         need_equal(projection.dims, (1, 1, hidden, width), "projection dims against [1, 1, H, O]")
     if projection is None or kind != "lstm":
         need_equal((projection, width), (None, hidden), "projection and dst's width (only lstm takes a projection)")
-    for name, desc in states.items():
-        if desc is not None:
+    for name, state in states.items():
+        if state is not None:
             cell = name.endswith("_c")
-            need_equal(desc.dims, (1, 1, samples, hidden if cell else width), f"{name} dims against [1, 1, N, width]")
-            need_layout(desc, name)
+            need_equal(state.dims, (1, 1, samples, hidden if cell else width), f"{name} dims against [1, 1, N, width]")
+            need_layout(state, name)
     for side in ("src", "dst"):
         both = [states[f"{side}_iter"] is None, states[f"{side}_iter_c"] is None]
         need_equal(both[1], both[0] if kind == "lstm" else True, f"whether {side}_iter_c is left out ({kind})")
-    descs = {"src": src, "weights": weights, "weights_iter": weights_iter, "bias": bias, "dst": dst}
-    descs = {**descs, "projection": projection, **states}
+    descs: dict[str, MemoryDesc | None] = {
+        "src": src,
+        "weights": weights,
+        "weights_iter": weights_iter,
+        "bias": bias,
+        "dst": dst,
+        "projection": projection,
+        **states,
+    }
     return fill(
         "rnn",
         descs,

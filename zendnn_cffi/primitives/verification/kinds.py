@@ -125,6 +125,11 @@ def _prelu(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
     return [_broadcast(descs["weights"], descs["src"])]
 
 
+def _recurrent(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
+    given = [name for name in ("projection", "src_iter", "dst_iter") if op.descs[name] is not None]
+    return [op.params["kind"], *(["reverse"] if op.params["reverse"] else []), *given]
+
+
 _PARAMETERS: dict[str, Callable[[Any, dict[str, MemoryDesc]], list[str]]] = {
     "convolution": _window,
     "deconvolution": _window,
@@ -143,6 +148,7 @@ _PARAMETERS: dict[str, Callable[[Any, dict[str, MemoryDesc]], list[str]]] = {
     "resampling": _kind,
     "embedding_bag": _kind,
     "prelu": _prelu,
+    "rnn": _recurrent,
 }
 
 

@@ -19,6 +19,8 @@ from zendnn_cffi.primitives.attributes import (
     ARG_SRC_2,
     ARG_VARIANCE,
     ARG_WEIGHTS,
+    ARG_WEIGHTS_ITER,
+    ARG_WEIGHTS_PROJECTION,
     COMPARISONS,
     arg_post_op,
 )
@@ -80,6 +82,8 @@ def _in_domain(pd: PrimitiveDesc, arg: int, noise: torch.Tensor, desc: MemoryDes
     if arg == ARG_WEIGHTS and op.kind in ("convolution", "deconvolution", "inner_product", "matmul"):
         fan_in = desc.dims[-2] if op.kind == "matmul" else math.prod(desc.dims[1:])
         noise = noise / math.sqrt(fan_in)
+    elif op.kind == "rnn" and arg in (ARG_WEIGHTS, ARG_WEIGHTS_ITER, ARG_WEIGHTS_PROJECTION):
+        noise = noise / math.sqrt(desc.dims[2])
     elif arg == (ARG_ATTR_POST_OP_DW | ARG_WEIGHTS):
         noise = noise / 3
     if op.kind == "reduction" and op.params["kind"] == "mul":

@@ -19,8 +19,12 @@ from zendnn_cffi.primitives.attributes import (
     ARG_SRC_1,
     ARG_SRC_2,
     ARG_SRC_3,
+    ARG_SRC_ITER,
+    ARG_SRC_ITER_C,
     ARG_VARIANCE,
     ARG_WEIGHTS,
+    ARG_WEIGHTS_ITER,
+    ARG_WEIGHTS_PROJECTION,
     Attr,
 )
 from zendnn_cffi.primitives.descriptors import NORM_GLOBAL_STATS, NORM_RELU, OpDesc
@@ -209,6 +213,33 @@ def _embedding_bag(op: OpDesc, values: Values) -> torch.Tensor:
     return torch.stack(rows)
 
 
+def _recurrent(op: OpDesc, values: Values) -> torch.Tensor:
+    """The sequence of hidden states, step by step; gates in the library's order."""
+    src, kind, bias = values[ARG_SRC], op.params["kind"], values[ARG_BIAS][0, 0]
+    weights, recurrent = (values[arg][0, 0].flatten(1) for arg in (ARG_WEIGHTS, ARG_WEIGHTS_ITER))
+    hidden = bias.shape[-1]
+    zeros = src.new_zeros(src.shape[1], weights.shape[1])
+    h = values[ARG_SRC_ITER][0, 0] if ARG_SRC_ITER in values else zeros[:, : recurrent.shape[0]]
+    c = values[ARG_SRC_ITER_C][0, 0] if ARG_SRC_ITER_C in values else zeros[:, :hidden]
+    steps = range(len(src))
+    outputs: dict[int, torch.Tensor] = {}
+    for step in reversed(steps) if op.params["reverse"] else steps:
+        x, y = src[step] @ weights, h @ recurrent
+        if kind == "gru":
+            update, reset = (x + y + bias[:3].flatten())[:, : 2 * hidden].sigmoid().split(hidden, 1)
+            new = (x[:, 2 * hidden :] + bias[2] + reset * (y[:, 2 * hidden :] + bias[3])).tanh()
+            h = update * h + (1 - update) * new
+        elif kind == "lstm":
+            entry, forget, cell, output = (x + y + bias.flatten()).split(hidden, 1)
+            c = forget.sigmoid() * c + entry.sigmoid() * cell.tanh()
+            h = output.sigmoid() * c.tanh()
+            h = h @ values[ARG_WEIGHTS_PROJECTION][0, 0] if ARG_WEIGHTS_PROJECTION in values else h
+        else:
+            h = (x + y + bias.flatten()).tanh() if kind == "rnn_tanh" else (x + y + bias.flatten()).relu()
+        outputs[step] = h
+    return torch.stack([outputs[step] for step in steps])
+
+
 def _same(op: OpDesc, values: Values) -> torch.Tensor:
     return values[ARG_SRC]
 
@@ -232,6 +263,7 @@ _KINDS: dict[str, _Function] = {
     "pooling_v2": _pooling,
     "reduction": _reduction,
     "prelu": _prelu,
+    "rnn": _recurrent,
     "softmax_v2": _softmax,
     "embedding_bag": _embedding_bag,
 }

@@ -44,6 +44,14 @@ def norms(n: int) -> list[TensorSpec]:
 X, Y, TOKENS = tensor(2, 8, 9, 7), last(2, 8, 9, 7), tensor(2, 5, 8)
 HEADS = TensorSpec((2, 4, 5, 8), F32, (160, 8, 32, 1))
 IDS = row_major((2, 5), torch.int64)
+
+
+def gated(kind: str, count: int) -> tuple[TensorSpec, ...]:
+    """The weights of layers with 8 inputs and 6 hidden numbers, biases included."""
+    rows = 6 * ops.GATES[kind]
+    return (tensor(rows, 8), tensor(rows, 6), vector(rows), vector(rows)) * count
+
+
 CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     ops.size: [((X,), {}), ((X, -1), {})],
     ops.rank: [((X,), {})],
@@ -110,6 +118,20 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ]
     + [((HEADS, HEADS, HEADS), {"is_causal": True})],
     ops.cached_attention: [((tensor(2, 4, 1, 8), HEADS, HEADS), {})],
+    ops.recurrent: [
+        ((src, None, gated(kind, layers * 2), kind), {"layers": layers, "bidirectional": True, "batch_first": first})
+        for src in (TOKENS, tensor(5, 8))
+        for kind in ops.GATES
+        for layers, first in ((1, False), (1, True))
+    ],
+    ops.recurrent_layer: [
+        ((TOKENS, None, None, gated(kind, 1), kind), {"reverse": reverse, "with_cell": kind == "lstm"})
+        for kind in ops.GATES
+        for reverse in (False, True)
+    ],
+    ops.recurrent_cell: [
+        ((src, None, gated(kind, 1), kind), {}) for src in (tensor(2, 8), vector(8)) for kind in ops.GATES
+    ],
     ops.batch_norm: [((src, *norms(8)), {"eps": 1e-5}) for src in (X, Y)],
     ops.layer_norm: [((src, (8,), vector(8), vector(8)), {"eps": 1e-5}) for src in (TOKENS, HEADS)],
     ops.group_norm: [((X, 2, vector(8), vector(8)), {"eps": 1e-5})],

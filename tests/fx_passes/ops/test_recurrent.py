@@ -1,0 +1,105 @@
+"""The plain-torch bodies of recurrent networks against PyTorch's modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.utils._pytree import tree_leaves
+
+from fx_passes import ops
+
+KINDS: dict[str, Any] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn_tanh": nn.RNN,
+    "rnn_relu": lambda *args, **kwargs: nn.RNN(*args, nonlinearity="relu", **kwargs),
+}
+
+
+def weights_of(network: Any) -> list[Tensor]:
+    return [getattr(network, name) for names in network._all_weights for name in names]
+
+
+def states_of(network: Any, samples: int) -> tuple[Tensor, ...]:
+    rows = network.num_layers * (1 + network.bidirectional)
+    widths = [network.proj_size or network.hidden_size, network.hidden_size]
+    return tuple(torch.randn(rows, samples, width) for width in widths[: 1 + isinstance(network, nn.LSTM)])
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    for a, e in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        assert type(a) is type(e)
+        if isinstance(a, Tensor):
+            assert a.stride() == e.stride()
+            torch.testing.assert_close(a, e)
+
+
+def flat(found: Any) -> tuple[Any, ...]:
+    """(output, h) or (output, h, c)."""
+    output, states = found
+    return (output, *states) if isinstance(states, tuple) else (output, states)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("source", ["batch", "single", "packed", "sorted"])
+def test_a_stack_is_the_module(kind: str, batch_first: bool, given: bool, source: str) -> None:
+    torch.manual_seed(0)
+    network = KINDS[kind](5, 4, 2, bidirectional=True, batch_first=batch_first).eval()
+    x = torch.randn(3, 6, 5) if batch_first else torch.randn(6, 3, 5)
+    states = states_of(network, 3) if given else None
+    src: Tensor | PackedSequence = x
+    if source == "single":
+        src = x[:, 0]
+        states = states and tuple(state[:, 0] for state in states)
+    elif source != "batch":
+        lengths = torch.tensor([6, 4, 1] if source == "sorted" else [4, 6, 1])
+        src = pack_padded_sequence(x, lengths, batch_first=batch_first, enforce_sorted=source == "sorted")
+    settings = {"layers": 2, "bidirectional": True, "batch_first": batch_first}
+    with torch.no_grad():
+        found = ops.recurrent(src, states, weights_of(network), kind, **settings)  # type: ignore[arg-type]
+        hx = states if states is None or kind == "lstm" else states[0]
+        assert_same(found, flat(network(src, hx)))
+
+
+def test_projections_and_missing_biases() -> None:
+    torch.manual_seed(0)
+    network = nn.LSTM(5, 6, 2, proj_size=4, bias=False).eval()
+    x = torch.randn(7, 2, 5)
+    found = ops.recurrent(x, None, weights_of(network), "lstm", has_biases=False, layers=2)
+    assert_same(found, flat(network(x)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_in_reverse_is_the_second_direction(kind: str) -> None:
+    torch.manual_seed(0)
+    network = KINDS[kind](5, 4, bidirectional=True).eval()
+    x, states = torch.randn(6, 3, 5), states_of(network, 3)
+    output, last, *cell = flat(network(x, states if kind == "lstm" else states[0]))
+    h, c = (*(state[1:] for state in states), None)[:2]
+    own = weights_of(network)[4:]
+    torch.testing.assert_close(ops.recurrent_layer(x, h, c, own, kind, reverse=True), output[..., 4:])
+    torch.testing.assert_close(output[0, :, 4:], last[1])
+    if kind == "lstm":
+        both = ops.recurrent_layer(x, h, c, own, kind, reverse=True, with_cell=True)
+        torch.testing.assert_close(both[:72], output[..., 4:].reshape(-1))
+        assert not both[72:96].any()  # the cell state begins on a cache line
+        torch.testing.assert_close(both[96:], cell[0][1].reshape(-1))
+
+
+@pytest.mark.parametrize(("kind", "module"), [("lstm", nn.LSTMCell), ("gru", nn.GRUCell), ("rnn_tanh", nn.RNNCell)])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5), (5,)], ids=str)
+def test_a_cell_is_the_module(kind: str, module: Any, given: bool, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    cell = module(5, 4).eval()
+    x = torch.randn(shape)
+    states = tuple(torch.randn(*shape[:-1], 4) for _ in range(1 + (kind == "lstm"))) if given else None
+    weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
+    expected = cell(x, states if states is None or kind == "lstm" else states[0])
+    assert_same(ops.recurrent_cell(x, states, weights, kind), expected if kind == "lstm" else (expected,))
