@@ -22,13 +22,14 @@ class Words:
         # As places in all memory taken as one array, which begins at address `size`: NULL is no array.
         self._places = np.array(addresses, dtype=np.int64) // size - 1
         self._memory = np.asarray(_Memory(max(addresses, default=size), size))
-        self._known = self._gather()
+        self._known = self.now()
 
     def unchanged(self) -> bool:
         """Whether they are what they were when this was made."""
-        return self._gather() == self._known
+        return self.now() == self._known
 
-    def _gather(self) -> bytes:
+    def now(self) -> bytes:
+        """What they are."""
         return self._memory.take(self._places, mode="clip").tobytes()
 
 
