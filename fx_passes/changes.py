@@ -4,11 +4,13 @@
     p.data = q, p.data = p.data.t(), vector_to_parameters(), swap_tensors()             an address, a view
     layer.weight = nn.Parameter(...), layer.bias = None, functional_call()              another object under a name
     module.layer = nn.Linear(...), prune, parametrize                                   another object, or none
+    layer._parameters = {...}, layer.forward = f, other orders of layers                another dictionary
     register_forward_hook()                                                             the count of all hooks ever made
 
-All of it is asked at each call, by loops in C over lists made beforehand; version counters and hooks alone where nobody
-has had a part of the optimized module in hands (OptimizedModule.is_open). Writes that PyTorch itself does not count,
-p.data.add_(1) and those through numpy, cannot be seen.
+All of it is asked at each call, by reading words of memory where they lie (zendnn_cffi.runtime); version counters and
+hooks alone where nobody has had a part of the optimized module in hands (OptimizedModule.is_open). What modules hold is
+compared only where one of their dictionaries was changed. Writes that PyTorch itself does not count, p.data.add_(1) and
+those through numpy, cannot be seen.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.state import HOOK_ATTRIBUTES, Kept, attributes_of, is_torch_s
+from zendnn_cffi.runtime.dictionaries import Dictionaries
 from zendnn_cffi.runtime.locations import Locations
 from zendnn_cffi.runtime.versions import Versions
 
@@ -83,8 +86,8 @@ class Watch:
         modules = list(_outside_leaves(root, frozenset(gm.leaves)))
         children = [m._modules for _, m in modules if m._modules or not is_torch_s(m) or isinstance(m, _CONTAINERS)]
         self._children = [gm._held if d is root._modules else d for d in children]
-        self._known_children = [dict(d) for d in self._children]
-        self._owners: list[Mapping[str, Any]] = []
+        self._known_children = [list(d.items()) for d in self._children]
+        self._owners: list[dict[str, Any]] = []
         self._names: list[str] = []
         for _, module in modules:
             for held in (module._parameters, module._buffers):
@@ -100,21 +103,56 @@ class Watch:
         self._training = list(map(_is_training, self._attributes))
         # Hooks of all modules are run by modules alone.
         self._hooks = -1 if has_global_hooks() else RemovableHandle.next_id
+        self._root = root.__dict__
+        self._held = gm._held
+        self.own = {name: module for name, module in gm._held.items() if name not in root._modules}
+        self._modules = [module for _, module in modules]
+        self._by_name = [
+            held
+            for module in self._modules
+            for held in (module._parameters, module._buffers)
+            if held or not is_torch_s(module)
+        ]
+        self._names_of = list(map(_kept, self._modules))
+        self._parts = list(map(_parts, self._modules))  # held, so that nothing else gets their ids
+        self._made_of = self._ids()
+        self._known_names = list(map(list, self._by_name))
+        dictionaries = [*self._children, *self._by_name, *(module.__dict__ for module in self._modules)]
+        self._dictionaries = Dictionaries(dictionaries, self._holds_the_same)
         self._keep = Kept(in_place=False)
         self.structure = self._describe(modules)
 
-    def unchanged(self) -> bool:
+    def unchanged(self, gm: OptimizedModule) -> bool:
         """Whether all is as it was, as far as can be noticed."""
+        own = gm.__dict__
         try:
             return (
                 RemovableHandle.next_id == self._hooks
-                and self._children == self._known_children
-                and all(map(operator.is_, map(operator.getitem, self._owners, self._names), self._tensors))
+                and own["_modules"] is self._held
+                and own["_parameters"] is self._root["_parameters"]
+                and own["_buffers"] is self._root["_buffers"]
+                and self._dictionaries.unchanged()
                 and self.contents.unchanged()
-                and list(map(_is_training, self._attributes)) == self._training
             )
         except (KeyError, RuntimeError):  # a name that is gone, a tensor without an address
             return False
+
+    def _holds_the_same(self) -> bool:
+        """Whether the dictionaries of the modules hold what they did, as far as graphs depend on it."""
+        return (
+            [list(d.items()) for d in self._children] == self._known_children
+            and all(map(operator.is_, map(operator.getitem, self._owners, self._names), self._tensors))
+            and list(map(list, self._by_name)) == self._known_names
+            and list(map(_is_training, self._attributes)) == self._training
+            and self._ids() == self._made_of
+        )
+
+    def _ids(self) -> list[tuple[Any, ...]]:
+        """What each module is made of, and the names of parameters and buffers that an attribute hides."""
+        return [
+            (*map(id, _parts(module)), *(names & module.__dict__.keys()))
+            for module, names in zip(self._modules, self._names_of, strict=True)
+        ]
 
     def unwritten(self) -> bool:
         """As unchanged(), where nobody holds what could be replaced: what others share memory with was not written."""
@@ -154,8 +192,20 @@ class Watch:
                 for name, value in attributes_of(module, self._keep).items()
                 if name not in held and name != "training" and not name.endswith(HOOK_ATTRIBUTES)
             }
-            parts.append((path, id(module), type(module), own, list(module._modules)))
+            hidden = {name: id(module.__dict__[name]) for name in _kept(module) & module.__dict__.keys()}
+            parts.append((path, id(module), type(module), own, list(module._modules), hidden))
         return tensors, parts, self._training
+
+
+def _parts(module: nn.Module) -> tuple[Any, ...]:
+    """The class, the dictionaries and a forward of its own, None where it has the class's."""
+    own = module.__dict__
+    return type(module), own["_parameters"], own["_buffers"], own["_modules"], own.get("forward")
+
+
+def _kept(module: nn.Module) -> set[str]:
+    """Names of parameters and buffers."""
+    return module._parameters.keys() | module._buffers.keys()
 
 
 def _outside_leaves(root: nn.Module, leaves: frozenset[str]) -> Iterator[tuple[str, nn.Module]]:
@@ -177,7 +227,7 @@ def _outside_leaves(root: nn.Module, leaves: frozenset[str]) -> Iterator[tuple[s
 
 
 def _constants(
-    gm: OptimizedModule, root: nn.Module, inside: set[int], owners: list[Mapping[str, Any]], names: list[str]
+    gm: OptimizedModule, root: nn.Module, inside: set[int], owners: list[dict[str, Any]], names: list[str]
 ) -> dict[str, torch.Tensor]:
     """What regions and remembered results were made from, by name; attributes that are no parameters join owners."""
     found: dict[str, torch.Tensor] = {}

@@ -119,13 +119,33 @@ class OptimizedModule(fx.GraphModule):
         source = self.__dict__.get("_source")
         if isinstance(value, torch.Tensor | nn.Module) or (source is not None and name in source[0].root.__dict__):
             self.__dict__["_is_open"] = True
-        if source is None or name in self.__dict__ or name not in source[0].root.__dict__:
+        if source is None or name in self.__dict__ or not self._is_of_the_skeleton(name, value):
             super().__setattr__(name, value)
         elif isinstance(value, nn.Parameter | nn.Module):
             del source[0].root.__dict__[name]
             super().__setattr__(name, value)
         else:
             source[0].root.__dict__[name] = value
+
+    def _is_of_the_skeleton(self, name: str, value: Any) -> bool:
+        """Whether an attribute that this has not is one that forward reads: what was a buffer may become a tensor."""
+        if name in self._tree.__dict__:
+            return True
+        is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+        return is_tensor and self._watch is not None and not any(name in held for held in self._kept_by_name())
+
+    def _kept_by_name(self) -> tuple[dict[str, Any], ...]:
+        held = self.__dict__
+        return held["_parameters"], held["_buffers"], held["_modules"]
+
+    def __delattr__(self, name: str) -> None:
+        """As nn.Module's; the model's own attributes are the skeleton's."""
+        source = self.__dict__.get("_source")
+        self.__dict__["_is_open"] = True
+        if source is not None and name not in self.__dict__ and name in source[0].root.__dict__:
+            del source[0].root.__dict__[name]
+        else:
+            super().__delattr__(name)
 
     @contextmanager
     def compiled_once(self) -> Iterator[None]:
@@ -154,7 +174,7 @@ class OptimizedModule(fx.GraphModule):
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watch = self._watch
-        if watch is None or is_traced_by_fx() or not (watch.unchanged() if self._is_open else watch.unwritten()):
+        if watch is None or is_traced_by_fx() or not (watch.unchanged(self) if self._is_open else watch.unwritten()):
             by_pytorch = self._call_changed(args, kwargs)
             if by_pytorch is not None:
                 return by_pytorch[0]
@@ -179,7 +199,7 @@ class OptimizedModule(fx.GraphModule):
         """A call that found a change: its result by plain PyTorch, or None where the graph is right (again)."""
         if in_functional_call() or is_watched() or is_traced_by_fx():
             self._refuse_if_released("a call with other parameters")
-            self._adopt_children()
+            self._adopt()
             return (self.root.forward(*args, **kwargs),)
         with self._lock:
             if self._is_settled():
@@ -194,7 +214,7 @@ class OptimizedModule(fx.GraphModule):
 
         One call in between would pay for packing, or for a graph, that the next change makes worthless.
         """
-        self._adopt_children()
+        self._adopt()
         before, now = self._watch, Watch(self)
         if before is None or has_global_hooks():
             self._watch = before or now
@@ -203,7 +223,7 @@ class OptimizedModule(fx.GraphModule):
         if written or not same_graph:
             self._refuse_if_released("a call after its parameters or layers were changed")
             is_new = not self._told and not (same_graph and self._keeps_nothing and now.same_tensors(before))
-            if is_new and not (self._seen is not None and self._seen.unchanged()):
+            if is_new and not (self._seen is not None and self._seen.unchanged(self)):
                 self._seen = now
                 return False
             with torch.inference_mode(False):
@@ -212,14 +232,24 @@ class OptimizedModule(fx.GraphModule):
         self._watch, self._seen, self._told = now, None, False
         return True
 
-    def _adopt_children(self) -> None:
-        """Let the skeleton have the submodules that were put, or removed, here."""
-        ours, theirs = self._held, self._tree._modules
+    def _adopt(self) -> None:
+        """Let the skeleton have what was put, or removed, here: submodules in their order, or another dictionary."""
+        ours, tree = self._held, self._tree
+        if self._watch is not None:
+            for name, module in self._watch.own.items():
+                ours.setdefault(name, module)
+        for name in ("_parameters", "_buffers"):
+            tree.__dict__[name] = self.__dict__[name]
+        theirs = tree._modules
         for name in [*theirs]:
             if name not in ours:
                 del theirs[name]
             elif ours[name] is not theirs[name]:
                 theirs[name] = ours[name]
+        order = [name for name in ours if name in theirs]
+        if order != [*theirs]:
+            for name in order:
+                theirs[name] = theirs.pop(name)
 
     def _rebuild(self) -> None:
         """Trace the tree again, and take over the graph and the regions made of it."""
@@ -246,7 +276,7 @@ class OptimizedModule(fx.GraphModule):
     def follow_changes(self) -> None:
         """Before it is copied: the graph must be the tree's."""
         with self._lock:
-            if self._watch is not None and not self._watch.unchanged():
+            if self._watch is not None and not self._watch.unchanged(self):
                 self._told = True
                 self._is_settled()
 

@@ -12,7 +12,7 @@ from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.memory import DATA_TYPES, MemoryDesc
 
 BLOCK = 16  # channels of a block of nChw16c
-_KEPT = 2048  # descriptors that stay made: a large network has some hundreds, and each new input size brings new ones
+_KEPT = 512  # descriptors that stay made, 2 KB each: a large network has some hundreds, each input size its own
 # Per rank: channels last first (the layout most kernels are fastest in), then 16 channels a block, then plain.
 _TAGS = {3: ("nwc", "nCw16c", "ncw"), 4: ("nhwc", "nChw16c", "nchw"), 5: ("ndhwc", "nCdhw16c", "ncdhw")}
 

@@ -252,7 +252,7 @@ class Fakes:
 
     def run(self, node: fx.Node) -> Any:
         """What a node stands for, tensors as TensorSpecs; the spec before post-ops goes to the values' bases."""
-        mode = self._mode = self._mode or FakeTensorMode()
+        mode = self._mode = self._mode or _uncached_mode()
         # before the mode is on: constants may be computed now, for real
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: self._fake(source, mode))
         with mode, torch.no_grad():
@@ -273,6 +273,13 @@ class Fakes:
                 with mode:
                     self._found[node] = tree_map_only(TensorSpec, _empty, self._values.known(node))
         return self._found[node]
+
+
+def _uncached_mode() -> FakeTensorMode:
+    """A mode that keeps nothing: PyTorch's cache of results, which all modes share, has no bound."""
+    mode = FakeTensorMode()
+    mode.cache_enabled = False
+    return mode
 
 
 def _empty(spec: TensorSpec) -> torch.Tensor:

@@ -27,7 +27,7 @@ from fx_passes.lower.attention.exponentials import counted
 from fx_passes.lower.context import NotLowered
 from fx_passes.memoize.masks import OTHER, kind_of, mask_inputs, specialize
 from fx_passes.memoize.watched import is_watched
-from fx_passes.plan.heap import give_back_free_memory
+from fx_passes.plan.heap import free_recent_cycles, give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.keep import Known, ToKeep, specs_of, thread_count
@@ -168,6 +168,7 @@ class ZenRegion(nn.Module):
             if is_provisional:
                 self._provisional[signature] = [TensorSpec.of(value) for value in inputs]
                 later.add(self)
+            free_recent_cycles()
             give_back_free_memory()  # lowering takes several times what it leaves
             if self.on_lowered is not None:
                 self.on_lowered(self, inputs, lowered, reason, time.perf_counter() - begun)

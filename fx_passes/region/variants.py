@@ -23,6 +23,7 @@ from fx_passes.region.options import RegionOptions
 from fx_passes.search.database import Result, kept_ns
 from fx_passes.search.tuner import database_of
 from fx_passes.search.turn import Turn
+from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.runtime.program import OutputSpec, Program
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
 
@@ -68,13 +69,19 @@ def choose_variant(
         edited = copy.deepcopy(graph)
         return lower_region(edited, batch_specs, parameters, weights, options, turn=turn, refined=refined, keep=keep)
 
+    def estimate() -> LoweredRegion:
+        # Nodes, operations and graphs refer to each other. Objects that saw two collections would wait for one of all
+        # objects, which with PyTorch loaded comes after dozens of input sizes. Whoever calls this collects the rest.
+        with collector_paused():
+            return lower(specs)
+
     if options.tune == "off":
-        return lower(specs)
+        return estimate()
     if options.tune == "auto" and (near := _nearest(graph, specs)) is not None:
         options = replace(options, tune="near")
         if near.reason:
             raise NotLowered(f"{near.reason} (found for {', '.join(map(str, near.specs))})")
-        return lower(specs)
+        return estimate()
     try:
         with turn:
             lowered = _fastest(graph, specs, inputs, parameters, options, run_plain, lower, turn)

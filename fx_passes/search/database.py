@@ -44,7 +44,7 @@ def time_of(step: int) -> float:
     return float(2.0 ** (step / STEPS + LEAST))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """One candidate on this machine: its time, and whether its numbers were right."""
 
@@ -145,7 +145,8 @@ class Database:
     def save(self) -> None:
         """Write what is new."""
         with self._lock:
-            new, self._new = {key: self._results[key] for key in self._new}, {}
+            waiting, self._new = self._new, {}
+            new = {key: self._results[key] for key in waiting}
         if not new or self.path is None:
             return
         rows = [(key, r.time_ns, r.error, int(r.right)) for key, r in new.items()]
@@ -155,6 +156,9 @@ class Database:
                 connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", rows)
         except (sqlite3.Error, OSError) as error:
             log.info("results are not kept: %s: %s", self.path, error)
+            if _is_locked(error):
+                with self._lock:
+                    self._new = waiting | self._new  # for the next time
 
     def clear(self) -> None:
         """Forget everything, the file included."""
@@ -200,7 +204,11 @@ class Database:
                     self._results[str(key)] = Result(float(time_ns), known, bool(right))
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             self._results.clear()
-            self._set_aside(error)
+            if _is_locked(error):
+                self._stamp = 0  # others write to it for long: reload() looks again
+                log.info("results are not read: %s: %s", self.path, error)
+            else:
+                self._set_aside(error)
         except OSError as error:
             log.info("results are not read: %s", error)
 
@@ -227,3 +235,8 @@ class Database:
             connection.close()
             raise
         return connection
+
+
+def _is_locked(error: Exception) -> bool:
+    """Whether the file is sound, and others write to it for long: as on a machine that hardly gets on."""
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from fx_passes.graph.hooks import has_hooks
+from fx_passes.graph.hooks import computed_weights, has_hooks
 
 
 class Call(NamedTuple):
@@ -122,7 +122,8 @@ def refusal(module: nn.Module) -> str | None:
     for name, parameter in module._parameters.items():
         if parameter is not None and type(parameter) is not nn.Parameter:
             return f"{name} is a {type(parameter).__name__}"
-    if isinstance(getattr(module, "weight", None), torch.Tensor) and "weight" not in module._parameters:
+    is_computed = isinstance(getattr(module, "weight", None), torch.Tensor) and "weight" not in module._parameters
+    if is_computed or computed_weights(module):
         return "its weight is computed on each call"
     return None
 

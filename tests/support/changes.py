@@ -386,6 +386,75 @@ def uncounted(m: Any) -> None:
     told(m)
 
 
+def in_the_dictionary(m: Any) -> None:
+    m.body[2]._parameters["weight"] = nn.Parameter(torch.randn(8, 8))
+
+
+def in_the_dictionary_of_buffers(m: Any) -> None:
+    m.norm._buffers["running_mean"] = torch.randn(8)
+
+
+def in_the_dictionary_of_layers(m: Any) -> None:
+    m.body._modules["0"] = nn.Linear(8, 8)
+
+
+def another_order(m: Any) -> None:
+    layer = m.body._modules.pop("1")
+    m.body._modules["1"] = layer
+
+
+def another_dictionary(m: Any) -> None:
+    m.body[2]._parameters = {"weight": nn.Parameter(torch.randn(8, 8)), "bias": None}
+
+
+def another_dictionary_of_buffers(m: Any) -> None:
+    m.norm._buffers = dict(m.norm._buffers, running_var=torch.rand(8) + 0.5)
+
+
+def another_dictionary_of_layers(m: Any) -> None:
+    m.body._modules = {"0": nn.Linear(8, 8)}
+
+
+def own_dictionary(m: Any) -> None:
+    m._parameters = dict(m._parameters, gate=nn.Parameter(torch.full((1,), 0.25)))
+
+
+def own_dictionary_of_buffers(m: Any) -> None:
+    m._buffers = dict(m._buffers, offset=torch.randn(8))
+
+
+def own_dictionary_of_layers(m: Any) -> None:
+    m._modules = {name: layer for name, layer in m._modules.items() if name != "fc"} | {"fc": nn.Linear(8, 5)}
+
+
+def hidden_parameter(m: Any) -> None:
+    m.fc.__dict__["weight"] = torch.randn(5, 8)
+
+
+def no_buffer_any_longer(m: Any) -> None:
+    del m.offset
+    m.offset = torch.randn(8)
+
+
+def no_attribute_any_longer(m: Any) -> None:
+    del m.factor
+    m.factor = nn.Parameter(torch.randn(8))
+
+
+def another_forward(m: Any) -> None:
+    m.body[0].forward = _doubled
+
+
+def its_own_forward_again(m: Any) -> None:
+    for module in m.modules():
+        if module.__dict__.get("forward") is _doubled:
+            del module.forward
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
 def by_numpy(m: Any) -> None:
     m.fc.weight.detach().numpy()[0] = 3
     told(m)
@@ -405,7 +474,10 @@ OTHERS: tuple[Way, ...] = (
     pruned, pruned_structure, prune_made_permanent, parametrized, unparametrized, spectral_norm, weight_norm, tied,
     untied, frozen, thawed, channels_last, by_float64, by_bfloat16, overwritten_by_conversion, loaded,
     loaded_by_assignment, one_layer_loaded, batch_statistics, running_statistics_again, another_epsilon, uncounted,
-    by_numpy, told,
+    by_numpy, told, in_the_dictionary, in_the_dictionary_of_buffers, in_the_dictionary_of_layers, another_order,
+    another_dictionary, another_dictionary_of_buffers, another_dictionary_of_layers, own_dictionary,
+    own_dictionary_of_buffers, own_dictionary_of_layers, hidden_parameter, no_buffer_any_longer,
+    no_attribute_any_longer, another_forward, its_own_forward_again,
 )  # fmt: skip
 WAYS = IN_PLACE + OTHERS
 

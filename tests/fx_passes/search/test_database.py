@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fx_passes.search import database
 from fx_passes.search.database import CACHE_VARIABLE, Database, Result, cache_folder
 
 MACHINE = "a machine"
@@ -63,6 +64,22 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     database = Database(MACHINE, tmp_path / "deep" / "folder")
     assert len(database) == 4 * 20 + 1
     assert not list(tmp_path.rglob("*.damaged"))
+
+
+def test_a_file_that_others_write_to_for_long_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_BUSY_SECONDS", 0.01)
+    before = filled(tmp_path)
+    assert before.path is not None
+    before.put("more", Result(5.0, 0.0, True))
+    other = sqlite3.connect(before.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    late = Database(MACHINE, tmp_path)
+    before.save()
+    other.close()
+    assert len(late) == 0 and not list(tmp_path.rglob("*.damaged"))
+    assert late.reload() and len(late) == 3
+    before.save()
+    assert late.reload() and late.get("more") == Result(5.0, 0.0, True)
 
 
 @pytest.mark.parametrize(
