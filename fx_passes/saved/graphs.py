@@ -113,8 +113,8 @@ def dump_structure(spec: pytree.TreeSpec) -> str:
     except Exception as error:  # whatever a container's own code raises
         inside = ", ".join(dict.fromkeys(_objects(spec))) or str(error)
         raise NotSaved(
-            f"its arguments or results hold what a file does not: {inside}. Save a module around it, whose forward takes"
-            " and returns the tensors in it"
+            f"its arguments or results hold what a file does not: {inside}. Save a module around it, which takes and"
+            " returns the tensors in it"
         ) from error
 
 
