@@ -12,6 +12,7 @@ import argparse
 import logging
 import os
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,16 +25,13 @@ from ray import serve
 from ray.exceptions import RayActorError
 from torch import nn
 
+if __name__ == "__main__":  # the checkout comes last, so that an installed zendnn_cffi wins over the source tree
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parent.parent)]
+
 import zendnn_cffi
+from demo import small_classifier
 
 CORES = 1  # of a replica: threads follow it
-
-
-def build() -> nn.Module:
-    """A small image classifier; yours comes here."""
-    torch.manual_seed(0)
-    body = nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(64, 10)).eval()
 
 
 class Classifier:
@@ -109,11 +107,8 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true", help="end one replica in the midst")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        path, model = str(Path(folder) / "model.safetensors"), build()
-        fast = zendnn_cffi.optimize(model)
-        for batch in (1, 32):
-            fast(torch.randn(batch, 3, 64, 64))
-        zendnn_cffi.save(fast, path, threads=[CORES])
+        path, model = str(Path(folder) / "model.safetensors"), small_classifier.build()
+        small_classifier.save(model, Path(path), (1, 32), CORES)
         ray.init(
             num_cpus=options.replicas * CORES, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
         )

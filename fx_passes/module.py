@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
-from fx_passes.graph.graph import copy_graph
+from fx_passes.graph.graph import IN_WORK, copy_graph
 from fx_passes.memoize.watched import is_traced_by_fx, is_watched
 from fx_passes.trace.state import HOOK_ATTRIBUTES
 from fx_passes.trace.trace import WHOLE, Traced, forward_signature, retrace
@@ -149,17 +149,18 @@ class OptimizedModule(fx.GraphModule):
 
     @contextmanager
     def compiled_once(self) -> Iterator[None]:
-        """Write the graph as Python code when all passes have run, not after each of them."""
-        self.__dict__["_is_in_work"] = True
+        """Check the graph, and write it as Python code, when all passes have run, not after each of them."""
+        self.__dict__[IN_WORK] = True
         try:
             yield
         finally:
-            self.__dict__["_is_in_work"] = False
+            self.__dict__[IN_WORK] = False
+        self.graph.lint()
         self.recompile()
 
     def recompile(self) -> Any:
         """As fx.GraphModule's; calls then pass through this class before they reach the graph's code."""
-        if self.__dict__.get("_is_in_work"):
+        if self.__dict__.get(IN_WORK):
             return None
         code = super().recompile()
         cls: Any = type(self)

@@ -43,12 +43,14 @@ def status_name(status: int) -> str:
     return STATUS_NAMES[status] if 0 <= status < len(STATUS_NAMES) else "unknown"
 
 
-def check(status: int, doing: str) -> None:
+def check(status: int, doing: str, *about: object) -> None:
     """Raise if `status` is not success. `doing` says what was tried: "creating the matmul primitive descriptor".
 
+    about    what `doing` has {} for: written out where it failed alone, as descriptions of descriptors take long
     Raises   UnsupportedError for unimplemented, ZenDNNError for everything else; `.status` holds the code.
     """
     if status == SUCCESS:
         return
     kind = UnsupportedError if status == UNIMPLEMENTED else ZenDNNError
+    doing = doing.format(*about) if about else doing
     raise kind(f"{doing}: {status_name(status)} ({status})", status)

@@ -27,28 +27,34 @@ class Aliasing:
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
         self.order = {node: i for i, node in enumerate(gm.graph.nodes)}
-        self.writers: dict[fx.Node, list[fx.Node]] = {}
+        self.writers = {node: written for node in gm.graph.nodes if (written := writes(node, gm))}
         self._parent: dict[fx.Node, fx.Node] = {}
-        storages: dict[int, fx.Node] = {}
-        for node in gm.graph.nodes:
-            for source in aliases(node, gm):
-                self._join(node, source)
-            if node.op == "get_attr" and isinstance(value := get_attribute(gm, node.target), torch.Tensor):
-                self._join(node, storages.setdefault(value.untyped_storage()._cdata, node))
-            if written := writes(node, gm):
-                self.writers[node] = written
         self._members: dict[fx.Node, list[fx.Node]] = {}
-        for node in gm.graph.nodes:
+        self._written: set[fx.Node] = set()
+        if self.writers:  # else who shares memory matters to few passes
+            self._join_all()
+
+    def _join_all(self) -> None:
+        """Find the classes."""
+        storages: dict[int, fx.Node] = {}
+        for node in self.order:
+            for source in aliases(node, self.gm):
+                self._join(node, source)
+            if node.op == "get_attr" and isinstance(value := get_attribute(self.gm, node.target), torch.Tensor):
+                self._join(node, storages.setdefault(value.untyped_storage()._cdata, node))
+        for node in self.order:
             self._members.setdefault(self._find(node), []).append(node)
         self._written = {self._find(n) for written in self.writers.values() for n in written}
 
     def members(self, node: fx.Node) -> list[fx.Node]:
-        """Nodes that may share memory with node, itself among them."""
+        """Nodes that may share memory with node, itself among them. Without writers, ask before the first edit."""
+        if not self._members:
+            self._join_all()
         return self._members[self._find(node)]
 
     def is_written(self, node: fx.Node) -> bool:
         """Whether some node writes to memory that node may share."""
-        return node in self.order and self._find(node) in self._written
+        return bool(self.writers) and node in self.order and self._find(node) in self._written
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Nodes that read memory that node may share."""

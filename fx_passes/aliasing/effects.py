@@ -36,8 +36,10 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
 
     unknown  whether functions and modules that nobody knows count as writing to all they are given
     """
+    if node.op not in ("call_function", "call_method", "call_module") or node.target in ops.VOCABULARY:
+        return []
     inputs = node.all_input_nodes
-    if not inputs or node.op not in ("call_function", "call_method", "call_module") or node.meta.get("constant"):
+    if not inputs or node.meta.get("constant"):
         return []
     if node.op == "call_module":
         return _module_writes(node, root.get_submodule(node.target), unknown)

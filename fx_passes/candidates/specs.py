@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from fx_passes.candidates.shapes.elementwise import after_post_ops
 from fx_passes.candidates.shapes.rules import infer
 from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
 from fx_passes.graph.free_sizes import growing_inputs
+from fx_passes.graph.graph import signature_of
 from zendnn_cffi.engine.openmp import single_threaded
 from zendnn_cffi.primitives.checks import strides_overlap
 
@@ -237,7 +237,7 @@ class RegionValues:
 
     def arguments(self, node: fx.Node) -> dict[str, Any]:
         """The node's arguments by parameter name, defaults filled in, numbers and constants as what they stand for."""
-        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+        bound = signature_of(node.target).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
         return {name: self.concrete(value) for name, value in bound.arguments.items()}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +21,10 @@ def get_attribute(root: nn.Module, qualified_name: str) -> Any:
     return operator.attrgetter(qualified_name)(root)
 
 
+signature_of = functools.lru_cache(maxsize=1024)(inspect.signature)
+"""The signature of a function that lasts; of methods, that of the class's function."""
+
+IN_WORK = "_is_in_work"  # among a module's attributes while passes follow each other
 CREATED = "created"  # in the meta of get_attr nodes: a tensor that forward makes anew, traced as a constant
 
 
@@ -53,6 +59,20 @@ def is_constant(node: Any) -> bool:
         else:
             return False
     return True
+
+
+def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes of a graph in order for which is_constant holds, found in one walk."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            known = node.meta.get("constant", False)
+        else:
+            known = is_vocabulary(node) or node.meta.get("constant")
+            known = known and bool(node.all_input_nodes) and found.issuperset(node.all_input_nodes)
+        if known:
+            found.add(node)
+    return found
 
 
 # Python's arithmetic on sizes.
@@ -186,10 +206,11 @@ def sort(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]] = MappingP
 
 
 def finish(gm: fx.GraphModule) -> fx.GraphModule:
-    """End of a pass: in order, dead code out, checked, compiled."""
+    """End of a pass: in order, dead code out, checked, compiled. Between passes, the latter two wait for the last."""
     sort(gm.graph)
     remove_dead(gm.graph)
-    gm.graph.lint()
+    if not gm.__dict__.get(IN_WORK):
+        gm.graph.lint()
     gm.recompile()
     return gm
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from torch import fx
 from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate, Weights
 from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, row_major, strided
 from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.graph.graph import signature_of
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
 
 MAX_LAYOUTS = 4  # of one value, that readers offer views of
@@ -119,7 +119,7 @@ def residual_to_overwrite(
 
 def constant_name(node: fx.Node, parameter: str) -> str:
     """The name of the constant node given for a parameter of the op, "None" where none is: the key of packed copies."""
-    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    bound = signature_of(node.target).bind(*node.args, **node.kwargs)
     return str(bound.arguments.get(parameter))
 
 

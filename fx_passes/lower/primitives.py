@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from fx_passes.candidates.candidates import (
@@ -22,6 +24,7 @@ from fx_passes.lower.context import NotLowered, SplitPostOps
 from fx_passes.lower.post_ops import Chain
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, PostOps
+from zendnn_cffi.primitives.descriptors.common import OpDesc
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
@@ -46,12 +49,42 @@ def implementations(
     attr      all attributes, where there are others than post_ops
     Reference implementations only when alone; none at all where the library refuses.
     """
+    known = _known.get()
+    if known is None or attr is not None:
+        return _offered(lambda: describe(*args, **parameters), attr or Attr(post_ops))
+    key = describe, _exact(args), _exact(parameters.items()), _exact(post_ops)
+    if key not in known:
+        known[key] = _offered(lambda: describe(*args, **parameters), Attr(post_ops))
+    return list(known[key])
+
+
+def _offered(described: Callable[[], OpDesc], attr: Attr) -> list[PrimitiveDesc]:
     try:
-        offered = PrimitiveDesc(describe(*args, **parameters), attr or Attr(post_ops)).implementations()
+        offered = PrimitiveDesc(described(), attr).implementations()
         found = [pd for pd in offered if not pd.implementation.startswith(_NEVER)]
     except ZenDNNError:
         return []
     return [pd for pd in found if not pd.implementation.startswith(_SLOW)] or found[:1]
+
+
+def _exact(value: Any) -> Hashable:
+    """A key that is equal for what is the same to the last stride; descriptors are equal where such do not matter."""
+    if isinstance(value, MemoryDesc):
+        return value.key
+    return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple(map(_exact, value))
+
+
+_known: ContextVar[dict[Hashable, list[PrimitiveDesc]] | None] = ContextVar("implementations", default=None)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Let implementations() ask the library once for layers of equal shapes, while threads and settings stay."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
 
 
 def optimized_implementations(describe: Callable[..., Any], *args: Any, **parameters: Any) -> list[PrimitiveDesc]:

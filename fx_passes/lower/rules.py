@@ -25,6 +25,7 @@ from fx_passes.lower.movement.gather import lower_pick
 from fx_passes.lower.movement.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
 from fx_passes.lower.movement.views import VIEW_RULES
 from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, lower_prelu
+from fx_passes.lower.primitives import remembering
 from fx_passes.lower.products.dynamic import lower_choose_scale, lower_dynamic_linear, lower_quantize_by
 from fx_passes.lower.products.dynamic_rows import (
     lower_choose_row_scales,
@@ -133,6 +134,7 @@ class Readers:
         return sum(node in group for node in reader.all_input_nodes) == 1
 
 
+@remembering()
 def lower_graph(
     graph: fx.Graph,
     inputs: Sequence[TensorSpec],

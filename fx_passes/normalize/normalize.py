@@ -35,6 +35,7 @@ from fx_passes.graph.graph import (
     is_vocabulary,
     nodes_in,
     replace,
+    signature_of,
 )
 from fx_passes.graph.inference import dtype, is_tensor, rank
 from fx_passes.normalize.attention import build_attention
@@ -244,10 +245,13 @@ class Normalizer:
             log.debug("normalize: %s stays a %s: %s", node.target, type(module).__name__, reason)
             return None
         try:
-            bound = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
+            if "forward" in module.__dict__:  # one of its own
+                args = inspect.signature(module.forward).bind(*node.args, **node.kwargs).args
+            else:
+                args = signature_of(type(module).forward).bind(module, *node.args, **node.kwargs).args[1:]
         except TypeError:
             return None
-        return row(module, lambda name: self.attribute(node, module, name), bound.args)
+        return row(module, lambda name: self.attribute(node, module, name), args)
 
     def attribute(self, node: fx.Node, module: nn.Module, name: str) -> fx.Node | None:
         """The get_attr node of one of the module's parameters or buffers, in front of its first reader."""
@@ -270,7 +274,7 @@ class Normalizer:
 def bind(builder: Callable[..., Built], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built:
     """Call a builder as the original was called; None if it was called in a way the builder does not know."""
     try:
-        bound = inspect.signature(builder).bind(*args, **kwargs)
+        bound = signature_of(builder).bind(*args, **kwargs)
     except TypeError:
         return None
     return builder(*bound.args, **bound.kwargs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 import torch
 from torch import fx, nn
@@ -21,10 +21,10 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.free_sizes import growing_nodes
 from fx_passes.graph.graph import (
+    constant_nodes,
     finish,
     get_attribute,
     is_call,
-    is_constant,
     is_shape,
     is_vocabulary,
     nodes_in,
@@ -35,6 +35,7 @@ from fx_passes.graph.graph import (
 log = logging.getLogger("zendnn_cffi.passes")
 
 Ordering = dict[fx.Node, list[fx.Node]]  # node -> nodes that it has to follow though it does not read them
+Operands = Mapping[fx.Node, Mapping[fx.Node, None]]  # node -> the tensors computed at run time that it needs
 MakeRegion = Callable[[fx.Graph, "Constants", str], nn.Module]
 
 
@@ -79,8 +80,8 @@ def partition(
 
 
 def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
-    """Whether node may be in a region at all. Constants and sizes belong to whoever reads them."""
-    if node.op != "call_function" or is_constant(node) or is_shape(node):
+    """Whether node, which is no constant, may be in a region at all. Sizes belong to whoever reads them."""
+    if node.op != "call_function" or is_shape(node):
         return False
     if node.target is operator.getitem:
         return type(node.args[1]) is int and is_call(node.args[0], *ops.SEVERAL) and is_member(node.args[0], supported)
@@ -92,32 +93,35 @@ def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
     return sizes_at is None or all(map(is_shape, nodes_in(node.args[sizes_at:])))
 
 
-def operands(node: fx.Node) -> dict[fx.Node, None]:
+def operands(node: fx.Node, constants: Container[fx.Node]) -> dict[fx.Node, None]:
     """The tensors computed at run time that node needs, directly or for their sizes."""
     found: dict[fx.Node, None] = {}
     for source in node.all_input_nodes:
         if is_shape(source):
-            found.update(operands(source))
-        elif not is_constant(source):
+            found.update(operands(source, constants))
+        elif source not in constants:
             found[source] = None
     return found
 
 
 def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], before: Ordering) -> list[list[fx.Node]]:
     """Return the regions worth making, each a list of nodes in graph order."""
-    growing = growing_nodes(gm)
-    able = [n for n in gm.graph.nodes if n not in growing and is_member(n, supported) and is_real(n)]
-    members = set(worth_keeping(able))  # before there are stages: positions, which are not, would put all later by one
+    growing, constants = growing_nodes(gm), constant_nodes(gm.graph)
+    needs = {node: operands(node, constants) for node in gm.graph.nodes}
+    able = [n for n in needs if not (n in growing or n in constants) and is_member(n, supported) and is_real(n)]
+    members = set(
+        worth_keeping(able, needs)
+    )  # before there are stages: positions, which are not, would put all later by one
     stages: dict[fx.Node, int] = {}
-    for node in gm.graph.nodes:
+    for node in needs:
         inside = node in members
-        sources = [*operands(node), *before.get(node, ())]
+        sources = [*needs[node], *before.get(node, ())]
         stages[node] = max((stages[s] + (inside and s not in members) for s in sources), default=int(inside))
     regions: dict[int, list[fx.Node]] = {}
     for node, stage in stages.items():
         if node in members:
             regions.setdefault(stage, []).append(node)
-    trimmed = [trim(worth_keeping(nodes)) for nodes in regions.values()]
+    trimmed = [trim(worth_keeping(nodes, needs), needs) for nodes in regions.values()]
     return [nodes for nodes in trimmed if any(n.target in _WORTH_A_REGION for n in nodes)]
 
 
@@ -135,7 +139,7 @@ def is_real(node: fx.Node) -> bool:
     return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
 
-def worth_keeping(nodes: list[fx.Node]) -> list[fx.Node]:
+def worth_keeping(nodes: list[fx.Node], needs: Operands) -> list[fx.Node]:
     """Nodes without the connected parts that are element-wise alone, where their values are known to be small change.
 
     That is where shapes are known: models compute positions and masks in such parts, some of which are truncated to
@@ -144,18 +148,18 @@ def worth_keeping(nodes: list[fx.Node]) -> list[fx.Node]:
     part: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
         joined = [node]
-        for group in {id(part[s]): part[s] for s in operands(node) if s in part}.values():
+        for group in {id(part[s]): part[s] for s in needs[node] if s in part}.values():
             joined = group + joined
         part.update(dict.fromkeys(joined, joined))
     return [node for node in nodes if any(n.target in _HEAVY or "val" not in n.meta for n in part[node])]
 
 
-def trim(nodes: list[fx.Node]) -> list[fx.Node]:
+def trim(nodes: list[fx.Node], needs: Operands) -> list[fx.Node]:
     """Leave out what only moves data on the way in: outside it is a view, which costs nothing and stays one."""
     inside: dict[fx.Node, None] = dict.fromkeys(nodes)
     for node in nodes:
         moves = node.target in ops.MOVEMENT or node.target is operator.getitem
-        if moves and not any(source in inside for source in operands(node)):
+        if moves and not any(source in inside for source in needs[node]):
             del inside[node]
     return list(inside)
 
@@ -189,7 +193,8 @@ def is_read_outside(user: fx.Node, inside: set[fx.Node]) -> bool:
 def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module) -> fx.Node:
     """Move nodes into a graph of their own; return the call of it, which stands where the last of them stood."""
     inside = set(nodes)
-    inputs = list(dict.fromkeys(s for n in nodes for s in operands(n) if s not in inside))
+    constants = constant_nodes(gm.graph)
+    inputs = list(dict.fromkeys(s for n in nodes for s in operands(n, constants) if s not in inside))
     inner, copies = copy_nodes(nodes, inputs)
     outputs = [n for n in nodes if any(is_read_outside(user, inside) for user in n.users)]
     inner.output(copies[outputs[0]] if len(outputs) == 1 else tuple(copies[n] for n in outputs))

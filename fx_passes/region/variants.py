@@ -151,12 +151,13 @@ def _fastest(
     Where there are several, they compete as lowered at first, and the winner alone is refined. Where there is no leave
     to measure, the whole batch is taken.
     """
-    values = RegionValues(graph, specs, parameters)
     database, key = turn.database, region_key(graph, specs, parameters, options)
-    ours = variant_names(graph, values, sum(t.numel() * t.element_size() for t in parameters.values()))
+    values = None if specs and specs[0].shape[:1] == (1,) else RegionValues(graph, specs, parameters)
+    weights_bytes = sum(t.numel() * t.element_size() for t in parameters.values())
+    ours = [WHOLE] if values is None else variant_names(graph, values, weights_bytes)
 
     def build(name: str, refined: bool = True) -> LoweredRegion:
-        if name == WHOLE:
+        if name == WHOLE or values is None:
             return lower(specs, refined)
         return sliced(int(name), values, specs, graph, lambda part: lower(part, refined))
 

@@ -112,7 +112,10 @@ def dump_structure(spec: pytree.TreeSpec) -> str:
         return pytree.treespec_dumps(spec)
     except Exception as error:  # whatever a container's own code raises
         inside = ", ".join(dict.fromkeys(_objects(spec))) or str(error)
-        raise NotSaved(f"its arguments or results hold what a file does not: {inside}") from error
+        raise NotSaved(
+            f"its arguments or results hold what a file does not: {inside}. Save a module around it, which takes and"
+            " returns the tensors in it"
+        ) from error
 
 
 def _objects(spec: pytree.TreeSpec) -> Iterator[str]:

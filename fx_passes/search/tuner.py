@@ -79,6 +79,7 @@ class Tuner:
         self.measured = 0
         self._scratch = Scratch()
         self._wrong: dict[str, list[str]] = {}  # operation -> keys of the candidates found wrong
+        self._keys: dict[tuple[int, ...], tuple[Candidate, str]] = {}  # by what candidates of other costs share
         self._ratios: list[float] = []  # measured over estimated times, of the best candidates
 
     def price(self, operations: Sequence[Operation], values: RegionValues) -> None:
@@ -91,7 +92,7 @@ class Tuner:
                 operation.candidates = _without_rivals(operation.candidates)
             return
         self.turn.give_time(_CALLS * sum(map(_best_estimate_ns, operations)) / 1e9)
-        order = _most_promising_first(operations)
+        order = self._most_promising_first(operations)
         estimated = [operation.candidates for operation in order]
         rounds = (self._near_the_best, self._prospects) if self.turn.is_limited else (self._prospects,)
         for choose in rounds:
@@ -106,13 +107,21 @@ class Tuner:
         if self.turn.left_out:
             log.info("not everything was measured: %s", self.turn.reason or "the time for it was over")
 
+    def _key(self, candidate: Candidate) -> str:
+        """Its fingerprint, which is asked for several times."""
+        place = id(candidate.calls), id(candidate.srcs), id(candidate.dst)
+        known = self._keys.get(place)
+        if known is None:
+            known = self._keys[place] = candidate, fingerprint(candidate)
+        return known[1]
+
     def _estimated(self, operation: Operation) -> list[Candidate]:
         """Every candidate with its time on a machine like this one, or what arithmetic says, brought to such times."""
         candidates = [replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates]
         rivals = measurable(candidates)
         if not self.database.has_hints or not rivals:
             return candidates
-        hints = {id(c): self.database.hint_ns(fingerprint(c)) for c in rivals}
+        hints = {id(c): self.database.hint_ns(self._key(c)) for c in rivals}
         ratios = [hint / max(1.0, c.cost_ns) for c in rivals if (hint := hints[id(c)]) is not None]
         if not ratios:
             return candidates
@@ -138,7 +147,7 @@ class Tuner:
         chosen = choose(operation, rivals)
         order = sorted(range(len(chosen)), key=lambda i: chosen[i].cost_ns)
         prospects = [chosen[i] for i in order]
-        keys = [fingerprint(c) for c in prospects]
+        keys = [self._key(c) for c in prospects]
         if any(self.database.get(key) is None for key in keys) and not self.turn.allows(SHARE):
             return [c for c in candidates if c not in rivals] + self._known_or_estimated(rivals)
         for place, key, candidate in zip(order, keys, prospects, strict=True):
@@ -168,7 +177,7 @@ class Tuner:
         """
         known, unknown = [], []
         for candidate in rivals:
-            result = self.database.get(fingerprint(candidate))
+            result = self.database.get(self._key(candidate))
             if result is None:
                 unknown.append(candidate)
             elif result.right:
@@ -182,6 +191,17 @@ class Tuner:
         return [replace(c, cost_ns=time_ns) for c, time_ns in known] + [
             replace(c, cost_ns=scale * c.cost_ns) for c in estimated
         ]
+
+    def _most_promising_first(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Those first that the most time goes to, equal work taken together: it is measured once."""
+        total: dict[str, float] = {}
+        work = []
+        for operation in operations:
+            rivals = measurable(operation.candidates)
+            work.append(self._key(min(rivals, key=lambda c: c.cost_ns)) if rivals else "")
+            total[work[-1]] = total.get(work[-1], 0.0) + _best_estimate_ns(operation)
+        order = sorted(range(len(operations)), key=lambda i: -total[work[i]])
+        return [operations[i] for i in order]
 
     def _near_the_best(self, operation: Operation, candidates: list[Candidate]) -> list[Candidate]:
         """The candidates to measure first: of the prospects, those estimated near the best in any layout."""
@@ -219,7 +239,7 @@ class Tuner:
         if self.database.has_hints:
             arithmetic = [estimate_ns(operation, c, self.threads) for c in candidates]
             if self.database.has_shipped:
-                near = {i for i, c in enumerate(candidates) if self.database.get(fingerprint(c)) is not None}
+                near = {i for i, c in enumerate(candidates) if self.database.get(self._key(c)) is not None}
             near |= _near_the_best_of_its_layouts(candidates, arithmetic)
         return [c for i, c in enumerate(candidates) if i in near]
 
@@ -257,7 +277,7 @@ class Tuner:
         """Whether the candidate's numbers are right: known, or found out now."""
         if not measurable([candidate]):
             return True
-        key = fingerprint(candidate)
+        key = self._key(candidate)
         result = self.database.get(key) or self.database.get(f"checked {key}")
         if result is None:  # not under the key itself: one untimed run is no measurement
             bench = Bench(operation, values, self._scratch)
@@ -298,15 +318,3 @@ def _without_rivals(candidates: list[Candidate]) -> list[Candidate]:
 
 def _best_estimate_ns(operation: Operation) -> float:
     return min((c.cost_ns for c in operation.candidates), default=0.0)
-
-
-def _most_promising_first(operations: Sequence[Operation]) -> list[Operation]:
-    """Those first that the most time goes to, equal work taken together: it is measured once."""
-    total: dict[str, float] = {}
-    work = []
-    for operation in operations:
-        rivals = measurable(operation.candidates)
-        work.append(fingerprint(min(rivals, key=lambda c: c.cost_ns)) if rivals else "")
-        total[work[-1]] = total.get(work[-1], 0.0) + _best_estimate_ns(operation)
-    order = sorted(range(len(operations)), key=lambda i: -total[work[i]])
-    return [operations[i] for i in order]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import copyreg
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,11 +38,47 @@ def skeleton(model: nn.Module, *, own_state: bool = False) -> nn.Module:
             if id(value) not in memo:
                 memo[id(value)] = _own(value) if own_state else _view(value)
     try:
-        return copy.deepcopy(model, dict(memo))
+        return _deep_copy(model, dict(memo))
     except Exception:  # whatever a class raises that does not want to be copied
         for module in model.modules():
             memo.update((id(value), value) for value in module.__dict__.values() if not _can_be_copied(value, memo))
         return copy.deepcopy(model, memo)
+
+
+def _deep_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """As copy.deepcopy, which takes four times as long: of the twenty attributes of a module most are empty or shared.
+
+    Submodules are copied before what holds them. Those that say themselves how they are copied do so.
+    """
+    for module in reversed(list(model.modules())):
+        if id(module) in memo or not _is_copied_plainly(type(module)):
+            continue
+        copied = memo[id(module)] = module.__new__(type(module))
+        for name, value in (module.__getstate__() if hasattr(module, "__getstate__") else module.__dict__).items():
+            if type(value) in _ATOMS:
+                copied.__dict__[name] = value
+            elif type(value) in _CONTAINERS and not value and id(value) not in memo:
+                copied.__dict__[name] = memo[id(value)] = type(value)()
+            else:
+                copied.__dict__[name] = copy.deepcopy(value, memo)
+    return copy.deepcopy(model, memo)
+
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))  # what nobody can change
+_CONTAINERS = (dict, list, set, collections.OrderedDict)
+_METHODS = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__new__", "__getnewargs__")
+
+
+def _is_copied_plainly(cls: type) -> bool:
+    """Whether copy.deepcopy of an instance copies its attributes, and nothing else happens."""
+    if cls in copyreg.dispatch_table:
+        return False
+    for base in cls.__mro__:
+        if base in (nn.Module, object):
+            return True
+        if "__slots__" in vars(base) or any(name in vars(base) for name in (*_METHODS, "__getnewargs_ex__")):
+            return False
+    return False
 
 
 def own_tensor(owner: nn.Module, name: str) -> None:

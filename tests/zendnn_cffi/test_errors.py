@@ -32,6 +32,22 @@ def test_status_is_named_and_kept(status: int) -> None:
     assert isinstance(caught.value, errors.UnsupportedError) == (name == "unimplemented")
 
 
+def test_what_was_tried_is_written_out_where_it_failed_alone() -> None:
+    class Operation:
+        shown = 0
+
+        def __str__(self) -> str:
+            Operation.shown += 1
+            return "matmul {1}"
+
+    errors.check(0, "describing {}", Operation())
+    assert not Operation.shown
+    with pytest.raises(errors.UnsupportedError, match=r"^describing matmul \{1\}: unimplemented"):
+        errors.check(errors.UNIMPLEMENTED, "describing {}", Operation())
+    with pytest.raises(errors.UnsupportedError, match=r"^sizes \{1\}: unimplemented"):
+        errors.check(errors.UNIMPLEMENTED, "sizes {1}")
+
+
 @pytest.mark.parametrize("status", [-1, 7, 1000])
 def test_unknown_status_is_an_error_too(status: int) -> None:
     with pytest.raises(errors.ZenDNNError, match=rf"unknown \({status}\)"):

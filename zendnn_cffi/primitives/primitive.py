@@ -209,7 +209,8 @@ class PrimitiveDesc(NotCopyable):
             n.lib.zendnn_primitive_desc_iterator_create(
                 slot, self.op.ptr, self.attr.handle, self.engine.handle, n.null
             ),
-            f"listing the implementations of {self.op}",
+            "listing the implementations of {}",
+            self.op,
         )
         iterator = n.ffi.gc(slot[0], n.lib.zendnn_primitive_desc_iterator_destroy)
         found: dict[Hashable, PrimitiveDesc] = {}
@@ -223,7 +224,7 @@ class PrimitiveDesc(NotCopyable):
             status = n.lib.zendnn_primitive_desc_iterator_next(iterator)
             if status == _ITERATOR_ENDS:
                 break
-            check(status, f"listing the implementations of {self.op}")
+            check(status, "listing the implementations of {}", self.op)
         yield from (pd for pd in found.values() if everything or pd.problem is None)
 
     @property
@@ -444,8 +445,8 @@ class Primitive(NotCopyable):
             with self._event(args) if profiler._is_profiler_enabled else _no_event:
                 status = n.lib.zendnn_primitive_execute(handle, used.handle, len(pairs), c_args)
             if status:
-                check(status, f"executing {self.pd}")
-            check(n.lib.zendnn_stream_wait(used.handle), f"waiting for {self.pd}")
+                check(status, "executing {}", self.pd)
+            check(n.lib.zendnn_stream_wait(used.handle), "waiting for {}", self.pd)
         finally:
             pin(memories, -1)
 

@@ -16,6 +16,7 @@ from fx_passes.lower.primitives import (
     implementations,
     keep_optimized,
     optimized_implementations,
+    remembering,
 )
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, PostOps
@@ -93,3 +94,23 @@ def test_post_ops_are_split_off_before_that() -> None:
     assert split.value.keep == 1
     kept = keep_optimized(operation("ref:any", "ref:other"), "too odd", or_reference=True)
     assert [c.implementation for c in kept.candidates] == ["ref:any"]
+
+
+def test_equal_layers_are_asked_about_once() -> None:
+    plain = PostOps()
+
+    def offered(post_ops: PostOps = plain, dst: MemoryDesc = DST, **others: object) -> list[int]:
+        parameters = {**SAME, **others, "post_ops": post_ops}
+        return [id(pd) for pd in implementations(descriptors.convolution, SRC, WEIGHT, None, dst, **parameters)]
+
+    relu, other = PostOps().eltwise("relu"), layout((1, 32, 8, 8), F32, "nChw16c")
+    with remembering():
+        first = offered(relu)
+        assert first and offered(PostOps().eltwise("relu")) == first
+        others = [offered(), offered(PostOps().eltwise("relu", 0.5)), offered(relu, algorithm="winograd")]
+        others += [offered(PostOps().binary("add", DST)), offered(PostOps().binary("add", other)), offered(relu, other)]
+        kept = implementations(descriptors.convolution, SRC, WEIGHT, None, DST, **SAME, post_ops=relu)
+        kept.clear()  # a list of the caller's own
+        assert offered(relu) == first
+    found = [id for each in (first, *others) for id in each]
+    assert len(set(found)) == len(found)

@@ -67,12 +67,19 @@ def test_folded_weights_round_once(groups: int, deconv: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("block", [1, 80, 1 << 17])  # numbers multiplied at once: less than a row, two rows, all
 def test_folded_weights_are_the_same_numbers_whether_anybody_differentiates(
-    dtype: torch.dtype, memory_format: torch.memory_format
+    dtype: torch.dtype, memory_format: torch.memory_format, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fx_passes.ops.constants._BLOCK_NUMBERS", block)
     weight = torch.randn(6, 4, 3, 3).to(dtype).to(memory_format=memory_format)
     mean, var = torch.randn(6), torch.rand(6) + 0.1
-    for fold in (lambda: ops.fold_bn_weight(weight, var, mean, 1e-5), lambda: ops.scale_channels(weight, var)):
+    for fold in (
+        lambda: ops.fold_bn_weight(weight, var, mean, 1e-5),
+        lambda: ops.scale_channels(weight, var),
+        lambda: ops.scale_channels(weight, var[:1]),
+        lambda: ops.scale_channels(mean.to(dtype), var),
+    ):
         with torch.enable_grad():
             expected = fold()
         with torch.no_grad():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import is_shape, is_vocabulary
+from fx_passes.graph.graph import constant_nodes, is_constant, is_shape, is_vocabulary
 from fx_passes.graph.verify import verify
 from fx_passes.partition.partition import find_regions, ordering, partition
 from fx_passes.pipeline import PlainRegion
@@ -84,6 +84,25 @@ def test_no_two_regions_could_be_one(choices: list[tuple[bool, int, int]]) -> No
         for second in regions[i + 1 :]:
             union = {*first, *second}
             assert any(_reaches(n, union, union) for n in union) or not any(u in second for n in first for u in n.users)
+
+
+@given(CHOICES)
+@settings(max_examples=25, deadline=None)
+def test_one_walk_finds_the_constants_that_are_found_one_by_one(choices: list[tuple[bool, int, int]]) -> None:
+    gm = _graph(choices)
+    gm.register_parameter("weight", nn.Parameter(torch.ones(1)))
+    graph, first = gm.graph, next(iter(gm.graph.nodes))
+    with graph.inserting_after(first):
+        read = graph.get_attr("weight")
+    read.meta["constant"] = len(choices) % 2 == 0
+    with graph.inserting_after(read):
+        folded = graph.call_function(ops.eltwise, (read, "relu", 0.0, 0.0))
+    with graph.inserting_after(folded):
+        graph.call_function(ops.binary, (folded, first, "add"))
+        graph.call_function(ops.binary, (folded, read, "mul"))
+    found = constant_nodes(graph)
+    assert found == {node for node in graph.nodes if is_constant(node)}
+    assert bool(found) == read.meta["constant"]
 
 
 def test_two_towers_share_a_region() -> None:

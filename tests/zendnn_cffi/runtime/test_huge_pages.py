@@ -28,6 +28,26 @@ def test_memory_has_the_size_and_lies_on_a_boundary(size):
     assert bool((memory == 7).all())
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3, 5),
+        torch.ones(700, 1000),
+        torch.ones(8, 300, 17, 17).to(memory_format=torch.channels_last),
+        torch.ones(1200, 700).t(),
+        torch.ones(1200, 700, dtype=torch.bfloat16)[:, ::2],
+        torch.nn.Parameter(torch.ones(700, 1000)),
+    ],
+    ids=lambda tensor: f"{type(tensor).__name__}{list(tensor.shape)}{list(tensor.stride())}",
+)
+def test_an_empty_tensor_lies_as_torch_has_it(tensor):
+    found, expected = huge_pages.empty_like(tensor), torch.empty_like(tensor)
+    assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    assert found.copy_(tensor).equal(tensor)
+    on_huge_pages = tensor.nbytes >= HUGE_PAGE_BYTES and type(tensor) is torch.Tensor
+    assert not on_huge_pages or found.data_ptr() % HUGE_PAGE_BYTES == 0
+
+
 @given(st.lists(st.integers(0, 3 << 20), min_size=1, max_size=12))
 def test_pieces_of_a_pool_do_not_overlap(sizes):
     pool = Pool()

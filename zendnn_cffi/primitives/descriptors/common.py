@@ -161,9 +161,10 @@ def need_rank(desc: MemoryDesc, rank: int, name: str) -> None:
         raise ValueError(f"{name} must have {rank} dimensions, got {desc}")
 
 
-def need_equal(got: Any, expected: Any, what: str) -> None:
+def need_equal(got: Any, expected: Any, what: str, *about: Any) -> None:
+    """Raise ValueError unless both are equal. about: what `what` has {} for, written out only then."""
     if got != expected:
-        raise ValueError(f"{what}: got {got}, expected {expected}")
+        raise ValueError(f"{what.format(*about) if about else what}: got {got}, expected {expected}")
 
 
 def need_bias(bias: MemoryDesc | None, dims: tuple[int, ...]) -> None:

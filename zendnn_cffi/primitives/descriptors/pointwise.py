@@ -56,7 +56,7 @@ def binary(kind: str, a: MemoryDesc, b: MemoryDesc, dst: MemoryDesc) -> OpDesc:
     n = native()
     ptr = n.ffi.new("zendnn_binary_desc_t *")
     op = OpDesc("binary", ptr, {"src": a, "src_1": b, "dst": dst}, {"kind": kind})
-    check(n.lib.zendnn_binary_desc_init(ptr, alg, a.ptr, b.ptr, dst.ptr), f"describing {op}")
+    check(n.lib.zendnn_binary_desc_init(ptr, alg, a.ptr, b.ptr, dst.ptr), "describing {}", op)
     return op
 
 

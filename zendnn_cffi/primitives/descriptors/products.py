@@ -56,12 +56,12 @@ def convolution(
     alg = kind_value(ALGORITHMS, algorithm, "algorithm")
     strides, dilation, padding_l, padding_r = window_of(spatial, strides, dilation, padding_l, padding_r)
     groups, outputs, inputs, kernel = conv_weights(weights, spatial)
-    need_equal(src.dims[1], groups * inputs, f"src channels (dim 1 of {src}) against weights' input channels x groups")
-    need_equal(dst.dims[1], groups * outputs, f"dst channels (dim 1 of {dst}) against weights' output channels")
+    need_equal(src.dims[1], groups * inputs, "src channels (dim 1 of {}) against weights' input channels x groups", src)
+    need_equal(dst.dims[1], groups * outputs, "dst channels (dim 1 of {}) against weights' output channels", dst)
     need_equal(dst.dims[0], src.dims[0], "dst batch (dim 0) against src batch")
     for i in range(spatial):
         out = window_output(src.dims[2 + i], kernel[i], strides[i], dilation[i], padding_l[i], padding_r[i], i)
-        need_equal(dst.dims[2 + i], out, f"dst spatial dim {i} against what src, kernel, strides and padding give")
+        need_equal(dst.dims[2 + i], out, "dst spatial dim {} against what src, kernel, strides and padding give", i)
     need_bias(bias, (dst.dims[1],))
     n = native()
     ptr = n.ffi.new("zendnn_convolution_desc_t *")
@@ -90,8 +90,7 @@ def convolution(
             "algorithm": algorithm,
         },
     )
-    if status:
-        check(status, f"describing {op}")
+    check(status, "describing {}", op)
     return op
 
 
@@ -121,12 +120,12 @@ def deconvolution(
         spatial, strides, dilation, padding_l, padding_r, negative_right=True
     )
     groups, outputs, inputs, kernel = conv_weights(weights, spatial)
-    need_equal(src.dims[1], groups * inputs, f"src channels (dim 1 of {src}) against weights' input channels x groups")
-    need_equal(dst.dims[1], groups * outputs, f"dst channels (dim 1 of {dst}) against weights' output channels")
+    need_equal(src.dims[1], groups * inputs, "src channels (dim 1 of {}) against weights' input channels x groups", src)
+    need_equal(dst.dims[1], groups * outputs, "dst channels (dim 1 of {}) against weights' output channels", dst)
     need_equal(dst.dims[0], src.dims[0], "dst batch (dim 0) against src batch")
     for i in range(spatial):
         out = (src.dims[2 + i] - 1) * strides[i] + (kernel[i] - 1) * dilation[i] + 1 - padding_l[i] - padding_r[i]
-        need_equal(dst.dims[2 + i], out, f"dst spatial dim {i} against what src, kernel, strides and padding give")
+        need_equal(dst.dims[2 + i], out, "dst spatial dim {} against what src, kernel, strides and padding give", i)
     need_bias(bias, (dst.dims[1],))
     return fill(
         "deconvolution",
@@ -160,7 +159,8 @@ def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None,
         n.lib.zendnn_inner_product_forward_desc_init(
             ptr, INFERENCE, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr
         ),
-        f"describing {op}",
+        "describing {}",
+        op,
     )
     return op
 
@@ -182,7 +182,7 @@ def matmul(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: M
         a, b = src.dims[i], weights.dims[i]
         if a != b and 1 not in (a, b):
             raise ValueError(f"batch dim {i} of src ({a}) and weights ({b}) must be equal or 1")
-        need_equal(dst.dims[i], max(a, b), f"dst batch dim {i} against src and weights")
+        need_equal(dst.dims[i], max(a, b), "dst batch dim {} against src and weights", i)
     if bias is not None:
         need_broadcastable(bias, dst, "bias")
         need_dense_bias(bias)
@@ -191,6 +191,7 @@ def matmul(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: M
     op = OpDesc("matmul", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst})
     check(
         n.lib.zendnn_matmul_desc_init(ptr, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr),
-        f"describing {op}",
+        "describing {}",
+        op,
     )
     return op

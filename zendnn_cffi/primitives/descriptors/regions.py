@@ -69,7 +69,7 @@ def pooling(
                 "in padding"
             )
         out = window_output(src.dims[2 + i], kernel[i], strides[i], dilation[i], padding_l[i], padding_r[i], i)
-        need_equal(dst.dims[2 + i], out, f"dst spatial dim {i} against what src, kernel, strides and padding give")
+        need_equal(dst.dims[2 + i], out, "dst spatial dim {} against what src, kernel, strides and padding give", i)
     fields: dict[str, Any] = {
         "prop_kind": INFERENCE,
         "alg_kind": alg,
@@ -225,6 +225,7 @@ def embedding_bag(
             1,
             0,
         ),
-        f"describing {op}",
+        "describing {}",
+        op,
     )
     return op

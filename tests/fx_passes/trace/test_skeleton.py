@@ -1,0 +1,121 @@
+"""Copies of module trees: as copy.deepcopy makes them, on the same memory."""
+
+import collections
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fx_passes.trace.skeleton import skeleton
+
+
+class Holder(nn.Module):
+    """Attributes of all sorts, some of which several modules share."""
+
+    def __init__(self, shared: list[Any], table: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+        self.tied = self.inner[0]
+        self.register_buffer("steps", torch.arange(3), persistent=False)
+        self.shared, self.table = shared, table
+        self.nested = {"a": [1, {"b": torch.ones(2)}], "empty": []}
+        self.me = [self]
+        self.order = collections.OrderedDict(x=1)
+        self.names = set()
+
+
+class CopiesItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        made = CopiesItself()
+        made.copies = self.copies + 1
+        return made
+
+
+class LeavesOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = "not for copies"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+
+class WithSlots(nn.Module):
+    __slots__ = ("extra",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = [1, 2]
+
+
+class Reduced(nn.Module):
+    def __reduce__(self) -> Any:
+        return Reduced, ()
+
+
+def tree() -> nn.Module:
+    shared, table = [], {}
+    root = nn.ModuleList([Holder(shared, table), Holder(shared, table)])
+    root.append(nn.ModuleDict({"own": CopiesItself(), "less": LeavesOut(), "slots": WithSlots(), "reduced": Reduced()}))
+    root.register_forward_pre_hook(print)
+    return root
+
+
+def described(value: Any, seen: dict[int, int]) -> Any:
+    """What there is in a value, and which objects in it are the same one."""
+    if (
+        isinstance(value, bool | int | float | str | type(None) | torch.dtype)
+        or callable(value)
+        and not isinstance(value, nn.Module)
+    ):
+        return value
+    if id(value) in seen:
+        return "seen", seen[id(value)]
+    seen[id(value)] = len(seen)
+    if isinstance(value, torch.Tensor):
+        return type(value), value.tolist(), value.requires_grad
+    if isinstance(value, nn.Module):
+        slots = getattr(value, "extra", None)
+        return type(value), described(value.__dict__, seen), described(slots, seen)
+    if isinstance(value, dict):
+        return type(value), [(key, described(inner, seen)) for key, inner in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [described(inner, seen) for inner in value]
+    return type(value), sorted(value)
+
+
+@pytest.mark.parametrize("own_state", [False, True])
+def test_a_copy_is_the_one_that_deepcopy_makes(own_state: bool) -> None:
+    model = tree()
+    assert described(skeleton(model, own_state=own_state), {}) == described(copy.deepcopy(model), {})
+
+
+def test_nothing_but_numbers_is_shared_with_the_original() -> None:
+    model = tree()
+    copied: Any = skeleton(model)
+    assert copied[0].shared is copied[1].shared and copied[0].shared is not model[0].shared
+    assert copied[0].me[0] is copied[0] and copied[0].tied is copied[0].inner[0] is not model[0].tied
+    for (name, original), (_, own) in zip(model.state_dict().items(), copied.state_dict().items(), strict=True):
+        assert own is not original and own.data_ptr() == original.data_ptr(), name
+    copied[0].inner.add_module("new", nn.ReLU())
+    copied[0].inner.register_forward_hook(print)
+    assert len(model[0].inner) == 2 and not model[0].inner._forward_hooks
+
+
+def test_state_of_its_own_is_other_memory() -> None:
+    model = tree()
+    copied: Any = skeleton(model, own_state=True)
+    assert copied[0].steps.data_ptr() != model[0].steps.data_ptr()
+    assert copied[0].inner[0].weight.data_ptr() == model[0].inner[0].weight.data_ptr()
+
+
+def test_a_compiled_module_is_copied_without_what_was_compiled() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    model._compiled_call_impl = print
+    assert skeleton(model)._compiled_call_impl is None
