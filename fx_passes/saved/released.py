@@ -114,17 +114,18 @@ class Part:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: packed weights as in a file."""
-        if not isinstance(self.constants, Kept):
-            return dict(self.__dict__)
-        layouts, tensors = Layouts(), Tensors()
-        rows = encode_kept(self.constants, layouts, tensors)
-        return {**self.__dict__, "constants": (rows, layouts.written, {k: t.clone() for k, t in tensors.items()})}
+        state = dict(self.__dict__)
+        if isinstance(self.constants, Kept):
+            layouts, tensors = Layouts(), Tensors()
+            rows = encode_kept(self.constants, layouts, tensors)
+            state["constants"] = rows, layouts.written, {name: tensor.clone() for name, tensor in tensors.items()}
+        return {**state, "is_kept": isinstance(self.constants, Kept)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if state.pop("is_kept"):
+            rows, written, tensors = state["constants"]
+            state["constants"] = decode_kept(rows, Layouts(written), tensors)
         self.__dict__.update(state)
-        if self.kind is ZenRegion and self.constants and isinstance(self.constants[0], dict):  # type: ignore[index]
-            rows, written, tensors = self.constants  # type: ignore[misc]
-            self.constants = decode_kept(rows, Layouts(written), tensors)  # type: ignore[arg-type]
 
 
 # The classes of parts, and what else they take than graph and constants.
