@@ -1,7 +1,8 @@
 """OptimizedModule: the GraphModule that optimize() returns.
 
 It carries the whole module tree of the skeleton (so state_dict has the original keys in the original order) and the
-traced graph before any pass. Copying and unpickling run the passes again on that: regions are not carried along.
+traced graph before any pass. Copying and unpickling run the passes again on that: regions are not carried along. Where
+parameters were released, there is nothing to run them on: copies are made of the graph and its parts then.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ Build = Callable[..., "OptimizedModule"]
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 
 _RELEASED = (
-    "{}: this module was made by optimize(..., release_weights=True) and keeps packed weights alone;"
-    " use the original model, or optimize it without release_weights"
+    "{}: this module was made by optimize(..., release_weights=True) and keeps packed weights alone, not the"
+    " parameters; use the original model, or optimize it without release_weights"
 )
 
 
@@ -61,7 +62,8 @@ class OptimizedModule(fx.GraphModule):
         object.__setattr__(self, "_source", (traced, build, options))
         self._is_open = True  # until it is handed out
         self._owns_storage = False
-        self._release_due = self._released = False
+        self._release_due: Callable[[OptimizedModule], bool] | None = None
+        self._released = False
         self._watch: Watch | None = None
         self._seen: Watch | None = None  # what a call found that was not as it was watched
         self._told = False  # by invalidate()
@@ -192,7 +194,7 @@ class OptimizedModule(fx.GraphModule):
                 result = self.run_graph(*args, **kwargs)
         else:
             result = self.run_graph(*args, **kwargs)
-        if self._release_due:
+        if self._release_due is not None:
             self._release()
         return result
 
@@ -309,23 +311,23 @@ class OptimizedModule(fx.GraphModule):
             if names.intersection(part.constants):
                 part.forget() if hasattr(part, "forget") else part.invalidate()
 
-    def release_after_first_call(self) -> None:
-        """Free, after the first call, the parameters of which only packed copies are needed from then on."""
-        self._release_due = True
+    def release_after_first_call(self, release: Callable[[OptimizedModule], bool]) -> None:
+        """Free, after the first call, the parameters of which only packed copies are needed from then on.
+
+        release  does it, and says whether there were any; copies of the module are made as it has settled then
+        """
+        self._release_due = release
 
     def _release(self) -> None:
         from fx_passes.plan.heap import trim_heap
-        from fx_passes.region.release import release
 
-        regions: list[Any] = list(self.regions().values())
-        if not all(lowered for region in regions for lowered in region.lowered.values()):
-            regions = [r for r in regions if r.lowered and all(r.lowered.values())]  # plain PyTorch needs the others
-        self._release_due = False
-        was_open = self._is_open
-        if regions and release(self, regions):
-            self._released = True
-            self.begin_watch()
-        self._is_open = was_open
+        with self._lock:
+            release, self._release_due = self._release_due, None
+            was_open = self._is_open
+            if release is not None and release(self):
+                self._released = True
+                self.begin_watch()
+            self._is_open = was_open
         if self._released:
             trim_heap()
 
@@ -393,26 +395,25 @@ class OptimizedModule(fx.GraphModule):
         return self
 
     def __copy__(self) -> OptimizedModule:
-        self._refuse_if_released("copying it")
         self.follow_changes()
         traced, build, options = self._source
-        again = build(traced, **options)
+        again: OptimizedModule = build(traced, **options)
+        again._release_due = self._release_due
         again._is_open = self._is_open = True  # they have one tree
         return again
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
-        self._refuse_if_released("copying it")
         self.follow_changes()
         traced, build, options = self._source
-        again = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
+        again: OptimizedModule = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
         again._owns_storage = True
+        again._release_due = self._release_due
         again._is_open = self._is_open  # who holds parts of this one may have been copied along
         return again
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._refuse_if_released("pickling it")
         self.follow_changes()
-        return _rebuild, (*self._source, self._is_open)
+        return _rebuild, (*self._source, self._is_open, self._release_due)
 
 
 def _ask_for_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -420,10 +421,17 @@ def _ask_for_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(v, torch.Tensor) and v.requires_grad for v in pytree.tree_leaves((args, kwargs)))
 
 
-def _rebuild(traced: Traced, build: Build, options: dict[str, Any], is_open: bool = True) -> OptimizedModule:
+def _rebuild(
+    traced: Traced,
+    build: Build,
+    options: dict[str, Any],
+    is_open: bool = True,
+    release: Callable[[OptimizedModule], bool] | None = None,
+) -> OptimizedModule:
     """Unpickle."""
-    again = build(traced, **options)
+    again: OptimizedModule = build(traced, **options)
     again._owns_storage = True
+    again._release_due = release
     again._is_open = is_open
     return again
 

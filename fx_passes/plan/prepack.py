@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -21,6 +21,7 @@ from zendnn_cffi.runtime import huge_pages
 from zendnn_cffi.runtime.places import Slot
 
 Allocate = Callable[[int], torch.Tensor]
+_FLAGS_AT = 696  # is_memory_const and is_inplace in zendnn_memory_desc_t of ZenDNN 5.1
 
 
 class Packed(NamedTuple):
@@ -45,7 +46,7 @@ class WeightStore:
 
     def get(self, weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
         """Return a tensor whose memory holds the weights in weights.desc; allocate makes it where there is none."""
-        key = weights.key, weights.desc.key, weights.transposed
+        key = weights.key, layout_key(weights.desc), weights.transposed
         with self._lock:
             packed = self._packed.get(key)
             if packed is None:
@@ -53,13 +54,26 @@ class WeightStore:
                 if given is None or given.nbytes < weights.desc.size_bytes:
                     given = prepack(weights, allocate)
                 packed = self._packed[key] = given
-                self._descs[weights.desc.key] = weights.desc
+                self._descs[key[1]] = weights.desc
             return packed
+
+    def added_bytes(self, weights: Weights, storages: Collection[int]) -> int:
+        """Bytes that `get` of them would add: none where they are there, in the memory of a parameter, or given.
+
+        storages  addresses of the parameters' memory
+        """
+        with self._lock:
+            if (weights.key, layout_key(weights.desc), weights.transposed) in self._packed:
+                return 0
+            if (weights.key, layout_digest(weights.desc), weights.transposed) in self._given:
+                return 0
+        lies = as_wanted(weights)
+        return 0 if lies is not None and lies.untyped_storage().data_ptr() in storages else weights.desc.size_bytes
 
     def give(self, given: Mapping[tuple[str, str, bool], torch.Tensor]) -> None:
         """Let weights that were packed before, by (name, digest of the layout, transposed), be taken as they are."""
         with self._lock:
-            self._given = given
+            self._given = {**self._given, **given}
 
     def by_name(self) -> dict[str, list[Packed]]:
         """What there is now, by name."""
@@ -84,9 +98,23 @@ class WeightStore:
         return sum(t.numel() * t.element_size() for t in held.values() if t.untyped_storage().data_ptr() not in known)
 
 
-def layout_digest(desc: MemoryDesc) -> str:
+def layout_key(desc: MemoryDesc | PackedLayout) -> bytes:
+    """Equal for equal layouts: the descriptor's bytes but for the flags behind them, which say how memory is used.
+
+    The library sets those of what it was asked to choose, and not always alike.
+    """
+    return desc.key if isinstance(desc, PackedLayout) else desc.key[:_FLAGS_AT]
+
+
+def layout_digest(desc: MemoryDesc | PackedLayout) -> str:
     """What names a layout in files."""
-    return hashlib.sha256(desc.key).hexdigest()[:16]
+    return hashlib.sha256(layout_key(desc)).hexdigest()[:16]
+
+
+def as_it_lies(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
+    """The bytes from a tensor's first element on, in the order of memory, whatever its strides."""
+    first = tensor.storage_offset() * tensor.element_size()
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage(), first, (size_bytes,))
 
 
 def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
@@ -106,10 +134,10 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
     if desc.outer_strides is None and desc.dtype is not None:
         plain = plain.to(desc.dtype).contiguous()  # Winograd's transform is a reorder from that alone
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
-    if same_bytes(have, desc):
+    if (lies := as_wanted(weights)) is not None:
         if weights.is_streamed:
-            huge_pages.advise([plain])
-        return plain
+            huge_pages.advise([lies])
+        return lies
     with torch.inference_mode(False):
         packed = allocate(desc.size_bytes)
     _reorder(have, desc, torch.get_num_threads()).execute({ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)})
@@ -120,6 +148,16 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
 def _reorder(have: MemoryDesc, desc: MemoryDesc, threads: int) -> Primitive:
     """The primitive for so many threads, which weights of equal shapes share."""
     return Primitive(PrimitiveDesc.reorder(have, desc))
+
+
+def as_wanted(weights: Weights) -> torch.Tensor | None:
+    """The plain weights, seen as primitives want them, where they lie so already."""
+    desc, plain = weights.desc, weights.plain.detach()
+    if weights.below or isinstance(desc, PackedLayout):
+        return None
+    plain = (plain.t() if weights.transposed else plain).reshape(desc.dims)
+    have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
+    return plain if same_bytes(have, desc) else None
 
 
 def stack(tensors: Sequence[torch.Tensor], desc: MemoryDesc, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,9 @@ from fx_passes.lower.context import NotLowered, eager_layout, torch_operation
 from fx_passes.lower.rules import lower_graph
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
+from fx_passes.plan.sparing import LITTLE, spare_weights
 from fx_passes.plan.transforms import limit_transforms
+from fx_passes.region.kept import Kept
 from fx_passes.region.options import RegionOptions
 from fx_passes.search.measure import is_rival
 from fx_passes.search.progress import ProgressBar
@@ -172,8 +174,18 @@ def lower_region(
     results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
     leaving = [(node, values.specs[node]) for node in results]
     wanted = {node: eager_layout(spec) for node, spec in leaving}
+    plain = parameters.plain if isinstance(parameters, Kept) else parameters.values()
+    storages = {tensor.untyped_storage().data_ptr() for tensor in plain}
     with tuner.turn.measuring():
-        choice = _choose(operations, arriving, wanted, tuner, values)
+        choice = _choose(
+            operations,
+            arriving,
+            wanted,
+            tuner,
+            values,
+            lambda choice: spare_weights(operations, choice, weights, storages, tuner.are_comparable),
+        )
+    tuner.let_go()
     laps.end("choosing layouts, checking numbers")
     alone_ns = sum(map(_fastest_alone_ns, operations)) if measures else 0.0
 
@@ -238,14 +250,18 @@ def _choose(
     wanted: dict[fx.Node, Layout],
     tuner: Tuner,
     values: RegionValues,
+    sparing: Callable[[Sequence[Candidate]], list[Candidate]],
 ) -> list[Candidate]:
-    """The cheapest assignment of candidates whose numbers are known to be right."""
+    """The cheapest assignment of candidates whose numbers are known to be right.
+
+    sparing  replaces candidates by others that are about as fast
+    """
     while True:
         for number, operation in enumerate(operations):
             if not operation.candidates:
                 tuner.doubt(operation)
                 operations[number] = torch_operation(operation.node, values, "no implementation gave right numbers")
-        choice = assign_layouts(operations, arriving, wanted, tuner.reorder_ns)
+        choice = sparing(assign_layouts(operations, arriving, wanted, tuner.reorder_ns))
         wrong = [(o, c) for o, c in zip(operations, choice, strict=True) if not tuner.approve(o, c, values)]
         if not wrong:
             return choice
@@ -275,6 +291,8 @@ def _report(operation: Operation, candidate: Candidate, compute_dtype: torch.dty
 def _why_torch(candidate: Candidate, others_ns: Sequence[float]) -> str:
     if not others_ns:
         return f"plain PyTorch measured faster ({candidate.cost_ns / 1e3:.0f} us)"
+    if min(others_ns) <= candidate.cost_ns <= LITTLE * min(others_ns):
+        return "plain PyTorch is about as fast, and needs no copy of the weights"
     if candidate.cost_ns >= min(others_ns):  # alone, with its weights in cache, it was not
         return "plain PyTorch measured faster inside the network"
     return f"plain PyTorch measured faster ({candidate.cost_ns / 1e3:.0f} us against {min(others_ns) / 1e3:.0f} us)"

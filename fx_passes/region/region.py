@@ -76,6 +76,7 @@ class ZenRegion(nn.Module):
         self.name = name
         self.options = options
         self.weights = WeightStore()
+        self._give_kept()
         self._lock = new_lock()
         self._lowering_in = 0  # the thread that does
         self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
@@ -230,6 +231,8 @@ class ZenRegion(nn.Module):
                     continue
                 lowered, reason, _ = self._try_lower(inputs, kinds, interrupted=lambda: True)  # all of it is known
                 self._keep(signature, lowered, reason)
+            del lowered
+            give_back_free_memory()  # what measuring took
         return not self._provisional
 
     def lowered_to_keep(self, threads: Sequence[int] | None = None) -> list[ToKeep]:
@@ -361,6 +364,7 @@ class ZenRegion(nn.Module):
             self.known = None
             self._reasons.clear()
             self.weights.clear()
+            self._give_kept()
 
     @property
     def graph(self) -> fx.Graph:
@@ -378,6 +382,12 @@ class ZenRegion(nn.Module):
             self._read = graph, constants
             self._for_masks.clear()
             self._plain = None
+            self._give_kept()
+
+    def _give_kept(self) -> None:
+        """Let programs use the packed weights that constants are kept as: these are not packed twice."""
+        if isinstance(self.constants, Kept):
+            self.weights.give(self.constants.packed)
 
     def clear(self) -> None:
         """Forget programs and what they keep; the next call lowers again."""

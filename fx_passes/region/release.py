@@ -2,7 +2,7 @@
 
 Once every region has a program, a region's constants are what its programs hold: packed weights, from which the plain
 ones are made again when another program is lowered. What cannot be made again (Winograd's transformed weights) is kept
-plain as well, folded.
+plain as well, folded. fx_passes.saved.released copies and saves what is left.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.specs import evaluate_constants
-from fx_passes.plan.prepack import Packed
-from fx_passes.region.kept import Kept
+from fx_passes.region.kept import Form, Kept
 from fx_passes.region.region import ZenRegion
 from zendnn_cffi.primitives.memory import MemoryDesc
 
@@ -54,12 +53,12 @@ def release_region(region: ZenRegion) -> bool:
         return False
     packed, half = region.weights.by_name(), region.options.dtype
     plain: dict[str, torch.Tensor] = {}
-    remade: dict[str, tuple[Packed, torch.Size, torch.dtype]] = {}
+    remade: dict[str, Form] = {}
     for node in frontier:
         value, name = values[node], node.name
         forms = [p for p in packed.get(name, ()) if p.desc.dtype in (value.dtype, half) and _is_whole(p.desc, value)]
         if forms:
-            remade[name] = forms[0], value.shape, value.dtype
+            remade[name] = Form(forms[0], value.shape, value.dtype)
         else:
             plain[name] = value
         _read_from(graph, node, name)

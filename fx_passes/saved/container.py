@@ -108,12 +108,6 @@ def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, tor
     return document, tensors
 
 
-def as_it_lies(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """The bytes from a tensor's first element on, in the order of memory, whatever its strides."""
-    first = tensor.storage_offset() * tensor.element_size()
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage(), first, (size_bytes,))
-
-
 def padded(packed: torch.Tensor) -> torch.Tensor:
     """Bytes, filled up to whole cache lines."""
     return torch.nn.functional.pad(packed, (0, -packed.numel() % _LINE)) if packed.numel() % _LINE else packed

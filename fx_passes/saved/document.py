@@ -23,18 +23,20 @@ from fx_passes.lower.context import NotLowered
 from fx_passes.memoize.memoised import Memoised
 from fx_passes.module import OptimizedModule
 from fx_passes.partition.partition import Constants
-from fx_passes.plan.prepack import layout_digest
+from fx_passes.plan.prepack import as_it_lies, layout_digest
 from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.keep import ToKeep
+from fx_passes.region.kept import Kept
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.region import ZenRegion
 from fx_passes.region.variants import sliced
-from fx_passes.saved.container import PACKED, as_it_lies, padded
+from fx_passes.saved.container import padded
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.graphs import decode_graph, dump_structure, encode_graph, load_structure
 from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.programs import Context, decode_program, encode_program, packed_weights
+from fx_passes.saved.released import assembled, decode_kept, encode_kept, keep_parts, packed_as
 from fx_passes.saved.tree import decode_tree, encode_tree
 from fx_passes.trace.export import Guards
 from fx_passes.trace.trace import WHOLE, Traced
@@ -61,14 +63,15 @@ def encode_module(
         raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}
     layouts = Layouts()
-    described = {name: _encode_part(name, part) for name, part in parts.items()}
+    packed: dict[str, torch.Tensor] = {}
+    described = {name: _encode_part(name, part, layouts, packed) for name, part in parts.items()}
     for node in gm.graph.find_nodes(op="call_module"):
         if node.target not in described:
             kind = type(gm.get_submodule(str(node.target))).__name__
             raise NotSaved(f"its submodule {node.target} ({kind}) stays plain PyTorch, whose code a file does not hold"
                            f"{_because(gm.leaves.get(str(node.target), ''))}")  # fmt: skip
-    rows, tensors = encode_tree(tree, [gm.graph, *(part.graph for part in parts.values())])
-    packed: dict[str, torch.Tensor] = {}
+    reading = [part.graph for part in parts.values() if not isinstance(part.constants, Kept)]
+    rows, tensors = encode_tree(tree, [gm.graph, *reading])
     programs = {
         name: [_encode_kept(kept, part, layouts, packed, tensors) for kept in part.lowered_to_keep(threads)]
         for name, part in parts.items()
@@ -76,6 +79,7 @@ def encode_module(
     }
     document = {
         "version": VERSION,
+        "released": gm.is_released,
         "machine": machine(),
         "graph": encode_graph(gm.graph),
         "parts": described,
@@ -91,13 +95,13 @@ def _because(reason: str) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _encode_part(name: str, part: Any) -> dict[str, Any]:
+def _encode_part(name: str, part: Any, layouts: Layouts, packed: dict[str, torch.Tensor]) -> dict[str, Any]:
     row = {"graph": encode_graph(part.graph), "constants": [*part.constants]}
     if isinstance(part, ZenRegion):
         options = part.options
-        if options.release_weights:
-            raise NotSaved("it was made by optimize(..., release_weights=True): optimize it without, and save that")
         values = {field.name: encode(getattr(options, field.name), lambda _: None) for field in fields(options)}
+        if isinstance(part.constants, Kept):
+            row["kept"] = encode_kept(part.constants, layouts, packed)
         return {**row, "kind": "region", "options": values}
     if isinstance(part, Memoised):
         return {**row, "kind": "memoised", "masks": part.masks}
@@ -106,8 +110,15 @@ def _encode_part(name: str, part: Any) -> dict[str, Any]:
     raise NotSaved(f"its submodule {name} ({type(part).__name__}) is none that a file holds")
 
 
-def _decode_part(name: str, row: Mapping[str, Any], root: nn.Module) -> nn.Module:
-    graph, constants = decode_graph(row["graph"]), Constants(root, tuple(row["constants"]))
+def _decode_part(
+    name: str, row: Mapping[str, Any], root: nn.Module, layouts: Layouts, tensors: Mapping[str, torch.Tensor]
+) -> nn.Module:
+    graph = decode_graph(row["graph"])
+    constants: Any = Constants(root, tuple(row["constants"]))
+    if "kept" in row:
+        constants = decode_kept(row["kept"], layouts, tensors)
+        if missing := {str(node.target) for node in graph.find_nodes(op="get_attr")} - {*constants}:
+            raise FileError(f"{name} reads {sorted(missing)}, which are not in the file")
     match row["kind"]:
         case "region":
             values = {key: decode(value, lambda _: None) for key, value in row["options"].items()}
@@ -183,20 +194,10 @@ def _encode_kept(
         tensor = region.weights.get(wanted)
         name = originals.get(tensor.data_ptr())
         if name is None or wanted.desc.size_bytes > plain[name].nbytes:
-            name = _packed_as(as_it_lies(tensor, wanted.desc.size_bytes), packed)
+            name = packed_as(as_it_lies(tensor, wanted.desc.size_bytes), packed)
         weights.append([*key, name])
     size = program.slice_size if isinstance(program, SlicedProgram) else None
     return {**row, "slice": size, "weights": weights, "program": encode_program(kept.lowered, layouts)}
-
-
-def _packed_as(tensor: torch.Tensor, packed: dict[str, torch.Tensor]) -> str:
-    """The name under which packed weights, bytes as they lie in memory, are in the file."""
-    for name, other in packed.items():
-        if (other.data_ptr(), other.nbytes) == (tensor.data_ptr(), tensor.nbytes):
-            return name
-    name = f"{PACKED}{len(packed)}"
-    packed[name] = tensor
-    return name
 
 
 class SavedPrograms:
@@ -279,9 +280,15 @@ def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
             )
         root = decode_tree(document["tree"], tensors)
         traced = Traced(root, None, restored=True, **_decode_arguments(document["arguments"]))
+        layouts = Layouts(document["layouts"])
         kept = {key: document[key] for key in ("graph", "parts")}
-        gm = build_restored(traced, document=kept)
-        _give_programs(gm, document, tensors)
+        parts = {name: _decode_part(name, row, root, layouts, tensors) for name, row in document["parts"].items()}
+        gm = _restored(traced, kept, parts)
+        if document["released"]:
+            gm._released = True
+            keep_parts(gm)
+            gm.begin_watch()
+        _give_programs(gm, document, layouts, tensors)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         if isinstance(error, FileError):
             raise
@@ -291,31 +298,33 @@ def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
 
 def build_restored(traced: Traced, *, document: Mapping[str, Any]) -> OptimizedModule:
     """Make the module of the graph and the parts in the document: its passes ran before it was saved."""
+    rows = document["parts"].items()
+    return _restored(
+        traced, document, {name: _decode_part(name, row, traced.root, Layouts(), {}) for name, row in rows}
+    )
+
+
+def _restored(traced: Traced, document: Mapping[str, Any], parts: Mapping[str, nn.Module]) -> OptimizedModule:
     root: Any = traced.root
-    gm: Any = OptimizedModule(traced, build_restored, {"document": document})
-    parts = {name: _decode_part(name, row, root) for name, row in document["parts"].items()}
     graph = decode_graph(document["graph"])
     missing = {str(node.target) for node in graph.find_nodes(op="call_module")} - parts.keys()
     if missing:
         raise FileError(f"the graph calls {sorted(missing)}, which are not in the file")
-    with gm.compiled_once():
-        for name, part in parts.items():
-            gm.add_submodule(name, part)
-        gm._read_from(traced, graph)
+    gm = assembled(traced, build_restored, {"document": document}, graph, parts)
     root.run = _PlainRun(traced, graph, parts)
-    result: OptimizedModule = gm
-    result.begin_watch()
-    return result
+    gm.begin_watch()
+    return gm
 
 
-def _give_programs(gm: OptimizedModule, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+def _give_programs(
+    gm: OptimizedModule, document: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str, torch.Tensor]
+) -> None:
     if document["machine"] != machine():
         log.warning(
             "saved on %s, loaded on %s: implementations are chosen, and weights packed, again in the first call."
             " Save it on this machine, too.", document["machine"], machine()
         )  # fmt: skip
         return
-    layouts = Layouts(document["layouts"])
     for name, rows in document["programs"].items():
         region: Any = gm._held[name]
         given = {}

@@ -59,10 +59,15 @@ def _row_scales(node: fx.Node, spec: TensorSpec) -> torch.Tensor:
 
 
 def _repeated(numel: int, generator: torch.Generator) -> torch.Tensor:
-    if numel == 0:
-        return torch.empty(0, dtype=torch.float32, device="cpu")
-    period = torch.randn(min(numel, 65521), generator=generator, dtype=torch.float32, device="cpu")
-    return period.repeat(-(-numel // period.numel()))[:numel]
+    return _repeat(_period(numel, generator), numel)
+
+
+def _period(numel: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(min(numel, 65521), generator=generator, dtype=torch.float32, device="cpu")
+
+
+def _repeat(period: torch.Tensor, numel: int) -> torch.Tensor:
+    return period.repeat(-(-numel // period.numel()))[:numel] if numel else period
 
 
 def twins_on_noise(
@@ -104,10 +109,10 @@ def _constant_noise(value: torch.Tensor, generator: torch.Generator) -> torch.Te
     """
     if not value.is_floating_point():
         return value
-    noise = _repeated(value.numel(), generator)
-    noise = (noise + noise.sign() / 2) / math.sqrt(math.prod(value.shape[1:]))
-    noise = noise.to(value.dtype).view(value.shape)
-    return noise if has_internal_overlap(value) else torch.empty_like(value).copy_(noise)
+    period = _period(value.numel(), generator)  # the arithmetic is done on it alone: weights may be large
+    period = (period + period.sign() / 2) / math.sqrt(math.prod(value.shape[1:]))
+    noise = _repeat(period.to(value.dtype), value.numel()).view(value.shape)
+    return noise if value.is_contiguous() or has_internal_overlap(value) else torch.empty_like(value).copy_(noise)
 
 
 def _variances(node: fx.Node, constants: Mapping[fx.Node, torch.Tensor]) -> list[fx.Node]:

@@ -12,9 +12,10 @@ from functools import lru_cache
 
 import torch
 
-from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, measurable
+from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, measurable, weights_bytes
 from fx_passes.candidates.layouts import Layout
 from fx_passes.candidates.specs import RegionValues
+from fx_passes.lower.products.matrix_vector import NAME as MATRIX_VECTOR
 from fx_passes.search.cost import estimate_ns, reorder_ns
 from fx_passes.search.database import Database, Result, cache_folder, kept_ns
 from fx_passes.search.measure import (
@@ -37,6 +38,7 @@ TUNE_MODES = ("auto", "off", "full", "near")
 _PROSPECTS = 1.6  # "auto" measures candidates estimated within this factor of the best; "full" measures them all
 _NEAR_THE_BEST = 1.3  # what was measured within this factor is timed a second time
 SHARE = 0.6  # of a turn's time, for measuring operations alone; the rest is for whole programs
+_LARGE_BYTES = 8 << 20  # of weights: in no cache when the next call comes
 _CALLS = 10  # a turn is as long as so many calls by estimate, if that is more than it has
 Progress = Callable[[int, int], None]
 Choose = Callable[[Operation, list[Candidate]], list[Candidate]]
@@ -126,8 +128,15 @@ class Tuner:
         if not ratios:
             return candidates
         scale = max(1.0, statistics.geometric_mean(ratios))
-        times = ((c, hints.get(id(c))) for c in candidates)
-        return [replace(c, cost_ns=scale * c.cost_ns if hint is None else hint) for c, hint in times]
+        best_ns = min(hint for hint in hints.values() if hint is not None)
+
+        def time_ns(c: Candidate) -> float:
+            hint = hints.get(id(c))
+            if hint is None:
+                return best_ns if _saves_much(c) else scale * c.cost_ns
+            return hint
+
+        return [replace(c, cost_ns=time_ns(c)) for c in candidates]
 
     def _price(self, operation: Operation, values: RegionValues, candidates: list[Candidate], choose: Choose) -> None:
         if operation.kind != "concat":
@@ -185,7 +194,7 @@ class Tuner:
         ratios = [time_ns / max(1.0, candidate.cost_ns) for candidate, time_ns in known] or self._ratios or [1.0]
         scale = statistics.geometric_mean(ratios)
         layouts = {(*candidate.srcs, candidate.dst) for candidate, _ in known}
-        estimated = [c for c in unknown if not is_rival(c) and (*c.srcs, c.dst) not in layouts]
+        estimated = [c for c in unknown if (not is_rival(c) or _saves_much(c)) and (*c.srcs, c.dst) not in layouts]
         if not known:
             estimated = estimated or unknown
         return [replace(c, cost_ns=time_ns) for c, time_ns in known] + [
@@ -273,6 +282,16 @@ class Tuner:
         """No implementation gave right numbers: rather the check is at fault than all of them. No file tells others."""
         self.database.keep_out(self._wrong.get(operation.name, ()))
 
+    def are_comparable(self, chosen: Candidate, other: Candidate) -> bool:
+        """Whether `other` is about as fast as `chosen` where their times say so; "full" is for the fastest."""
+        if _saves_much(other):
+            return self.mode != "full"
+        return self.mode == "auto" and all(self.database.get(fingerprint(c)) is not None for c in (chosen, other))
+
+    def let_go(self) -> None:
+        """Give back the memory that measuring took."""
+        self._scratch.clear()
+
     def approve(self, operation: Operation, candidate: Candidate, values: RegionValues) -> bool:
         """Whether the candidate's numbers are right: known, or found out now."""
         if not measurable([candidate]):
@@ -312,8 +331,13 @@ def _near_the_best_of_its_layouts(candidates: Sequence[Candidate], costs_ns: Seq
 
 
 def _without_rivals(candidates: list[Candidate]) -> list[Candidate]:
-    """What is chosen from by estimate alone: what PyTorch computes where nothing else does."""
-    return [c for c in candidates if not is_rival(c)] or candidates
+    """What is chosen from by estimate alone: what PyTorch computes where nothing else does, or where it saves much."""
+    return [c for c in candidates if not is_rival(c) or _saves_much(c)] or candidates
+
+
+def _saves_much(candidate: Candidate) -> bool:
+    """Whether PyTorch reads large weights where they lie, at the speed of memory, of which others want a copy."""
+    return candidate.implementation == MATRIX_VECTOR and weights_bytes(candidate) >= _LARGE_BYTES
 
 
 def _best_estimate_ns(operation: Operation) -> float:

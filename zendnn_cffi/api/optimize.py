@@ -57,9 +57,9 @@ def optimize(
                     and measured by a thread of its own once no call came for two seconds. 0: never in a call.
                     One process of a machine measures at a time.
     release_weights after the first call, keep packed weights alone and let go of the parameters they were made from
-                    (memory comes back once the original model is gone too). The module then has no state_dict, and
-                    cannot be copied, pickled, loaded or converted: each raises RuntimeError. Winograd's algorithm,
-                    whose weights are large, is then used in early layers only.
+                    (memory comes back once the original model is gone too). The module is copied, pickled and saved
+                    with these. It has no state_dict then, and loading or converting it raises RuntimeError. Winograd's
+                    algorithm, whose weights are large, is then used in early layers only.
     Returns         an fx.GraphModule with the model's signature and state_dict. It lowers its regions on the first call
                     with each input signature. Outputs carry no gradient, unless an input asks for one: then that call
                     runs in plain PyTorch.
@@ -102,7 +102,9 @@ def optimize(
     with collector_paused():
         gm = build(traced, make_region=RegionFactory(options))
     if release_weights:
-        gm.release_after_first_call()
+        from fx_passes.saved.released import release_weights as release
+
+        gm.release_after_first_call(release)
     return gm
 
 

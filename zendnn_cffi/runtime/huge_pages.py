@@ -16,32 +16,38 @@ import torch
 
 ALIGNMENT_BYTES = 64  # a cache line
 HUGE_PAGE_BYTES = 2 << 20
-_FIRST_CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 256 << 10, 8 << 20
+# What is not touched of a chunk is no memory.
+_FIRST_CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 256 << 10, 64 << 20
 _MADV_COLLAPSE = 25  # since Linux 6.1; Python has no name for it
 _COLLAPSED_BYTES = (
     4 << 30
 )  # collapsing takes about two seconds per GiB: what is larger is left to the kernel's own pace
-_OWN_MAPPING_BYTES = 4 << 20  # a tensor from this size on has a mapping of its own, given back when the tensor dies
+# A tensor from this size on has a mapping of its own, given back when the tensor dies.
+_OWN_MAPPING_BYTES = 16 << 20
+_MOST_UNFILLED = 1 / 16  # of a tensor's bytes, that its last huge page may have in addition
 
 
 def allocate(size_bytes: int) -> torch.Tensor:
     """Return a uint8 tensor of size_bytes, on a cache line's boundary, on huge pages if it fills one; not initialised.
 
-    A last huge page that would be filled less than half is ordinary pages instead, so little memory is wasted.
+    A last huge page that would be filled less than half, or have much unfilled for the tensor's size, is ordinary
+    pages instead, so little memory is wasted.
     """
     if size_bytes < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device="cpu")
         return _aligned(raw, ALIGNMENT_BYTES, size_bytes)
-    mapped_bytes = size_bytes
-    if size_bytes % HUGE_PAGE_BYTES >= HUGE_PAGE_BYTES // 2:
-        mapped_bytes += -size_bytes % HUGE_PAGE_BYTES
+    huge_bytes, unfilled = size_bytes - size_bytes % HUGE_PAGE_BYTES, -size_bytes % HUGE_PAGE_BYTES
+    if unfilled <= min(HUGE_PAGE_BYTES // 2, size_bytes * _MOST_UNFILLED):
+        huge_bytes = size_bytes + unfilled
+    mapped_bytes = max(size_bytes, huge_bytes) + HUGE_PAGE_BYTES
     try:
-        mapping = mmap.mmap(-1, mapped_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, mapped_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"cannot allocate {size_bytes} bytes: {error}") from error
+    memory = _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE_BYTES, size_bytes)
     with contextlib.suppress(OSError):  # a kernel without huge pages
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    return _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE_BYTES, size_bytes)
+        mapping.madvise(mmap.MADV_HUGEPAGE, memory.storage_offset(), huge_bytes)  # no further: all of a page is taken
+    return memory
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:

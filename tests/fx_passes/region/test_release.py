@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -62,10 +61,8 @@ def test_transposed_packed_weights_become_plain_again(dtype: torch.dtype | None)
 def test_what_needs_the_weights_says_that_they_are_gone() -> None:
     gm = zendnn_cffi.optimize(model(), release_weights=True, tune="off")
     state = gm.state_dict()
-    copy.deepcopy(gm)
     gm(noise(2, 3, 9, 9))
-    for use in (gm.state_dict, lambda: gm.load_state_dict(state), lambda: copy.deepcopy(gm), lambda: copy.copy(gm),
-                lambda: pickle.dumps(gm), gm.double):  # fmt: skip
+    for use in (gm.state_dict, lambda: gm.load_state_dict(state), gm.double):
         with pytest.raises(RuntimeError, match="release_weights=True"):
             use()
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import zendnn_cffi
-from fx_passes.saved.container import KEY, _digest, as_it_lies, by_alignment, checksum, padded, read, write
+from fx_passes.plan.prepack import as_it_lies
+from fx_passes.saved.container import KEY, _digest, by_alignment, checksum, padded, read, write
 from fx_passes.saved.errors import FileError, NotSaved
 from tests.support.lowering import noise
 

@@ -296,10 +296,6 @@ def test_code_is_refused_with_what_to_do(tmp_path: Path) -> None:
         zendnn_cffi.save(zendnn_cffi.optimize(Foreign().eval()), tmp_path / "m")
     with pytest.raises(TypeError, match="what zendnn_cffi.optimize returned, got Linear"):
         zendnn_cffi.save(nn.Linear(2, 2), tmp_path / "m")  # type: ignore[arg-type]
-    released = zendnn_cffi.optimize(block(), tune="off", release_weights=True)
-    released(noise(1, 3, 32, 32))
-    with pytest.raises(ValueError, match="release_weights"):
-        zendnn_cffi.save(released, tmp_path / "m")
 
 
 def test_what_is_no_saved_module_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_pieces_of_a_pool_do_not_overlap(sizes):
 
 def test_small_pieces_share_a_chunk_and_large_ones_do_not():
     pool = Pool()
-    a, b, large = pool.allocate(1000), pool.allocate(1000), pool.allocate(5 << 20)
+    a, b, large = pool.allocate(1000), pool.allocate(1000), pool.allocate(17 << 20)
     assert b.data_ptr() - a.data_ptr() == 1024
     assert large.untyped_storage().data_ptr() != a.untyped_storage().data_ptr()
 
@@ -83,6 +83,17 @@ def test_memory_goes_back_with_its_tensor():
     del memory
     gc.collect()
     assert resident_bytes() - before < 8 << 20
+
+
+@pytest.mark.parametrize("size", (768 * 768 * 4, 768 * 3072 * 4, 40_000))
+def test_pieces_take_little_more_than_their_bytes(size):
+    """The kernel counts whole huge pages."""
+    pool, count = Pool(), (96 << 20) // size
+    gc.collect()
+    before = resident_bytes()
+    pieces = [pool.allocate(size).fill_(1) for _ in range(count)]
+    assert resident_bytes() - before < 1.03 * count * size + (8 << 20)
+    assert len(pieces) == count
 
 
 def test_the_kernel_is_asked_for_huge_pages():

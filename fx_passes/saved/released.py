@@ -1,0 +1,192 @@
+"""Modules whose parameters were released: packed weights are left, which are copied, pickled and saved.
+
+As a loaded module, such a module is made of its graph and its parts, not by the passes again: these want parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes.bags.offset_bags import JoinedOffsetBags
+from fx_passes.graph.graph import copy_graph
+from fx_passes.memoize.per_mask import PerMask
+from fx_passes.memoize.per_size import PerSize
+from fx_passes.module import OptimizedModule
+from fx_passes.partition.partition import Constants
+from fx_passes.plan.prepack import Packed, as_it_lies
+from fx_passes.region.kept import Form, Kept
+from fx_passes.region.region import ZenRegion
+from fx_passes.region.release import release
+from fx_passes.saved.container import PACKED
+from fx_passes.saved.encoding import decode, encode
+from fx_passes.saved.errors import FileError
+from fx_passes.saved.layouts import Layouts, NoForm
+from fx_passes.trace.export import Guards
+from fx_passes.trace.trace import Traced
+from zendnn_cffi.primitives.memory import MemoryDesc
+
+Tensors = dict[str, torch.Tensor]
+
+
+def release_weights(gm: OptimizedModule) -> bool:
+    """Let go of the parameters that regions keep packed; whether there are any. Each region that has a program may."""
+    regions: list[Any] = [r for r in gm.regions().values() if isinstance(r, ZenRegion)]
+    regions = [r for r in regions if r.lowered and all(r.lowered.values())]  # plain PyTorch needs the others
+    if not regions or not release(gm, regions):
+        return False
+    keep_parts(gm)
+    return True
+
+
+def keep_parts(gm: OptimizedModule) -> None:
+    """Let copies of a module whose parameters are gone be made of its graph and its parts."""
+    traced, tree = gm._source[0], gm._tree
+    guards, example = traced.guards, traced.example
+    if guards is not None and example is not None and not traced.restored:
+        args, kwargs = example
+        guards, example = Guards.described(*guards.description()), ((None,) * len(args), dict.fromkeys(kwargs))
+    traced = replace(traced, graph=None, guards=guards, example=example, restored=True)
+    parts = {name: Part.of(module) for name, module in gm._held.items() if name not in tree._modules}
+    gm._source = traced, build_released, {"graph": copy_graph(gm.graph), "parts": parts}
+
+
+def build_released(traced: Traced, *, graph: fx.Graph, parts: Mapping[str, Part]) -> OptimizedModule:
+    """Make the module of its graph and its parts."""
+    options = {"graph": graph, "parts": parts}
+    made = {name: part.make(name, traced.root) for name, part in parts.items()}
+    gm = assembled(traced, build_released, options, copy_graph(graph), made)
+    gm._released = True
+    gm.begin_watch()
+    return gm
+
+
+def assembled(
+    traced: Traced, build: Any, options: dict[str, Any], graph: fx.Graph, parts: Mapping[str, nn.Module]
+) -> OptimizedModule:
+    """The module with this graph, which calls these parts; nothing watches it yet."""
+    gm: Any = OptimizedModule(traced, build, options)
+    with gm.compiled_once():
+        for name, part in parts.items():
+            gm.add_submodule(name, part)
+        gm._read_from(traced, graph)
+    result: OptimizedModule = gm
+    return result
+
+
+@dataclass
+class Part:
+    """What a module that stands for a part of the graph is made of.
+
+    kind       its class
+    constants  packed weights, or the names of what it reads of the tree
+    more       what else its class takes
+    """
+
+    kind: type[nn.Module]
+    graph: fx.Graph
+    constants: Kept | tuple[str, ...]
+    more: Any
+
+    @classmethod
+    def of(cls, module: Any) -> Part:
+        """The part that a module stands for."""
+        constants = module.constants if isinstance(module.constants, Kept) else tuple(module.constants)
+        more = _ALSO[type(module)]
+        return cls(type(module), module.graph, constants, more and getattr(module, more))
+
+    def make(self, name: str, root: nn.Module) -> nn.Module:
+        """A module that stands for it. root  the tree that it reads"""
+        kept = self.constants
+        constants = kept if isinstance(kept, Kept) else Constants(root, kept)
+        if self.kind is ZenRegion:
+            return ZenRegion(self.graph, constants, name, self.more)
+        if self.kind is PerMask:
+            return PerMask(self.graph, self.more)
+        if self.kind is JoinedOffsetBags:
+            return JoinedOffsetBags(self.graph, constants, self.more)
+        return PerSize(self.graph, constants)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: packed weights as in a file."""
+        state = dict(self.__dict__)
+        if isinstance(self.constants, Kept):
+            layouts, tensors = Layouts(), Tensors()
+            rows = encode_kept(self.constants, layouts, tensors)
+            state["constants"] = rows, layouts.written, {name: tensor.clone() for name, tensor in tensors.items()}
+        return {**state, "is_kept": isinstance(self.constants, Kept)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state.pop("is_kept"):
+            rows, written, tensors = state["constants"]
+            state["constants"] = decode_kept(rows, Layouts(written), tensors)
+        self.__dict__.update(state)
+
+
+# The classes of parts, and what else they take than graph and constants.
+_ALSO: dict[type[nn.Module], str] = {ZenRegion: "options", PerMask: "masks", JoinedOffsetBags: "tune", PerSize: ""}
+
+
+def encode_kept(kept: Kept, layouts: Layouts, packed: Tensors) -> dict[str, Any]:
+    """What a region's parameters were released to, as JSON by name; the bytes are added to `packed`.
+
+    Packed weights whose layout has no form are written plain.
+    """
+    rows: dict[str, Any] = {}
+    for name, value in kept.plain_by_name.items():
+        rows[name] = _plain_row(value, packed)
+    for name, (form, shape, dtype) in kept.forms.items():
+        try:
+            place = layouts.place(form.desc)
+        except NoForm:
+            rows[name] = _plain_row(kept[name], packed)
+            continue
+        source = packed_as(as_it_lies(form.data, form.desc.size_bytes), packed)
+        rows[name] = [source, tuple(shape), encode(dtype, _no_special), place, form.transposed]
+    return rows
+
+
+def _plain_row(value: torch.Tensor, packed: Tensors) -> list[Any]:
+    value = value.detach().contiguous()
+    return [packed_as(as_it_lies(value, value.nbytes), packed), tuple(value.shape), encode(value.dtype, _no_special)]
+
+
+def decode_kept(rows: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str, torch.Tensor]) -> Kept:
+    """What encode_kept made rows of. Raises FileError for anything else."""
+    plain, forms = {}, {}
+    for name, (source, shape, dtype_row, *layout) in rows.items():
+        data, dtype, shape = tensors[source], decode(dtype_row, _no_special), torch.Size(shape)
+        numel = math.prod(shape)
+        if not isinstance(dtype, torch.dtype) or data.dtype != torch.uint8 or any(size < 0 for size in shape):
+            raise FileError(f"{name} is no constant")
+        if not layout:
+            if data.nbytes < numel * dtype.itemsize:
+                raise FileError(f"{name} is longer than what is there of it")
+            plain[name] = data[: numel * dtype.itemsize].view(dtype).view(shape)
+            continue
+        place, transposed = layout
+        desc = layouts.at(place)
+        whole = isinstance(desc, MemoryDesc) and desc.outer_strides is not None and math.prod(desc.dims) == numel
+        if not whole or data.nbytes < desc.size_bytes or (transposed and len(desc.dims) != 2):
+            raise FileError(f"{name} does not lie as the file says")
+        forms[name] = Form(Packed(data, desc, bool(transposed)), shape, dtype)
+    return Kept(plain, forms)
+
+
+def packed_as(tensor: torch.Tensor, packed: Tensors) -> str:
+    """The name under which packed weights, bytes as they lie in memory, are in the file."""
+    for name, other in packed.items():
+        if (other.data_ptr(), other.nbytes) == (tensor.data_ptr(), tensor.nbytes):
+            return name
+    name = f"{PACKED}{len(packed)}"
+    packed[name] = tensor
+    return name
+
+
+def _no_special(value: Any) -> None:
+    return None
