@@ -53,7 +53,7 @@ notebook: install  ## open the quick-start notebook
 	$(BIN)/jupyter notebook notebooks/quickstart.ipynb
 
 notebooks: install  ## run all notebooks and store them with their outputs (some minutes, on a quiet machine)
-	HF_HUB_OFFLINE=1 $(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False notebooks/*.ipynb
+	$(BIN)/python notebooks/store.py $(ARGS)
 
 docs: install  ## the documentation site, into build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)

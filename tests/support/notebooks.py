@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
-def execute(name: str, folder: Path) -> Any:
-    """Return the notebook after running all its cells; kernels are registered in `folder`, which must be empty."""
+def execute(name: str, folder: Path, shorter: Mapping[str, str] | None = None) -> Any:
+    """Return the notebook after running all its cells.
+
+    folder   where kernels are registered; must be empty
+    shorter  source -> what stands for it, so that less is computed; each occurs once
+    """
     kernels = folder / "kernels" / "python3"
     kernels.mkdir(parents=True)
     command = f'["{sys.executable}", "-m", "ipykernel_launcher", "-f", "{{connection_file}}"]'
@@ -23,7 +28,11 @@ def execute(name: str, folder: Path) -> Any:
         patch.setenv("JUPYTER_PATH", str(kernels.parents[1]))
         patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
-        client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOKS)}})
+        for old, new in (shorter or {}).items():
+            (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and old in cell.source]
+            cell.source = cell.source.replace(old, new)
+        resources = {"metadata": {"path": str(NOTEBOOKS)}}
+        client = NotebookClient(notebook, timeout=300, startup_timeout=300, resources=resources)
         return client.execute()
 
 
