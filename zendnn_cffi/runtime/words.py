@@ -19,9 +19,8 @@ class Words:
     """Words of `size` bytes, 4 or 8, at these addresses, multiples of size."""
 
     def __init__(self, addresses: Sequence[int], size: int) -> None:
-        # As places in all memory taken as one array, which begins at address `size`: NULL is no array. In their order
-        # there, neighbours share lines and pages.
-        self._places = np.unique(np.array(addresses, dtype=np.int64)) // size - 1
+        # As places in all memory taken as one array, which begins at address `size`: NULL is no array.
+        self._places = np.array(addresses, dtype=np.int64) // size - 1
         self._memory = np.asarray(_Memory(max(addresses, default=size), size))
         self._known = self.now()
 
