@@ -82,10 +82,14 @@ def rows_of(case: Case) -> list[Row]:
     if not path.is_file():
         FOLDER.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_lowered(case)))
-    return [
-        Row(*row[:4], None if row[4] is None else tuple(_facts(f) for f in row[4]), *row[5:])
-        for row in json.loads(path.read_text())
-    ]
+    return [_row(*given) for given in json.loads(path.read_text())]
+
+
+def _row(
+    operation: int, layouts: str, key: str, implementation: str, facts: Any, table_ns: float, is_rival: bool, sort: str
+) -> Row:
+    known = None if facts is None else tuple(map(_facts, facts))
+    return Row(operation, layouts, key, implementation, known, table_ns, is_rival, sort)
 
 
 def _facts(given: Sequence[Any]) -> Facts:
@@ -225,8 +229,12 @@ def fit_reorders(times: shipped.Shipped) -> dict[str, tuple[float, ...]]:
         }
         if known:
             low, high = min(known), max(known)
-            line = np.polyfit([*known], [*known.values()], 1) if len(known) > 2 else (0.0, np.mean([*known.values()]))
-            found[pair] = _rounded((low, high, line[0] * low + line[1], line[0]))
+            slope, start = (
+                map(float, np.polyfit([*known], [*known.values()], 1))
+                if len(known) > 2
+                else (0.0, statistics.fmean(known.values()))
+            )
+            found[pair] = _rounded((low, high, slope * low + start, slope))
     return found
 
 
