@@ -13,8 +13,8 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test verify-library zoo hugging-face conformance bench scaling shipped-times notebook \
-        notebooks docs lint format clean distclean
+.PHONY: help venv install demo test verify-library zoo hugging-face conformance bench scaling shipped-times \
+        learned-estimates notebook notebooks docs lint format clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ scaling: install  ## throughput from batch 1 to 640, on one and two threads (hal
 
 shipped-times: install  ## measure common networks on this kind of CPU, for the times that ship with the package (an hour)
 	$(BIN)/python benchmarks/shipped_times.py $(ARGS)
+
+learned-estimates: install  ## fit estimates to the times that ship, and say how well they predict networks left out (minutes)
+	$(BIN)/python benchmarks/learned_estimates.py $(ARGS)
 
 notebook: install  ## open the quick-start notebook
 	$(BIN)/python -m pip install -q notebook

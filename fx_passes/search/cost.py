@@ -5,6 +5,9 @@ The rates are those of one Zen 4 core with AVX-512; only their ratios matter to 
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 import torch
 
 from fx_passes.candidates.candidates import (
@@ -22,6 +25,7 @@ _TIMES_FLOAT32 = {torch.bfloat16: 2.0, torch.uint8: 4.0, torch.int8: 4.0}
 _BYTES_PER_NS = 10.0
 _CALL_NS = 2_000.0
 _TORCH_CALL_NS = 15_000.0
+_NOT_BEFORE = 1.01
 _GEMM_CALL_NS = 3_000.0  # so that AOCL-BLIS is taken where it was measured to be faster, never by estimate
 
 _CALLS_NS = {PrimitiveTemplate: _CALL_NS, TorchTemplate: _TORCH_CALL_NS, GemmTemplate: _GEMM_CALL_NS}
@@ -65,6 +69,19 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
         faster = _TIMES_FLOAT32.get(candidate.srcs[0].dtype, 1.0)
         time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * faster * threads * _share(candidate)))
     return time_ns
+
+
+def completed(table_ns: Sequence[float], known_ns: Sequence[float | None]) -> list[float]:
+    """Better times where they are known, of an operation's candidates; the table's of the rest, brought to these.
+
+    The rest do not come before the best that is known: the table and what is known were not made to be compared.
+    """
+    pairs = [(known, table) for known, table in zip(known_ns, table_ns, strict=True) if known is not None]
+    if not pairs:
+        return list(table_ns)
+    scale = statistics.median(known / max(1.0, table) for known, table in pairs)
+    least = _NOT_BEFORE * min(known for known, _ in pairs)
+    return [max(least, scale * t) if k is None else k for k, t in zip(known_ns, table_ns, strict=True)]
 
 
 def reorder_ns(have: Layout, want: Layout) -> float:

@@ -106,12 +106,12 @@ def read(path: Path) -> Shipped | None:
 
 def times_for(threads: int) -> Shipped | None:
     """The times of this kind of CPU with so many threads."""
-    return None if _is_off() else read(path_of(machine(), threads))
+    return None if is_off() else read(path_of(machine(), threads))
 
 
 def hints_for(threads: int) -> Sequence[Shipped]:
     """The times of other numbers of threads and kinds of CPU, nearest first: they say which of several is faster."""
-    if _is_off() or not FOLDER.is_dir():
+    if is_off() or not FOLDER.is_dir():
         return ()
     own = path_of(machine(), threads)
     version = machine().partition("-")[0]
@@ -124,5 +124,5 @@ def hints_for(threads: int) -> Sequence[Shipped]:
     return [found for path in sorted(others, key=distance) if (found := read(path)) is not None]
 
 
-def _is_off() -> bool:
+def is_off() -> bool:
     return os.environ.get(VARIABLE) == ""

@@ -16,8 +16,9 @@ from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTempl
 from fx_passes.candidates.layouts import Layout
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.lower.products.matrix_vector import NAME as MATRIX_VECTOR
-from fx_passes.search.cost import estimate_ns, reorder_ns
+from fx_passes.search.cost import completed, estimate_ns, reorder_ns
 from fx_passes.search.database import Database, Result, cache_folder, kept_ns
+from fx_passes.search.learned import learned_for
 from fx_passes.search.measure import (
     CHECK_ONLY,
     Bench,
@@ -79,6 +80,7 @@ class Tuner:
         self.turn = turn or Turn(database_of(mode, self.threads), self.threads)
         self.database = self.turn.database
         self.measured = 0
+        self._learned = learned_for(self.threads)
         self._scratch = Scratch()
         self._wrong: dict[str, list[str]] = {}  # operation -> keys of the candidates found wrong
         self._keys: dict[tuple[int, ...], tuple[Candidate, str]] = {}  # by what candidates of other costs share
@@ -118,16 +120,26 @@ class Tuner:
         return known[1]
 
     def _estimated(self, operation: Operation) -> list[Candidate]:
-        """Every candidate with its time on a machine like this one, or what arithmetic says, brought to such times."""
+        """Every candidate with its time on a machine like this one, or what was learned from such, or the table says,
+        brought to such times.
+        """
         candidates = [replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates]
         rivals = measurable(candidates)
-        if not self.database.has_hints or not rivals:
+        if not rivals:
+            return candidates
+        if self._learned is not None:
+            times_ns = completed([c.cost_ns for c in rivals], self._learned.estimates_ns(operation, rivals))
+            priced = {id(c): replace(c, cost_ns=ns) for c, ns in zip(rivals, times_ns, strict=True)}
+            candidates = [priced.get(id(c), c) for c in candidates]
+            rivals = measurable(candidates)
+        if not self.database.has_hints:
             return candidates
         hints = {id(c): self.database.hint_ns(self._key(c)) for c in rivals}
         ratios = [hint / max(1.0, c.cost_ns) for c in rivals if (hint := hints[id(c)]) is not None]
         if not ratios:
             return candidates
-        scale = max(1.0, statistics.geometric_mean(ratios))
+        scale = statistics.geometric_mean(ratios)
+        scale = scale if self._learned is not None else max(1.0, scale)
         best_ns = min(hint for hint in hints.values() if hint is not None)
 
         def time_ns(c: Candidate) -> float:
@@ -310,15 +322,19 @@ class Tuner:
         key = reorder_fingerprint(have, want)
         if self.mode in ("off", "near"):
             hint = self.database.hint_ns(key)
-            return reorder_ns(have, want) if hint is None else hint * size_bytes
+            return self._estimated_reorder_ns(have, want) if hint is None else hint * size_bytes
         result = self.database.get(key)
         if result is None and not self.turn.allows(SHARE):
-            return reorder_ns(have, want)
+            return self._estimated_reorder_ns(have, want)
         if result is None:
             result = Result(kept_ns(time_reorder(have, want) / size_bytes), 0.0, True)
             self.measured += 1
             self.database.put(key, result)
         return result.time_ns * size_bytes
+
+    def _estimated_reorder_ns(self, have: Layout, want: Layout) -> float:
+        known_ns = None if self._learned is None else self._learned.reorder_ns(have, want)
+        return reorder_ns(have, want) if known_ns is None else known_ns
 
 
 def _near_the_best_of_its_layouts(candidates: Sequence[Candidate], costs_ns: Sequence[float]) -> set[int]:
