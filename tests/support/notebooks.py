@@ -32,7 +32,7 @@ def execute(name: str, folder: Path, shorter: Mapping[str, str] | None = None) -
             (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and old in cell.source]
             cell.source = cell.source.replace(old, new)
         resources = {"metadata": {"path": str(NOTEBOOKS)}}
-        client = NotebookClient(notebook, timeout=300, startup_timeout=300, resources=resources)
+        client = NotebookClient(notebook, timeout=600, startup_timeout=300, resources=resources)
         return client.execute()
 
 
@@ -42,7 +42,7 @@ def text_of(cell: Any) -> str:
     for output in cell.get("outputs", ()):
         parts.append(output.get("text", ""))
         parts += [str(value) for kind, value in output.get("data", {}).items() if kind.startswith("text/")]
-    return "\n".join(parts)
+    return "\n".join(part.rstrip("\n") for part in parts if part)
 
 
 def outputs_containing(executed: Any, source: str) -> str:
