@@ -10,7 +10,6 @@ from zendnn_cffi.errors import UnsupportedError
 from zendnn_cffi.primitives.verification.cases_recurrent import layer, recurrents
 from zendnn_cffi.primitives.verification.check import check
 from zendnn_cffi.primitives.verification.kinds import kind_of
-from zendnn_cffi.primitives.verification.reference import expected
 from zendnn_cffi.primitives.verification.unchecked import unchecked
 
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 3}
@@ -36,29 +35,6 @@ def test_projected_layers_are_right_in_float32_and_refused_in_bfloat16() -> None
     assert check(made("lstm", torch.float32, (5, 3, 17, 33), width=24, states=True)).problem == ""
     with pytest.raises(UnsupportedError, match="interleaved in pairs"):
         made("lstm", torch.bfloat16, (5, 3, 17, 33), width=24)
-
-
-@pytest.mark.parametrize("kind", GATES)
-def test_the_reference_is_pytorchs_network(kind: str) -> None:
-    """Gates in the library's order; of a GRU one bias more."""
-    torch.manual_seed(0)
-    steps, samples, inputs, hidden = 4, 2, 5, 3
-    name, *rest = kind.split("_")
-    network = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[name](
-        inputs, hidden, dtype=torch.float64, **({"nonlinearity": rest[0]} if rest else {})
-    )
-    order = [1, 0, 2] if kind == "gru" else list(range(GATES[kind]))
-
-    def by_gate(weight: torch.Tensor) -> torch.Tensor:
-        return weight.detach().unflatten(0, (len(order), hidden))[order]
-
-    first, second = by_gate(network.bias_ih_l0), by_gate(network.bias_hh_l0)
-    bias = torch.cat([first[:2] + second[:2], first[2:], second[2:]]) if kind == "gru" else first + second
-    x = torch.randn(steps, samples, inputs, dtype=torch.float64)
-    values = {1: x, 33: by_gate(network.weight_ih_l0).permute(2, 0, 1)[None, None], 41: bias[None, None]}
-    values[34] = by_gate(network.weight_hh_l0).permute(2, 0, 1)[None, None]
-    op = layer(kind, torch.float32, (steps, samples, inputs, hidden))
-    torch.testing.assert_close(expected(op, made(kind, torch.float32, (4, 2, 5, 3)).attr, values), network(x)[0])
 
 
 def test_cases_have_names_of_their_own() -> None:

@@ -29,6 +29,7 @@ from zendnn_cffi.primitives.attributes import (
     ARG_SRC_3,
     ARG_VARIANCE,
     ARG_WEIGHTS,
+    ARG_WEIGHTS_ITER,
     Attr,
     PostOps,
     arg_post_op,
@@ -36,6 +37,7 @@ from zendnn_cffi.primitives.attributes import (
 from zendnn_cffi.primitives.descriptors import OpDesc
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.verification import reference, reference_post_ops
+from zendnn_cffi.primitives.verification.cases_recurrent import layer
 from zendnn_cffi.primitives.verification.reference import expected
 
 F32, S8 = torch.float32, torch.int8
@@ -162,6 +164,30 @@ def lrn_within() -> torch.Tensor:
 
 
 SLOPES = noise(1, 6, 1, 1)
+GATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 3}
+
+
+def recurrent(kind: str) -> tuple[Any, ...]:
+    """PyTorch's network: gates in the library's order, of a GRU one bias more."""
+    torch.manual_seed(0)
+    sizes = steps, samples, inputs, hidden = 4, 2, 5, 3
+    name, *rest = kind.split("_")
+    network = {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[name](
+        inputs, hidden, dtype=torch.float64, **({"nonlinearity": rest[0]} if rest else {})
+    )
+    order = [1, 0, 2] if kind == "gru" else list(range(GATES[kind]))
+
+    def by_gate(weight: torch.Tensor) -> torch.Tensor:
+        return weight.detach().unflatten(0, (len(order), hidden))[order]
+
+    first, second = by_gate(network.bias_ih_l0), by_gate(network.bias_hh_l0)
+    bias = torch.cat([first[:2] + second[:2], first[2:], second[2:]]) if kind == "gru" else first + second
+    x = torch.randn(steps, samples, inputs, dtype=torch.float64)
+    values = {ARG_SRC: x, ARG_WEIGHTS: by_gate(network.weight_ih_l0).permute(2, 0, 1)[None, None]}
+    values |= {ARG_WEIGHTS_ITER: by_gate(network.weight_hh_l0).permute(2, 0, 1)[None, None], ARG_BIAS: bias[None, None]}
+    return layer(kind, torch.float32, sizes), values, network(x)[0].detach()
+
+
 EXAMPLES: dict[str, tuple[str, Callable[[], tuple[OpDesc, dict[int, torch.Tensor], torch.Tensor]]]] = {
     "convolution": ("convolution", lambda: convolution(False)),
     "grouped convolution": ("convolution", lambda: convolution(True)),
@@ -214,6 +240,7 @@ EXAMPLES: dict[str, tuple[str, Callable[[], tuple[OpDesc, dict[int, torch.Tensor
             F.prelu(IMAGE, SLOPES.flatten()),
         ),
     ),
+    **{f"rnn {kind}": ("rnn", lambda kind=kind: recurrent(kind)) for kind in GATES},  # type: ignore[misc]
     "shuffle": (
         "shuffle",
         lambda: (d.shuffle(md(2, 6, 7, 8), 1, 3), {ARG_SRC: IMAGE}, torch.nn.ChannelShuffle(3)(IMAGE)),
