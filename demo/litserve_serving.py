@@ -37,7 +37,7 @@ CORES = 1  # of a worker: threads follow it
 LARGEST_BATCH = 4
 
 
-class Classifier(litserve.LitAPI):  # type: ignore[misc]
+class Classifier(litserve.LitAPI):
     """What each worker holds."""
 
     path = ""  # of the saved model
