@@ -124,8 +124,10 @@ TESTED_BY = {
     "lower.products.step": "lower/attention/test_attention.py",
     "lower.rules": "ops/test_registry.py",  # that each operation has one
     "lower.torch_into": "lower/test_torch_candidates.py",
+    "lower.recurrent": "lower/recurrent/test_layer.py",
     "memoize.watched": "memoize/test_memoised.py",
     "normalize.attention": "normalize/test_normalize.py",
+    "normalize.recurrent": "lower/recurrent/test_layer.py",
     "ops": "ops/test_ops.py",  # every operation's body, from one table
     "plan": "plan/test_schedule.py",  # whole programs, whose dead memory is poisoned
     "region.batch": "region/test_variants.py",
@@ -141,11 +143,12 @@ TESTED_BY = {
     "report.records": "report/test_profile.py",
     "saved": "saved/test_files.py",  # whole files, there and back
     "search.cost": "search/test_tuner.py",
+    "search.features": "search/test_learned.py",
     "search.measure": "search/test_verdicts.py",
     "spellings": "normalize/test_normalize.py",  # every spelling beside eager, through normalize
     "trace.inline": "trace/test_export.py",
+    "trace.recurrent": "lower/recurrent/test_layer.py",
     "trace.seeding": "trace/test_trace.py",
-    "trace.skeleton": "trace/test_trace.py",
 }
 
 MODULES = sorted(set(source_files()) - {"fx_passes"})

@@ -15,8 +15,7 @@ from torch import fx, nn
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
 from fx_passes.graph.graph import copy_graph
-from fx_passes.memoize.per_mask import PerMask
-from fx_passes.memoize.per_size import PerSize
+from fx_passes.memoize.memoised import Memoised
 from fx_passes.module import OptimizedModule
 from fx_passes.partition.partition import Constants
 from fx_passes.plan.prepack import Packed, as_it_lies
@@ -98,7 +97,7 @@ class Part:
         """The part that a module stands for."""
         constants = module.constants if isinstance(module.constants, Kept) else tuple(module.constants)
         more = _ALSO[type(module)]
-        return cls(type(module), module.graph, constants, more and getattr(module, more))
+        return cls(type(module), module.graph, constants, getattr(module, more))
 
     def make(self, name: str, root: nn.Module) -> nn.Module:
         """A module that stands for it. root  the tree that it reads"""
@@ -106,11 +105,9 @@ class Part:
         constants = kept if isinstance(kept, Kept) else Constants(root, kept)
         if self.kind is ZenRegion:
             return ZenRegion(self.graph, constants, name, self.more)
-        if self.kind is PerMask:
-            return PerMask(self.graph, self.more)
         if self.kind is JoinedOffsetBags:
             return JoinedOffsetBags(self.graph, constants, self.more)
-        return PerSize(self.graph, constants)
+        return Memoised(self.graph, constants, self.more)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: packed weights as in a file."""
@@ -129,7 +126,7 @@ class Part:
 
 
 # The classes of parts, and what else they take than graph and constants.
-_ALSO: dict[type[nn.Module], str] = {ZenRegion: "options", PerMask: "masks", JoinedOffsetBags: "tune", PerSize: ""}
+_ALSO: dict[type[nn.Module], str] = {ZenRegion: "options", Memoised: "masks", JoinedOffsetBags: "tune"}
 
 
 def encode_kept(kept: Kept, layouts: Layouts, packed: Tensors) -> dict[str, Any]:
