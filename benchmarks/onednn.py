@@ -38,6 +38,9 @@ class _Ffi:
     def typeof(self, ctype: Any) -> Any:
         return self._ffi.typeof(_spelled(ctype))
 
+    def integer_const(self, name: str) -> Any:
+        return self._ffi.integer_const(_spelled(name))
+
 
 class _Lib:
     """oneDNN's functions under ZenDNN's names; each is found once, then called without a detour."""

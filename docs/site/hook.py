@@ -11,7 +11,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "benchmarks/README.md", "demo/ray_serving.py")
+OUTSIDE = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "benchmarks/README.md"),
+    *("demo/litserve_serving.py", "demo/ray_serving.py", "demo/spark_batches.py"),
+)
 
 
 class NotebookPage(File):
