@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -140,14 +139,9 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
         return lies
     with torch.inference_mode(False):
         packed = allocate(desc.size_bytes)
-    _reorder(have, desc, torch.get_num_threads()).execute({ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)})
+    primitive = Primitive(PrimitiveDesc.reorder(have, desc))
+    primitive.execute({ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)})
     return packed
-
-
-@lru_cache(maxsize=32)
-def _reorder(have: MemoryDesc, desc: MemoryDesc, threads: int) -> Primitive:
-    """The primitive for so many threads, which weights of equal shapes share."""
-    return Primitive(PrimitiveDesc.reorder(have, desc))
 
 
 def as_wanted(weights: Weights) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ def test_cases_have_names_of_their_own_and_cover_every_primitive() -> None:
     names = [case.name for make in groups().values() for case in make()]
     assert len(set(names)) == len(names) > 20_000
     firsts = {name.split()[0] for name in names}
-    shared = {"pooling_v2": "pooling", "logsoftmax": "softmax"}
+    shared = {"pooling_v2": "pooling", "logsoftmax": "softmax", "rnn": "recurrent"}
     assert firsts >= {shared.get(kind, kind) for kind in descriptors.KINDS}
 
 
