@@ -123,20 +123,20 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
     """
     if weights.below:
         return stack((weights.plain, *weights.below), weights.desc, allocate)
-    desc, plain = weights.desc, weights.plain.detach()
-    if isinstance(desc, PackedLayout):
-        with torch.inference_mode(False):
-            packed = allocate(desc.size_bytes)
-        desc.pack(plain.to(desc.dtype).contiguous(), packed)
-        return packed
-    plain = (plain.t() if weights.transposed else plain).reshape(desc.dims)
-    if desc.outer_strides is None and desc.dtype is not None:
-        plain = plain.to(desc.dtype).contiguous()  # Winograd's transform is a reorder from that alone
-    have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
     if (lies := as_wanted(weights)) is not None:
         if weights.is_streamed:
             huge_pages.advise([lies])
         return lies
+    desc = weights.desc
+    if isinstance(desc, PackedLayout):
+        with torch.inference_mode(False):
+            packed = allocate(desc.size_bytes)
+        desc.pack(weights.plain.detach().to(desc.dtype).contiguous(), packed)
+        return packed
+    plain = _as_seen(weights, desc)
+    if desc.outer_strides is None and desc.dtype is not None:
+        plain = plain.to(desc.dtype).contiguous()  # Winograd's transform is a reorder from that alone
+    have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
     with torch.inference_mode(False):
         packed = allocate(desc.size_bytes)
     primitive = Primitive(PrimitiveDesc.reorder(have, desc))
@@ -146,12 +146,17 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
 
 def as_wanted(weights: Weights) -> torch.Tensor | None:
     """The plain weights, seen as primitives want them, where they lie so already."""
-    desc, plain = weights.desc, weights.plain.detach()
-    if weights.below or isinstance(desc, PackedLayout):
+    if weights.below or isinstance(weights.desc, PackedLayout):
         return None
-    plain = (plain.t() if weights.transposed else plain).reshape(desc.dims)
+    plain = _as_seen(weights, weights.desc)
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
-    return plain if same_bytes(have, desc) else None
+    return plain if same_bytes(have, weights.desc) else None
+
+
+def _as_seen(weights: Weights, desc: MemoryDesc) -> torch.Tensor:
+    """The plain weights in the shape that primitives see."""
+    plain = weights.plain.detach()
+    return (plain.t() if weights.transposed else plain).reshape(desc.dims)
 
 
 def stack(tensors: Sequence[torch.Tensor], desc: MemoryDesc, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:

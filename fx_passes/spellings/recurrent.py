@@ -58,25 +58,10 @@ def without_zeros(states: Any) -> Any:
     return None if states is None or all(is_call(state, *_ZEROS) for state in states) else tuple(states)
 
 
-def _lstm(
-    input: Any,
-    hx: Any,
-    params: Any,
-    has_biases: Any,
-    num_layers: Any,
-    dropout: Any,
-    train: Any,
-    bidirectional: Any,
-    batch_first: Any,
-) -> Built:
-    """torch.lstm of a padded sequence: of a packed one, params are where has_biases is here."""
-    if not isinstance(hx, list | tuple) or (train is not False and dropout):
-        return None
-    return stack(input, hx, params, "lstm", has_biases, num_layers, bidirectional, batch_first)
-
-
-def _of_one_state(kind: str) -> Any:
-    """Builder of torch.gru, rnn_tanh and rnn_relu."""
+def _stack_of(kind: str) -> Any:
+    """Builder of torch.lstm, gru, rnn_tanh and rnn_relu of a padded sequence: of a packed one, an LSTM's params are
+    where has_biases is here.
+    """
 
     def build(
         input: Any,
@@ -89,9 +74,10 @@ def _of_one_state(kind: str) -> Any:
         bidirectional: Any,
         batch_first: Any,
     ) -> Built:
-        if train is not False and dropout:
+        states = hx if kind == "lstm" else (hx,)
+        if not isinstance(states, list | tuple) or (train is not False and dropout):
             return None
-        return stack(input, (hx,), params, kind, has_biases, num_layers, bidirectional, batch_first)
+        return stack(input, states, params, kind, has_biases, num_layers, bidirectional, batch_first)
 
     return build
 
@@ -166,8 +152,8 @@ def _is_plain(module: Any) -> bool:
     return len(own) == len(flat) and all(a is b and a is not None for a, b in zip(own, flat, strict=True))
 
 
-row(_lstm, "lstm")
+row(_stack_of("lstm"), "lstm")
 row(_lstm_cell, "lstm_cell")
 for _kind in ("gru", "rnn_tanh", "rnn_relu"):
-    row(_of_one_state(_kind), _kind)
+    row(_stack_of(_kind), _kind)
     row(_cell_of_one_state(_kind), f"{_kind}_cell")
