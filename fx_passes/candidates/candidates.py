@@ -204,6 +204,7 @@ class Candidate:
     slices_bytes    of a concatenation whose pieces may be written in place: the offset of each in the result; its calls
                     copy one piece each
     cost_ns         measured or estimated time
+    from_memory     whether that is the time with the weights, and all else, in no cache
     check           of numbers that its calls leave in a temporary
     """
 
@@ -215,6 +216,7 @@ class Candidate:
     may_overwrite: int | None = None
     slices_bytes: tuple[int, ...] = ()
     cost_ns: float = 0.0
+    from_memory: bool = False
     offset_bytes: int = 0
     check: Check | None = None
 
@@ -225,6 +227,8 @@ class Candidate:
     @property
     def expected_ns(self) -> float:
         """cost_ns, and what it costs beyond in a network: large weights and PyTorch's code are in no cache there."""
+        if self.from_memory:
+            return self.cost_ns
         torch_ns = _COLD_TORCH_NS * sum(isinstance(call, TorchTemplate) for call in self.calls)
         read_bytes = weights_bytes(self)
         if read_bytes < _LARGE_WEIGHTS_BYTES:

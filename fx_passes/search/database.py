@@ -97,6 +97,10 @@ class Database:
         """Whether results are at hand that count as measured here."""
         return self._shipped is not None
 
+    def ships(self, key: str) -> bool:
+        """Whether it is among the results that count as measured here."""
+        return self._shipped is not None and self._shipped.get(key) is not None
+
     def hint_ns(self, key: str) -> float | None:
         """The time on a machine as near to this one as any that is known; None where none has it right."""
         for source in (self._shipped, *self._hints):

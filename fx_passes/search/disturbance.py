@@ -1,16 +1,15 @@
 """Was the machine busy with other work while something was measured?
 
-A thread that another one pushes off its core while it computes counts an involuntary context switch: of all threads of
-this process, OpenMP's included, the kernel tells the sum. Measuring ResNet-18 for the first time, two threads on two
-cores of a Zen 4 EPYC, kernel ticks 4 ms apart, counted per second and thread:
+The kernel tells how long each thread was ready to run and had no core. The most that one of two threads waited, of the
+time that products took in windows of 0.1 s, two cores of a Zen 4 EPYC:
 
-    quiet machine            19 to 30 (an episode of half a second of 98)      times repeat within 2 % (median), 5 %
-    one busy loop beside it  78 to 98      10 % longer (median), a tenth of them 7 times and more
-    two busy loops           124 to 127    a tenth of them 50 times and more, whole networks 2.3 to 2.8 times
+    quiet machine            0.002 (median), 0.11 (the worst of 24 windows)
+    one busy loop beside it  0.66 and more
 
-A limit of 60 lies between: of 130 times it kept 129 and 106 (quiet), 11 (one loop), 1 (two). What was measured beyond
-it serves this process and stays out of the file. Not noticed: one busy loop among many cores, whose switches many
-threads dilute, and threads kept from running by a quota.
+A limit of 0.2 lies between. Where the kernel does not tell, it is how often threads were pushed off their cores: 19 to
+50 times a second and thread on a quiet machine (an episode of half a second of 190), 78 to 98 beside a busy loop.
+What was measured beyond a limit serves this process and stays out of the file. Not noticed: threads kept from running
+by a quota.
 """
 
 from __future__ import annotations
@@ -24,11 +23,13 @@ from dataclasses import dataclass
 import torch
 
 from fx_passes.search.database import Database
-from zendnn_cffi.engine.contention import involuntary_switches
+from zendnn_cffi.engine.contention import involuntary_switches, waited_ns
 
 log = logging.getLogger("zendnn_cffi.search")
 
-LIMIT = 60.0  # switches per second and thread
+LIMIT = 0.2  # of the time, that a thread waits for a core
+_ONCE_NS = 5e6  # a thread may wait so long however short the time: another one's share of the core
+SWITCHES_LIMIT = 60.0  # per second and thread, where waiting is not known
 _FEWEST = 5  # fewer are no rate yet
 
 
@@ -42,15 +43,22 @@ class Observed:
 @contextmanager
 def measuring(database: Database) -> Iterator[Observed]:
     """What is put into the database meanwhile is kept by this process alone if other work disturbed it."""
-    switches, start, mark = involuntary_switches(), time.perf_counter(), database.mark()
+    waited, switches, start, mark = waited_ns(), involuntary_switches(), time.perf_counter(), database.mark()
     observed = Observed()
     try:
         yield observed
     finally:
-        switches, seconds = involuntary_switches() - switches, time.perf_counter() - start
-        observed.disturbed = switches >= _FEWEST and switches > LIMIT * seconds * torch.get_num_threads()
+        seconds = time.perf_counter() - start
+        if waited:
+            longest_ns = max((ns - waited.get(thread, 0) for thread, ns in waited_ns().items()), default=0)
+            observed.disturbed = longest_ns > LIMIT * seconds * 1e9 + _ONCE_NS
+            seen = f"a thread waited {longest_ns / 1e9:.3f} s for a core"
+        else:
+            switches = involuntary_switches() - switches
+            observed.disturbed = switches >= _FEWEST and switches > SWITCHES_LIMIT * seconds * torch.get_num_threads()
+            seen = f"{switches} involuntary context switches"
         if observed.disturbed:
             log.info(
-                "%d times measured on a busy machine (%d involuntary context switches in %.2f s): not kept on disk",
-                database.doubt(mark), switches, seconds,
+                "%d times measured on a busy machine (%s in %.2f s): not kept on disk",
+                database.doubt(mark), seen, seconds,
             )  # fmt: skip

@@ -18,9 +18,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fx_passes.candidates.candidates import Candidate, Operation, measurable, weights_bytes
+from fx_passes.candidates.candidates import Candidate, Operation, Weights, arguments_of, measurable
 from fx_passes.candidates.specs import TensorSpec
+from fx_passes.plan.prepack import as_wanted
 from fx_passes.search.database import Database, Result, kept_ns
+from fx_passes.search.from_memory import is_bound_by_weights
 from fx_passes.search.measure import fingerprint
 from fx_passes.search.noise import made_up
 from fx_passes.search.turn import Turn
@@ -30,7 +32,6 @@ log = logging.getLogger("zendnn_cffi.search")
 
 _CHOICES = 3  # per operation, the one that is fastest alone among them
 _PROSPECTS = 1.5  # alternatives are at most this many times slower alone
-_FLOPS_PER_BYTE = 4  # of weights: with fewer, memory is slower than arithmetic on every machine this is for
 _CLEARLY_FASTER = 0.97
 _MOST_UNKNOWN = 0.2  # of the alternatives: another version of this package had others, shipped times are rounded
 _ROUNDS, _FEWEST_ROUNDS, _ENOUGH_SECONDS = 9, 3, 1.0
@@ -76,8 +77,14 @@ def refine(
 
 def _expected_seconds(choices: Sequence[Sequence[Candidate]]) -> float:
     """How long trying the choices takes, roughly: most of it goes into packing weights for each program."""
-    packed_bytes = sum(weights_bytes(own[0]) for own in choices)
+    packed_bytes = sum(_packed_bytes(own[0]) for own in choices)
     return (max(map(len, choices)) + 2) * (packed_bytes / _PACKED_PER_SECOND + _CALL_SECONDS * len(choices))
+
+
+def _packed_bytes(candidate: Candidate) -> int:
+    """Bytes of the constants that are brought into another layout. Tables of embeddings are read where they lie."""
+    constants = (a for template in candidate.calls for a in arguments_of(template) if isinstance(a, Weights))
+    return sum(constant.desc.size_bytes for constant in constants if as_wanted(constant) is None)
 
 
 def _alternatives(operation: Operation, chosen: Candidate) -> list[Candidate]:
@@ -89,17 +96,10 @@ def _alternatives(operation: Operation, chosen: Candidate) -> list[Candidate]:
         return c.srcs, c.dst, c.overwrites
 
     rivals = [c for c in measurable(operation.candidates) if c is not chosen and place(c) == place(chosen)]
-    if _is_bound_by_weights(operation, chosen):
+    if is_bound_by_weights(operation, chosen):
         return [chosen, *rivals]
     others = [c for c in rivals if c.cost_ns <= _PROSPECTS * chosen.cost_ns]
     return [chosen, *sorted(others, key=lambda c: c.cost_ns)[: _CHOICES - 1]]
-
-
-def _is_bound_by_weights(operation: Operation, candidate: Candidate) -> bool:
-    """Whether reading the weights of a matrix product from memory takes longer than multiplying by them."""
-    if operation.kind != "inner_product":
-        return False
-    return operation.flops < _FLOPS_PER_BYTE * weights_bytes(candidate)
 
 
 def _measure(

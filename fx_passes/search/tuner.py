@@ -18,6 +18,15 @@ from fx_passes.candidates.specs import RegionValues
 from fx_passes.lower.products.matrix_vector import NAME as MATRIX_VECTOR
 from fx_passes.search.cost import completed, estimate_ns, reorder_ns
 from fx_passes.search.database import Database, Result, cache_folder, kept_ns
+from fx_passes.search.from_memory import KEY as FROM_MEMORY
+from fx_passes.search.from_memory import (
+    LEAST_BYTES,
+    exceed_the_cache,
+    is_bound_by_weights,
+    product_of,
+    read_at_full_speed,
+)
+from fx_passes.search.from_memory import let_go as let_go_of_other_memory
 from fx_passes.search.learned import learned_for
 from fx_passes.search.measure import (
     CHECK_ONLY,
@@ -84,16 +93,19 @@ class Tuner:
         self._scratch = Scratch()
         self._wrong: dict[str, list[str]] = {}  # operation -> keys of the candidates found wrong
         self._keys: dict[tuple[int, ...], tuple[Candidate, str]] = {}  # by what candidates of other costs share
+        self._from_memory: set[Operation] = set()  # whose weights are in no cache when a call comes
         self._ratios: list[float] = []  # measured over estimated times, of the best candidates
+        self._ratios_from_memory: dict[str, list[float]] = {}  # of each implementation that reads weights there
 
     def price(self, operations: Sequence[Operation], values: RegionValues) -> None:
         """Set cost_ns of every candidate; drop candidates whose numbers are wrong."""
         start = time.perf_counter()
+        self._find_those_from_memory(operations)
         for operation in operations:
             operation.candidates = self._estimated(operation)
         if self.mode in ("off", "near"):
             for operation in operations:
-                operation.candidates = _without_rivals(operation.candidates)
+                operation.candidates = self._without_rivals(operation)
             return
         self.turn.give_time(_CALLS * sum(map(_best_estimate_ns, operations)) / 1e9)
         order = self._most_promising_first(operations)
@@ -105,25 +117,45 @@ class Tuner:
                     self.progress(number, len(order))
                 with self.turn.measuring():
                     self._price(operation, values, candidates, choose)
-        self._scratch.clear()
+        self.let_go()
         if self.measured:
             log.info("measured %d candidates in %.1f s", self.measured, time.perf_counter() - start)
         if self.turn.left_out:
             log.info("not everything was measured: %s", self.turn.reason or "the time for it was over")
 
     def _key(self, candidate: Candidate) -> str:
-        """Its fingerprint, which is asked for several times."""
-        place = id(candidate.calls), id(candidate.srcs), id(candidate.dst)
+        """Its fingerprint, which is asked for several times; with what says that its weights come from memory."""
+        place = _place_in_memory(candidate)
         known = self._keys.get(place)
         if known is None:
             known = self._keys[place] = candidate, fingerprint(candidate)
         return known[1]
+
+    def _find_those_from_memory(self, operations: Sequence[Operation]) -> None:
+        """Note the operations whose weights come from memory: their times have keys of their own.
+
+        Where the times that ship with the package know an operation with its weights in a cache alone, those count.
+        """
+        if not exceed_the_cache(operations):
+            return
+        for operation in operations:
+            rivals = measurable(operation.candidates)
+            if not rivals or not is_bound_by_weights(operation, rivals[0]) or weights_bytes(rivals[0]) < LEAST_BYTES:
+                continue
+            keys = {_place_in_memory(c): (c, self._key(c)) for c in rivals}
+            from_memory = {place: (c, FROM_MEMORY + key) for place, (c, key) in keys.items()}
+            ships = any(self.database.ships(key) for _, key in keys.values())
+            if not ships or any(self.database.get(key) for _, key in from_memory.values()):
+                self._from_memory.add(operation)
+                self._keys |= from_memory
 
     def _estimated(self, operation: Operation) -> list[Candidate]:
         """Every candidate with its time on a machine like this one, or what was learned from such, or the table says,
         brought to such times.
         """
         candidates = [replace(c, cost_ns=estimate_ns(operation, c, self.threads)) for c in operation.candidates]
+        if operation in self._from_memory:
+            candidates = read_at_full_speed(candidates)
         rivals = measurable(candidates)
         if not rivals:
             return candidates
@@ -170,16 +202,20 @@ class Tuner:
         prospects = [chosen[i] for i in order]
         keys = [self._key(c) for c in prospects]
         if any(self.database.get(key) is None for key in keys) and not self.turn.allows(SHARE):
-            return [c for c in candidates if c not in rivals] + self._known_or_estimated(rivals)
+            return [c for c in candidates if c not in rivals] + self._known_or_estimated(operation, rivals)
         for place, key, candidate in zip(order, keys, prospects, strict=True):
             result = self.database.get(key)
             if result is None:
-                bench = bench or Bench(operation, values, self._scratch)
+                bench = bench or Bench(operation, values, self._scratch, from_memory=operation in self._from_memory)
                 result = self._run(bench, candidate, best_ns, key)
                 fresh[key] = candidate
             if result.right:
                 best_ns = min(best_ns, result.time_ns)
-                right.append((place, key, replace(candidate, cost_ns=result.time_ns)))
+                from_memory = operation in self._from_memory
+                right.append((place, key, replace(candidate, cost_ns=result.time_ns, from_memory=from_memory)))
+                if from_memory:
+                    ratios = self._ratios_from_memory.setdefault(product_of(candidate), [])
+                    ratios.append(result.time_ns / max(1.0, candidate.cost_ns))
         again: dict[str, float] = {}
         if bench is not None:
             again = {} if self.turn.is_limited else self._look_again(bench, fresh, best_ns)
@@ -192,9 +228,9 @@ class Tuner:
             self._ratios.append(min(c.cost_ns for c in timed) / max(1.0, prospects[0].cost_ns))
         return [c for c in candidates if c not in rivals] + timed
 
-    def _known_or_estimated(self, rivals: list[Candidate]) -> list[Candidate]:
+    def _known_or_estimated(self, operation: Operation, rivals: list[Candidate]) -> list[Candidate]:
         """Those whose times are known; in other layouts estimates, brought to what was measured. None of PyTorch's,
-        where there is another.
+        where there is another, unless it was measured with other weights from memory.
         """
         known, unknown = [], []
         for candidate in rivals:
@@ -205,13 +241,27 @@ class Tuner:
                 known.append((candidate, result.time_ns))
         ratios = [time_ns / max(1.0, candidate.cost_ns) for candidate, time_ns in known] or self._ratios or [1.0]
         scale = statistics.geometric_mean(ratios)
+        found = self._ratios_from_memory if operation in self._from_memory else {}
+        scales = {name: statistics.geometric_mean(own) for name, own in found.items()}
         layouts = {(*candidate.srcs, candidate.dst) for candidate, _ in known}
-        estimated = [c for c in unknown if (not is_rival(c) or _saves_much(c)) and (*c.srcs, c.dst) not in layouts]
+        estimated = [
+            c for c in unknown
+            if (*c.srcs, c.dst) not in layouts and (not is_rival(c) or _saves_much(c) or product_of(c) in scales)
+        ]  # fmt: skip
         if not known:
             estimated = estimated or unknown
-        return [replace(c, cost_ns=time_ns) for c, time_ns in known] + [
-            replace(c, cost_ns=scale * c.cost_ns) for c in estimated
-        ]
+        from_memory = operation in self._from_memory
+        times = known + [(c, scales.get(product_of(c), scale) * c.cost_ns) for c in estimated]
+        return [replace(c, cost_ns=time_ns, from_memory=from_memory) for c, time_ns in times]
+
+    def _without_rivals(self, operation: Operation) -> list[Candidate]:
+        """What is chosen from by estimate: what PyTorch computes where nothing else does, or reads weights faster."""
+        from_memory = operation in self._from_memory
+        ours = [
+            c for c in operation.candidates
+            if not is_rival(c) or _saves_much(c) or (from_memory and product_of(c) == MATRIX_VECTOR)
+        ]  # fmt: skip
+        return ours or operation.candidates
 
     def _most_promising_first(self, operations: Sequence[Operation]) -> list[Operation]:
         """Those first that the most time goes to, equal work taken together: it is measured once."""
@@ -298,11 +348,12 @@ class Tuner:
         """Whether `other` is about as fast as `chosen` where their times say so; "full" is for the fastest."""
         if _saves_much(other):
             return self.mode != "full"
-        return self.mode == "auto" and all(self.database.get(fingerprint(c)) is not None for c in (chosen, other))
+        return self.mode == "auto" and all(self.database.get(self._key(c)) is not None for c in (chosen, other))
 
     def let_go(self) -> None:
         """Give back the memory that measuring took."""
         self._scratch.clear()
+        let_go_of_other_memory()
 
     def approve(self, operation: Operation, candidate: Candidate, values: RegionValues) -> bool:
         """Whether the candidate's numbers are right: known, or found out now."""
@@ -337,6 +388,11 @@ class Tuner:
         return reorder_ns(have, want) if known_ns is None else known_ns
 
 
+def _place_in_memory(candidate: Candidate) -> tuple[int, ...]:
+    """Equal for candidates that differ in costs alone."""
+    return id(candidate.calls), id(candidate.srcs), id(candidate.dst)
+
+
 def _near_the_best_of_its_layouts(candidates: Sequence[Candidate], costs_ns: Sequence[float]) -> set[int]:
     """The positions of those that cost little more than the best between the same layouts."""
     places = [(*c.srcs, c.dst) for c in candidates]
@@ -344,11 +400,6 @@ def _near_the_best_of_its_layouts(candidates: Sequence[Candidate], costs_ns: Seq
     for place, cost_ns in zip(places, costs_ns, strict=True):
         best[place] = min(best.get(place, math.inf), cost_ns)
     return {i for i, place in enumerate(places) if costs_ns[i] <= _PROSPECTS * best[place]}
-
-
-def _without_rivals(candidates: list[Candidate]) -> list[Candidate]:
-    """What is chosen from by estimate alone: what PyTorch computes where nothing else does, or where it saves much."""
-    return [c for c in candidates if not is_rival(c) or _saves_much(c)] or candidates
 
 
 def _saves_much(candidate: Candidate) -> bool:

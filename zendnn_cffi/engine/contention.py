@@ -18,6 +18,23 @@ def involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
+def waited_ns() -> dict[str, int]:
+    """Return how long each thread of this process was ready to run so far and had no core, by its number.
+
+    Empty where the kernel does not tell (no /proc/self/task/*/schedstat).
+    """
+    waited = {}
+    try:
+        for task in os.listdir("/proc/self/task"):
+            try:
+                waited[task] = int(Path("/proc/self/task", task, "schedstat").read_bytes().split()[1])
+            except FileNotFoundError:  # the thread ended meanwhile, or the kernel was built without
+                continue
+    except (OSError, ValueError, IndexError):
+        return {}
+    return waited
+
+
 def threads_left(threads: int) -> int:
     """Return how many of so many threads find a core of their own beside other work: 1 to threads - 1."""
     return max(1, min(threads - 1, usable_cpus() - runnable_elsewhere()))

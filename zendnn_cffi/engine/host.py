@@ -13,6 +13,8 @@ from pathlib import Path
 # pooling, embedding_bag and both gemm families gave right results; an emulated Sandy Bridge (AVX only) died of SIGILL.
 REQUIRED_FLAGS = ("avx2", "fma", "bmi2", "f16c")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_USUAL_CACHE_BYTES = 32 << 20
 
 
 @lru_cache(maxsize=1)
@@ -39,6 +41,22 @@ def cpu_generation() -> str:
     if vendor == "amd" and family.isdigit() and int(family) in _ZEN:
         return "zen4" if int(family) == 25 and wide else _ZEN[int(family)]
     return f"{vendor}-{family or '0'}-{'avx512' if wide else 'avx2'}"
+
+
+@lru_cache(maxsize=1)
+def last_cache_bytes() -> int:
+    """Return the size of the largest cache that the first CPU reads through; 32 MiB where it cannot be read."""
+    sizes = [_size_bytes(path) for path in _CACHES.glob("index*/size")]
+    return max(sizes, default=0) or _USUAL_CACHE_BYTES
+
+
+def _size_bytes(path: Path) -> int:
+    """What a file says as "32768K", 0 where it says something else."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        return int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def usable_cpus() -> int:

@@ -58,7 +58,7 @@ def test_times_go_to_disk_unless_disturbed(
 def test_the_limit_is_a_rate_for_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for factor, known in ((0.9, True), (1.1, False)):
         database = Database("machine", tmp_path / str(factor))
-        switches = [0, int(factor * disturbance.LIMIT * 10 * torch.get_num_threads())]
+        switches = [0, int(factor * disturbance.SWITCHES_LIMIT * 10 * torch.get_num_threads())]
         seconds = [100.0, 110.0]
         with monkeypatch.context() as patch:
             patch.setattr(disturbance, "involuntary_switches", lambda s=switches: s.pop(0))
@@ -67,6 +67,39 @@ def test_the_limit_is_a_rate_for_each_thread(tmp_path: Path, monkeypatch: pytest
                 database.put("time", TIME)
         database.save()
         assert (kept(tmp_path / str(factor)).get("time") == TIME) is known
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "known"), [(0.0, True), (1.9, True), (2.1, False), (9.0, False)], ids=lambda given: str(given)
+)
+def test_the_longest_wait_of_a_thread_decides(
+    waited_s: float, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten seconds. Threads that ended or began meanwhile count as far as they are known; switches do not."""
+    database = Database("machine", tmp_path)
+    counting(monkeypatch, 10**6)
+    looks = [{"1": 7, "2": 10**12, "3": 5}, {"1": 7, "2": 10**12 + int(waited_s * 1e9), "4": 10**6}]
+    seconds = [100.0, 110.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(disturbance, "waited_ns", lambda: looks.pop(0))
+        patch.setattr(disturbance.time, "perf_counter", lambda: seconds.pop(0))
+        with measuring(database):
+            database.put("time", TIME)
+    database.save()
+    assert (kept(tmp_path).get("time") == TIME) is known
+
+
+def test_a_single_wait_of_a_short_time_is_no_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for waited, known in ((4 * 10**6, True), (8 * 10**6, False)):
+        database = Database("machine", tmp_path / str(waited))
+        looks, seconds = [{"1": 0}, {"1": waited}], [100.0, 100.004]
+        with monkeypatch.context() as patch:
+            patch.setattr(disturbance, "waited_ns", lambda s=looks: s.pop(0))
+            patch.setattr(disturbance.time, "perf_counter", lambda s=seconds: s.pop(0))
+            with measuring(database):
+                database.put("time", TIME)
+        database.save()
+        assert (kept(tmp_path / str(waited)).get("time") == TIME) is known
 
 
 def test_an_error_while_measuring_keeps_nothing_doubtful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,21 +159,29 @@ def test_the_next_process_measures_again_what_was_disturbed(
     assert not measured, "and remembered"
 
 
-def test_the_counter_counts_all_threads_of_the_process() -> None:
+@pytest.mark.parametrize(
+    ("look", "least"),
+    [("involuntary_switches()", 5), ("max(waited_ns().values())", 10**8)],
+    ids=["switches", "waiting"],
+)
+def test_both_look_at_all_threads_of_the_process(look: str, least: int) -> None:
     """Two busy threads of C on one core push each other off it; neither is the thread that asks."""
-    code = """
+    code = f"""
 import os, threading, time, zlib
-from fx_passes.search.disturbance import involuntary_switches
+from zendnn_cffi.engine.contention import involuntary_switches, waited_ns
 core = min(os.sched_getaffinity(0))
+found = 0
 def work():
-    os.sched_setaffinity(0, {core})
+    global found
+    os.sched_setaffinity(0, {{core}})
     data, end = bytes(1 << 20), time.monotonic() + 1
     while time.monotonic() < end:
         zlib.compress(data)  # without the interpreter's lock
-before = involuntary_switches()
+    found = max(found, {look})
+before = {look}
 workers = [threading.Thread(target=work) for _ in range(2)]
 [w.start() for w in workers]
 [w.join() for w in workers]
-assert involuntary_switches() - before > 5, involuntary_switches() - before
+assert found - before > {least}, found - before
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ}, timeout=60)

@@ -42,3 +42,20 @@ def test_control_groups_are_found_up_to_the_outermost(tmp_path: Path, monkeypatc
     assert host._control_groups() == [
         root / "cpu/a/b", root / "cpu/a", root / "cpu", root / "c", root
     ]  # fmt: skip
+
+
+def test_the_largest_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_CACHES", tmp_path)
+    host.last_cache_bytes.cache_clear()
+    try:
+        assert host.last_cache_bytes() == 32 << 20, "where nothing can be read"
+        for number, size in enumerate(("32K", "1024K", "garbage", "16M", "")):
+            (tmp_path / f"index{number}").mkdir()
+            (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
+        host.last_cache_bytes.cache_clear()
+        assert host.last_cache_bytes() == 16 << 20
+    finally:
+        host.last_cache_bytes.cache_clear()
+    monkeypatch.undo()
+    assert host.last_cache_bytes() >= 1 << 20
+    host.last_cache_bytes.cache_clear()
