@@ -23,9 +23,9 @@ from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 # 15 to 60 us were seen on a Zen 4 core: a sum of 12,288 numbers took 6 us alone, 69 in an encoder.
 _COLD_TORCH_NS = 15e3
-# Two cores read 25 to 36 GB/s. Winograd's weights of 256 channels are 9 MB (tiles of 4x4) or 4 MB (2x2). On 14 x 14
+# Two cores read 25 to 55 GB/s. Winograd's weights of 256 channels are 9 MB (tiles of 4x4) or 4 MB (2x2). On 14 x 14
 # pixels they take 330 and 380 us alone on a Zen 5 EPYC, 810 and 460 in ResNet-18.
-_MEMORY_BYTES_PER_NS, _LARGE_WEIGHTS_BYTES = 25.0, 2 << 20
+_MEMORY_BYTES_PER_NS, _LARGE_WEIGHTS_BYTES = 30.0, 2 << 20
 
 
 @dataclass(frozen=True)

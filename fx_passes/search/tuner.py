@@ -94,6 +94,7 @@ class Tuner:
         self._wrong: dict[str, list[str]] = {}  # operation -> keys of the candidates found wrong
         self._keys: dict[tuple[int, ...], tuple[Candidate, str]] = {}  # by what candidates of other costs share
         self._from_memory: set[Operation] = set()  # whose weights are in no cache when a call comes
+        self._chosen: dict[Operation, list[Candidate]] = {}  # worth measuring; asked for in every round
         self._ratios: list[float] = []  # measured over estimated times, of the best candidates
         self._ratios_from_memory: dict[str, list[float]] = {}  # of each implementation that reads weights there
 
@@ -115,8 +116,7 @@ class Tuner:
             for number, (operation, candidates) in enumerate(zip(order, estimated, strict=True)):
                 if self.progress is not None:
                     self.progress(number, len(order))
-                with self.turn.measuring():
-                    self._price(operation, values, candidates, choose)
+                self._price(operation, values, candidates, choose)
         self.let_go()
         if self.measured:
             log.info("measured %d candidates in %.1f s", self.measured, time.perf_counter() - start)
@@ -195,23 +195,35 @@ class Tuner:
         rivals = measurable(candidates)
         if not rivals:
             return candidates
+        chosen = choose(operation, rivals)
+        ordered = sorted(enumerate(chosen), key=lambda numbered: numbered[1].cost_ns)
+        prospects = [(place, self._key(c), c) for place, c in ordered]
+        others = [c for c in candidates if c not in rivals]
+        if all(self.database.get(key) is not None for _, key, _ in prospects):
+            return others + self._timed(operation, values, prospects)
+        if not self.turn.allows(SHARE):
+            return others + self._known_or_estimated(operation, rivals)
+        with self.turn.measuring():
+            return others + self._timed(operation, values, prospects)
+
+    def _timed(
+        self, operation: Operation, values: RegionValues, prospects: Sequence[tuple[int, str, Candidate]]
+    ) -> list[Candidate]:
+        """Those that are right with their times, in the order of their places; measured where they are not known.
+
+        prospects  place, key and candidate, the most promising first
+        """
         bench: Bench | None = None
         best_ns, right, fresh = math.inf, list[tuple[int, str, Candidate]](), dict[str, Candidate]()
-        chosen = choose(operation, rivals)
-        order = sorted(range(len(chosen)), key=lambda i: chosen[i].cost_ns)
-        prospects = [chosen[i] for i in order]
-        keys = [self._key(c) for c in prospects]
-        if any(self.database.get(key) is None for key in keys) and not self.turn.allows(SHARE):
-            return [c for c in candidates if c not in rivals] + self._known_or_estimated(operation, rivals)
-        for place, key, candidate in zip(order, keys, prospects, strict=True):
+        from_memory = operation in self._from_memory
+        for place, key, candidate in prospects:
             result = self.database.get(key)
             if result is None:
-                bench = bench or Bench(operation, values, self._scratch, from_memory=operation in self._from_memory)
+                bench = bench or Bench(operation, values, self._scratch, from_memory=from_memory)
                 result = self._run(bench, candidate, best_ns, key)
                 fresh[key] = candidate
             if result.right:
                 best_ns = min(best_ns, result.time_ns)
-                from_memory = operation in self._from_memory
                 right.append((place, key, replace(candidate, cost_ns=result.time_ns, from_memory=from_memory)))
                 if from_memory:
                     ratios = self._ratios_from_memory.setdefault(product_of(candidate), [])
@@ -225,8 +237,8 @@ class Tuner:
         right.sort(key=lambda found: found[0])  # whatever the estimates were: of equal times the first wins
         timed = [replace(c, cost_ns=again.get(key, c.cost_ns)) for _, key, c in right]
         if timed:
-            self._ratios.append(min(c.cost_ns for c in timed) / max(1.0, prospects[0].cost_ns))
-        return [c for c in candidates if c not in rivals] + timed
+            self._ratios.append(min(c.cost_ns for c in timed) / max(1.0, prospects[0][2].cost_ns))
+        return timed
 
     def _known_or_estimated(self, operation: Operation, rivals: list[Candidate]) -> list[Candidate]:
         """Those whose times are known; in other layouts estimates, brought to what was measured. None of PyTorch's,
@@ -304,6 +316,12 @@ class Tuner:
         By arithmetic, and by times of other machines. Where times of this kind of machine are at hand, they are no
         reason to measure more: those of the prospects change what the rest is estimated at.
         """
+        known = self._chosen.get(operation)
+        if known is None:
+            known = self._chosen[operation] = self._worth_measuring(operation, candidates)
+        return known
+
+    def _worth_measuring(self, operation: Operation, candidates: list[Candidate]) -> list[Candidate]:
         if self.mode == "full":
             return candidates
         near = _near_the_best_of_its_layouts(candidates, [c.cost_ns for c in candidates])
@@ -378,9 +396,10 @@ class Tuner:
         if result is None and not self.turn.allows(SHARE):
             return self._estimated_reorder_ns(have, want)
         if result is None:
-            result = Result(kept_ns(time_reorder(have, want) / size_bytes), 0.0, True)
-            self.measured += 1
-            self.database.put(key, result)
+            with self.turn.measuring():
+                result = Result(kept_ns(time_reorder(have, want) / size_bytes), 0.0, True)
+                self.measured += 1
+                self.database.put(key, result)
         return result.time_ns * size_bytes
 
     def _estimated_reorder_ns(self, have: Layout, want: Layout) -> float:

@@ -27,7 +27,8 @@ def waited_ns() -> dict[str, int]:
     try:
         for task in os.listdir("/proc/self/task"):
             try:
-                waited[task] = int(Path("/proc/self/task", task, "schedstat").read_bytes().split()[1])
+                with open(f"/proc/self/task/{task}/schedstat", "rb") as file:
+                    waited[task] = int(file.read().split()[1])
             except FileNotFoundError:  # the thread ended meanwhile, or the kernel was built without
                 continue
     except (OSError, ValueError, IndexError):
