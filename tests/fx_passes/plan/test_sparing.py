@@ -96,6 +96,7 @@ def test_one_row_reads_large_weights_where_they_lie(wide: int, is_read_where_it_
         spared = [node for node in nodes if node.implementation == "torch:bmm"]
         if rows == 1 and is_read_where_it_lies:
             assert packed == 0 and len(spared) == 2
-            assert all("no copy of the weights" in node.reason for node in spared)
+            reasons = ("no copy of the weights", "reads the weights from memory faster")  # the last cache decides
+            assert all(any(reason in node.reason for reason in reasons) for node in spared)
         else:
             assert 0.9 * parameters < packed < 1.1 * parameters and not spared
