@@ -187,7 +187,8 @@ class OptimizedModule(fx.GraphModule):
                 self._refuse_if_released("a call with arguments that it was not traced for")
                 return self.root.forward(*args, **kwargs)
             args, kwargs = arranged
-        if torch.is_autocast_enabled("cpu") and not self._released and type(self._tree) is not nn.Module:
+        means_another = torch.is_autocast_enabled("cpu") or torch.get_default_dtype() is not self._source[0].dtype
+        if means_another and not self._released and type(self._tree) is not nn.Module:
             return self.root.forward(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too
         if torch.is_grad_enabled() and not self._is_whole and not _ask_for_gradients(args, kwargs):
             with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients

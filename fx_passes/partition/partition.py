@@ -31,6 +31,7 @@ from fx_passes.graph.graph import (
     sort,
     unique_name,
 )
+from fx_passes.partition.views import is_read_outside, keep_views_outside
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -72,7 +73,8 @@ def partition(
     supported  which vocabulary nodes may be in a region
     """
     before = ordering(gm)
-    for members in find_regions(gm, supported, before):
+    for found in find_regions(gm, supported, before):
+        members = keep_views_outside(gm, found)
         call = extract(gm, members, make_region, root if root is not None else gm)
         inherit_ordering(before, set(members), call)
         sort(gm.graph, before)
@@ -181,13 +183,6 @@ def inherit_ordering(before: Ordering, members: set[fx.Node], call: fx.Node) -> 
     for then, firsts in before.items():
         before[then] = [call if first in members else first for first in firsts]
     before[call] = inherited
-
-
-def is_read_outside(user: fx.Node, inside: set[fx.Node]) -> bool:
-    """Whether the value user reads is needed outside: sizes that only the inside reads are copied there."""
-    if is_shape(user):
-        return any(is_read_outside(reader, inside) for reader in user.users)
-    return user not in inside
 
 
 def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module) -> fx.Node:

@@ -20,6 +20,7 @@ from zendnn_cffi.runtime import huge_pages
 from zendnn_cffi.runtime.places import Slot
 
 Allocate = Callable[[int], torch.Tensor]
+_SPARE_DESCS = 32  # 4 KB each with its key: sums of attention have one for each length
 _FLAGS_AT = 696  # is_memory_const and is_inplace in zendnn_memory_desc_t of ZenDNN 5.1
 
 
@@ -53,8 +54,15 @@ class WeightStore:
                 if given is None or given.nbytes < weights.desc.size_bytes:
                     given = prepack(weights, allocate)
                 packed = self._packed[key] = given
-                self._descs[key[1]] = weights.desc
+                self._note(key[1], weights.desc)
             return packed
+
+    def _note(self, layout: bytes, desc: MemoryDesc | PackedLayout) -> None:
+        """Remember a layout; those that no program has weights in any longer go now and then."""
+        self._descs[layout] = desc
+        if len(self._descs) > _SPARE_DESCS + 2 * len(self._packed):
+            used = {layout for _, layout, _ in list(self._packed)}
+            self._descs = {layout: desc for layout, desc in self._descs.items() if layout in used}
 
     def added_bytes(self, weights: Weights, storages: Collection[int]) -> int:
         """Bytes that `get` of them would add: none where they are there, in the memory of a parameter, or given.

@@ -15,6 +15,7 @@ _BLOCK = 16  # float32 numbers of an AVX-512 register
 _WINDOWS = frozenset({"convolution", "deconvolution"})
 _PRODUCTS = frozenset({"inner_product", "matmul"})
 _CHEAP = frozenset({"relu", "linear", "clip", "clip_v2", "abs", "square", "bounded_relu"})  # the rest computes a series
+_KEPT = 512  # descriptors whose names stay made, 4 KB each: each input size has some of its own
 _SERIES = 360.0  # products that take as long as one of them: gelu in a transformer's linear layers, Zen 4
 
 
@@ -95,7 +96,7 @@ def _absorbed(post_ops: PostOps, terms: float) -> tuple[float, float, float]:
     return float(cheap), series, float(len(post_ops) - len(eltwise))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_KEPT)
 def _format(desc: MemoryDesc) -> str:
     return f"{desc.format} {str(desc.dtype).removeprefix('torch.')}"
 

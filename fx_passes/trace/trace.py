@@ -71,6 +71,7 @@ class Traced:
     example      the example inputs, where the graph was made from them
     stateful     submodules whose forward was seen to change more than its result
     restored     whether the graph comes from a file, and cannot be made again
+    dtype        the default dtype while it was traced: of tensors that forward makes, and of results of integers
     """
 
     root: nn.Module
@@ -82,6 +83,7 @@ class Traced:
     example: Call | None = None
     stateful: tuple[str, ...] = ()
     restored: bool = False
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
