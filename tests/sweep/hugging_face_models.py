@@ -1,7 +1,7 @@
 """Every architecture of Hugging Face's transformers that AutoModel makes, tiny, with random weights.
 
-Its default configuration is shrunk by the names of its numbers. Where they do not fit each other, there is an error, and
-the next way shrinks less. A model counts that computes an answer in eager PyTorch.
+Its default configuration is shrunk by the names of its numbers. Where they do not fit each other, there is an error,
+and the next way shrinks less. A model counts that computes an answer in eager PyTorch.
 """
 
 from __future__ import annotations
