@@ -47,10 +47,10 @@ def in_turns(families: Sequence[Sequence[str]]) -> list[str]:
     return [family[i] for i in range(longest) for family in families if i < len(family)]
 
 
-def parameters_of(build: Callable[[], nn.Module]) -> int:
+def parameters_of(build: Callable[[], nn.Module], most: int = MOST_PARAMETERS) -> int:
     """How many parameters the model has, built without memory for them; raises NotRun where there are too many."""
     with torch.device("meta"):
         count = sum(p.numel() for p in build().parameters())
-    if count > MOST_PARAMETERS:
+    if count > most:
         raise NotRun(f"{count / 1e6:.0f}M parameters")
     return count

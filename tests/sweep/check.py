@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import zendnn_cffi
 from fx_passes.report.explain import Explanation
 from tests.support.hugging_face import tensors_of
 from tests.sweep.case import Case, NotRun, Source
+from tests.zoo.check import in_turns, is_slower, ratio_quartiles
 from zendnn_cffi import backend
 
 RIGHT, WRONG, RAISED, CRASHED, HUNG, NOT_RUN = "right", "wrong", "raised", "crashed", "hung", "not run"
@@ -37,7 +38,8 @@ class Verdict:
     offloaded, nodes     operations that ZenDNN ran, of all that compute something
     regions              how many
     first_s, eager_s     CPU seconds: optimize() and the first call; a call of eager PyTorch
-    left                 the most frequent operations that stayed outside of regions
+    left                 the most frequent reasons for which operations stayed outside of regions
+    ratios               quartiles of our time by eager's, where times were asked for
     """
 
     verdict: str
@@ -49,6 +51,12 @@ class Verdict:
     first_s: float = 0.0
     eager_s: float = 0.0
     left: str = ""
+    ratios: list[float] = field(default_factory=list)
+
+    @property
+    def slower(self) -> bool:
+        """Whether ours takes longer than eager, beyond noise."""
+        return bool(self.ratios) and is_slower((self.ratios[0], self.ratios[1], self.ratios[2]))
 
     @property
     def share(self) -> float:
@@ -58,14 +66,15 @@ class Verdict:
         if self.verdict == NOT_RUN:
             return f"{NOT_RUN}: {self.detail}"
         said = self.verdict if self.verdict == RIGHT else f"{self.verdict.upper()}: {self.detail}"
+        times = f", ours / eager {self.ratios[1]:.2f}{' SLOWER' if self.slower else ''}" if self.ratios else ""
         return (
             f"{said}, error {self.error:.1e}, ZenDNN ran {self.offloaded} of {self.nodes} in {self.regions} regions, "
-            f"first call {self.first_s:.1f} s, eager {self.eager_s:.2f} s"
+            f"first call {self.first_s:.1f} s, eager {self.eager_s:.2f} s{times}"
         )
 
 
-def check(source: Source, name: str, entry: str, tune: str) -> Verdict:
-    """Return the verdict on the model of this name."""
+def check(source: Source, name: str, entry: str, tune: str, rounds: int = 0) -> Verdict:
+    """Return the verdict on the model of this name; rounds: turns of ours and eager that are timed."""
     try:
         case = source.build(name)
     except NotRun as error:
@@ -80,12 +89,12 @@ def check(source: Source, name: str, entry: str, tune: str) -> Verdict:
     if difference(again, eager)[0] > 0.0:
         return Verdict(NOT_RUN, "two calls of eager PyTorch with one seed differ")
     try:
-        return _compared(case, eager, eager_s, entry, tune)
+        return _compared(case, eager, eager_s, entry, tune, rounds)
     except Exception as error:
         return Verdict(RAISED, brief(error), eager_s=eager_s)
 
 
-def _compared(case: Case, eager: Any, eager_s: float, entry: str, tune: str) -> Verdict:
+def _compared(case: Case, eager: Any, eager_s: float, entry: str, tune: str, rounds: int) -> Verdict:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*could not be lowered")  # a defect of ours, not a right answer
         warnings.filterwarnings("error", message="zendnn_cffi:")
@@ -104,6 +113,9 @@ def _compared(case: Case, eager: Any, eager_s: float, entry: str, tune: str) -> 
         if error > TOLERANCE and not _is_chance(case, theirs, eager):
             found.verdict, found.detail = WRONG, f"{which}: {how}"
             break
+    if rounds:
+        turns = in_turns({"ours": lambda: _call(run, case), "eager": lambda: _call(case.model, case)}, rounds)
+        found.ratios = [round(ratio, 3) for ratio in ratio_quartiles(turns["ours"], turns["eager"])]
     return found
 
 

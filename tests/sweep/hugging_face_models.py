@@ -19,6 +19,7 @@ from demo import vision
 from tests.sweep.case import Case, NotRun, Source, parameters_of
 
 _LENGTH, _BATCH, _FRAMES, _SAMPLES, _VOCABULARY = 12, 2, 4, 8000, 160
+_MOST_PARAMETERS = 150_000_000  # most are far smaller
 _WIDTHS = (
     "hidden_size",
     "d_model",
@@ -51,6 +52,10 @@ _RULES: dict[str, dict[str, int]] = {
         "first_k_dense_replace": 1,
         "topk_group": 1,
         "n_group": 1,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "rotary_dim": 8,
     },
     "few layers": {**dict.fromkeys(_LAYERS, 2), **dict.fromkeys(_EXPERTS, 4)},
     "small words": {},
@@ -75,7 +80,7 @@ def _build(name: str) -> Case:
     for way in _RULES:
         try:
             config = _shrunk(transformers.CONFIG_MAPPING[name](), way)
-            parameters_of(lambda config=config: transformers.AutoModel.from_config(config))
+            parameters_of(lambda config=config: transformers.AutoModel.from_config(config), _MOST_PARAMETERS)
             torch.manual_seed(0)
             model = transformers.AutoModel.from_config(config).eval().float()
         except Exception as error:  # numbers that do not fit, packages that are not there
@@ -97,6 +102,8 @@ def _shrunk(config: Any, way: str) -> Any:
             old = values.get(key)
             if isinstance(old, int) and not isinstance(old, bool) and old > new:
                 values[key] = new
+        if way == "tiny" and "qk_rope_head_dim" in values and values.get("head_dim"):
+            values["head_dim"] = values["qk_rope_head_dim"]
         if way == "tiny" and values.get("num_key_value_heads") and values.get("num_attention_heads"):
             values["num_key_value_heads"] = min(values["num_key_value_heads"], values["num_attention_heads"])
         if way != "as it is":
@@ -151,7 +158,8 @@ def _arguments(model: Any) -> Iterator[dict[str, Any]]:
         first.append("decoder_input_ids")
     masked = [*first, "attention_mask"] if "attention_mask" in taken and first[:1] == ["input_ids"] else first
     both = [*masked, "pixel_values"] if "pixel_values" in taken and "input_ids" in masked else masked
-    for names in (both, masked, first, ["input_ids"], ["pixel_values"]):
+    every = [name for name in ("input_ids", "pixel_values", "input_features", "bbox") if name in taken]
+    for names in (both, masked, first, [*dict.fromkeys([*masked, *every])], ["input_ids"], ["pixel_values"]):
         for variant in range(3):
             makers = _makers(model.config, variant)
             if names and all(name in makers for name in names):
@@ -194,6 +202,10 @@ def _makers(config: Any, variant: int) -> dict[str, Callable[[], Tensor]]:
     def images() -> Tensor:
         return noise(1, frames, channels, height, width) if variant == 1 else noise(1, channels, height, width)
 
+    def sound() -> Tensor:
+        spectrum = (_of(config, ("max_length",), _SAMPLES), mels)
+        return noise(_BATCH, *((_SAMPLES,), (1, _SAMPLES), spectrum)[variant])
+
     def features() -> Tensor:
         return noise(_BATCH, 2 * positions, mels) if variant == 1 else noise(_BATCH, mels, 2 * positions)
 
@@ -205,7 +217,7 @@ def _makers(config: Any, variant: int) -> dict[str, Callable[[], Tensor]]:
         "bbox": lambda: torch.tensor([[[1, 2, 30, 40]]]).expand(_BATCH, _LENGTH, 4).contiguous(),
         "pixel_values": images,
         "pixel_values_videos": lambda: noise(1, frames, channels, height, width),
-        "input_values": lambda: noise(_BATCH, 1, _SAMPLES) if variant == 1 else noise(_BATCH, _SAMPLES),
+        "input_values": sound,
         "input_features": features,
         "inputs_embeds": lambda: noise(_BATCH, _LENGTH, hidden),
         "hidden_states": lambda: noise(_BATCH, _LENGTH, hidden),

@@ -1,8 +1,8 @@
 """Every model of torchvision, timm (up to 60M parameters) and Hugging Face (tiny) beside eager: `make sweep`.
 
 Each in a process of its own with a time limit; one per family first. What is done is kept and not done again: --fresh
-does it again, --again those with faults.
-Exit status 1 if an answer was wrong, a process died or hung, or ours raised where eager does not.
+does it again, --again those with faults. With --rounds calls are timed beside eager's, in turns.
+Exit status 1 if an answer was wrong, a process died or hung, ours raised where eager does not, or was slower.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import torch.export  # noqa: F401  what every model needs: forked processes then
 
 import zendnn_cffi.backend  # noqa: F401
 from tests.conformance.table import sources
-from tests.sweep.check import ENTRIES, FAULTS, NOT_RUN, Verdict, check
+from tests.sweep.check import ENTRIES, FAULTS, NOT_RUN, RIGHT, Verdict, check
 from tests.sweep.hugging_face_models import HUGGING_FACE
+from tests.sweep.page import write_page
 from tests.sweep.process import Journal, run_apart
 from tests.sweep.vision_models import TIMM, TORCHVISION
 
@@ -51,9 +52,11 @@ class Sweep:
     def verdict(self, name: str, progress: str) -> Verdict:
         """The verdict on a model, found now where it is not known."""
         known = self.journal.verdicts.get(name)
-        if known and not self.options.fresh and not (self.options.again and known.verdict in FAULTS):
+        asked_again = self.options.fresh or (self.options.again and known is not None and known.verdict in FAULTS)
+        without_times = known is not None and bool(self.options.rounds) and known.verdict == RIGHT and not known.ratios
+        if known and not asked_again and not without_times:
             return known
-        work = partial(check, SOURCES[self.source], name, self.entry, self.options.tune)
+        work = partial(check, SOURCES[self.source], name, self.entry, self.options.tune, self.options.rounds)
         found = run_apart(work, self.options.limit, self.journal.path.with_suffix(".log"))
         self.journal.add(name, found, self.sources)
         seconds = time.monotonic() - self.began
@@ -80,17 +83,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--entry", choices=ENTRIES, action="append", help="default: optimize")
     parser.add_argument("--families", action="store_true", help="of every family the first model that runs")
     parser.add_argument("--tune", default="off", help="as optimize() takes it (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="turns of ours and eager, for times (none)")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="seconds for a model (%(default)s)")
     parser.add_argument("--fresh", action="store_true", help="check again, whatever is there")
     parser.add_argument("--again", action="store_true", help="check those with faults again")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help="of the results (%(default)s)")
+    parser.add_argument("--page", action="store_true", help="write all that ran, now or before, into docs/")
     options = parser.parse_args(arguments)
     found: Counter[str] = Counter()
+    slower = False
     for entry in options.entry or ["optimize"]:
         for source in options.source or [*SOURCES]:
-            found += Sweep(source, entry, options).run()
+            sweep = Sweep(source, entry, options)
+            found += sweep.run()
+            slower = slower or any(verdict.slower for verdict in sweep.journal.verdicts.values())
+    if options.page:
+        journals = {(s, e): Journal(path_of(s, e, options.out)) for s in SOURCES for e in ENTRIES}
+        write_page({which: journal for which, journal in journals.items() if journal.verdicts})
     print("\n" + ", ".join(f"{count} {word}" for word, count in found.most_common()))
-    return int(any(found[word] for word in FAULTS))
+    return int(slower or any(found[word] for word in FAULTS))
 
 
 if __name__ == "__main__":
