@@ -46,6 +46,12 @@ ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | No
 _COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer,
               nn.Transformer, nn.MultiheadAttention)  # fmt: skip
 _REASON = 300  # characters of torch.export's messages that are kept
+# torchvision's detectors. torch.export follows them for minutes, until a size that depends on data ends it.
+_POST_PROCESSING = "postprocess_detections"
+_DETECTOR = (
+    "a detector, which keeps as many boxes as the data says: no graph. torch.compile(model, backend='zendnn') takes"
+    " what lies before"
+)
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
 
@@ -370,6 +376,8 @@ def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
 
 def _trace_by_export(root: nn.Module, example: Call) -> Traced:
     """The exported graph."""
+    if detectors := [path for path, module in root.named_modules() if hasattr(module, _POST_PROCESSING)]:
+        raise _Untraceable({detectors[0]: _DETECTOR})
     try:
         graph, guards = export(root, *example)
     except StateChanged as error:
