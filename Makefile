@@ -13,7 +13,7 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test verify-library zoo hugging-face conformance bench scaling shipped-times \
+.PHONY: help venv install demo test verify-library zoo hugging-face sweep conformance bench scaling shipped-times \
         learned-estimates notebook notebooks docs lint format clean distclean
 
 help:  ## show this list
@@ -35,6 +35,9 @@ zoo: install  ## every torchvision classification model: right, how much ZenDNN 
 
 hugging-face: install  ## seventeen kinds of transformers beside eager, by torch.compile and by optimize()
 	$(BIN)/python tests/hugging_face/sweep.py $(ARGS)
+
+sweep: install  ## every model of torchvision, timm (60M parameters) and Hugging Face (tiny) beside eager (hours; goes on where it was)
+	$(BIN)/python tests/sweep/sweep.py --page $(ARGS)
 
 conformance: install  ## PyTorch's own samples of its operators and modules beside eager (hours; goes on where it was)
 	$(BIN)/python tests/conformance/sweep.py --page $(ARGS)

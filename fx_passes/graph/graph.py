@@ -77,9 +77,9 @@ def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 # Python's arithmetic on sizes.
 ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
-    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.getitem,
-     operator.iadd, operator.isub, operator.imul, operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
-     operator.ge, math.ceil, math.floor, int, max, min}
+    {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.neg,
+     operator.getitem, operator.iadd, operator.isub, operator.imul, operator.eq, operator.ne, operator.lt, operator.le,
+     operator.gt, operator.ge, math.ceil, math.floor, int, max, min}
 )  # fmt: skip
 
 

@@ -252,6 +252,6 @@ def replace_by_call(
 
 def erase_with_sizes(node: fx.Node) -> None:
     """Erase node and the sizes that only the inside has read."""
-    for user in list(node.users):
-        erase_with_sizes(user)
+    while node.users:  # each goes once, whatever else reads it
+        erase_with_sizes(next(iter(node.users)))
     node.graph.erase_node(node)

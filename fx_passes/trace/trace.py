@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import CREATED, copy_graph
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
+from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.outputs import needs_remaking, remake
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
@@ -44,6 +46,12 @@ ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | No
 _COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer,
               nn.Transformer, nn.MultiheadAttention)  # fmt: skip
 _REASON = 300  # characters of torch.export's messages that are kept
+# torchvision's detectors. torch.export follows them for minutes, until a size that depends on data ends it.
+_POST_PROCESSING = "postprocess_detections"
+_DETECTOR = (
+    "a detector, which keeps as many boxes as the data says: no graph. torch.compile(model, backend='zendnn') takes"
+    " what lies before"
+)
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
 
@@ -143,8 +151,11 @@ class Traced:
             self.graph, self.guards = export(self.root, *self.example)
 
 
-class InPlaceProxy(fx.Proxy):
-    """A Proxy that also records augmented assignment as what it is: fx.Proxy makes x = x + y of x += y."""
+class RecordingProxy(fx.Proxy):
+    """A Proxy that also records rounding, and augmented assignment as what it is.
+
+    fx.Proxy refuses the one, and makes x = x + y of x += y.
+    """
 
     def _record(self, target: Callable[..., Any], *args: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", target, (self, *args), {})
@@ -164,6 +175,12 @@ class InPlaceProxy(fx.Proxy):
     def __setitem__(self, item: Any, value: Any) -> None:
         self._record(operator.setitem, item, value)
 
+    def __ceil__(self) -> fx.Proxy:
+        return self._record(math.ceil)
+
+    def __floor__(self) -> fx.Proxy:
+        return self._record(math.floor)
+
 
 class SubmoduleTracer(fx.Tracer):
     """Symbolic tracer that remembers in which submodule tracing failed, and keeps given submodules whole."""
@@ -179,7 +196,7 @@ class SubmoduleTracer(fx.Tracer):
         self.autocast = torch.is_autocast_enabled("cpu")
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return InPlaceProxy(node, self)
+        return RecordingProxy(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if torch.is_autocast_enabled("cpu") != self.autocast:
@@ -325,7 +342,7 @@ def _trace_symbolically(
     tracer = SubmoduleTracer(leaves, specialized)
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     try:
-        with refuse_seeding():
+        with refuse_seeding(), extremes_recorded():
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
         draws = not torch.equal(rng, torch.get_rng_state())
         changed = before.changed()
@@ -361,6 +378,8 @@ def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
 
 def _trace_by_export(root: nn.Module, example: Call) -> Traced:
     """The exported graph."""
+    if detectors := [path for path, module in root.named_modules() if hasattr(module, _POST_PROCESSING)]:
+        raise _Untraceable({detectors[0]: _DETECTOR})
     try:
         graph, guards = export(root, *example)
     except StateChanged as error:

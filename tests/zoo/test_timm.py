@@ -18,6 +18,7 @@ NETWORKS = {
     "efficientvit_m0": ("a branch on image sizes; no linear before the pooling", 10),
     "twins_svt_small": ("windows of padded images, additions in place", 1),
     "poolformer_s12": ("group normalizations, of one group", 1),
+    "tf_mobilenetv3_small_minimal_100": ("paddings that follow from image sizes, rounded and clamped", 1),
     "xcit_nano_12_p16_224": ("sizes that come from deep inside", 10),
 }
 

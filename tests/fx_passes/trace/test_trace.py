@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+import zendnn_cffi
 from fx_passes.pipeline import compile_graph
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import TraceError, skeleton
@@ -284,3 +285,29 @@ def test_export_of_a_model_with_constants_inside_a_submodule() -> None:
     gm = compile_graph(model, (image(),))
     assert not gm.leaves
     check_equal(model, gm, image())
+
+
+class Detector(nn.Module):
+    """As torchvision's: how many boxes there are depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [self.postprocess_detections(self.backbone(image[None])) for image in images]
+
+    def postprocess_detections(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores[scores > 0.1]
+
+
+def test_a_detector_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("torch.export would follow it for minutes")
+
+    monkeypatch.setattr("fx_passes.trace.trace.export", refuse)
+    model, images = Detector().eval(), [torch.randn(3, 8, 9), torch.randn(3, 9, 8)]
+    fast = zendnn_cffi.optimize(model, (images,))
+    assert "torch.compile" in fast.leaves[""]
+    for ours, eager in zip(fast(images), model(images), strict=True):
+        torch.testing.assert_close(ours, eager)

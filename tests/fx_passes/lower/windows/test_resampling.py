@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zendnn_cffi
 from tests.support.lowering import behind_convolution, kinds, net, noise, offload
 
 DTYPES = (None, torch.bfloat16)
@@ -56,3 +57,44 @@ def test_resampling_of_other_ranks(rank: int, mode: str) -> None:
     conv = {1: nn.Conv1d, 3: nn.Conv3d}[rank](3, 8, 3)
     model = net(lambda m, x: F.interpolate(F.interpolate(m[0](x), scale_factor=2), scale_factor=2, mode=mode), conv)
     assert kinds(offload(model, noise(2, 3, *(5,) * rank))) == ["convolution", "resampling", "resampling"]
+
+
+class Upsampled(nn.Module):
+    """A convolution and an interpolation, in a forward that torch.fx does not trace."""
+
+    def __init__(self, rank: int, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.conv, self.options = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[rank](3, 8, 3), options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        options = (
+            {**self.options, "size": tuple(2 * n for n in y.shape[2:])} if "size" in self.options else self.options
+        )
+        return F.interpolate(y, **options) if y.shape[0] > 0 else y
+
+
+@pytest.mark.parametrize(
+    ("rank", "options", "found"),
+    [
+        (1, {"scale_factor": 2}, True),
+        (2, {"scale_factor": 2}, True),
+        (2, {"scale_factor": (2.0, 3.0)}, True),
+        (2, {"size": None}, True),
+        (2, {"size": None, "mode": "bilinear"}, True),
+        (2, {"scale_factor": 2, "mode": "bilinear"}, True),
+        (3, {"scale_factor": 2, "mode": "trilinear"}, True),
+        (1, {"scale_factor": 2, "mode": "linear"}, True),
+        (2, {"scale_factor": 1.5}, False),
+        (2, {"scale_factor": 2, "mode": "bilinear", "align_corners": True}, False),
+        (2, {"scale_factor": 2, "mode": "bicubic"}, False),
+    ],
+)
+def test_exported_interpolation(rank: int, options: dict[str, Any], found: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Upsampled(rank, options).eval(), noise(2, 3, *(7, 8, 6)[:rank])
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    torch.testing.assert_close(fast(x), model(x))
+    assert ("resampling" in [node.became for node in zendnn_cffi.explain(fast).nodes]) == found
+    other = noise(1, 3, *(5, 9, 7)[:rank])
+    torch.testing.assert_close(fast(other), model(other))

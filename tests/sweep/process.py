@@ -1,0 +1,83 @@
+"""A model in a process of its own, with a time limit; results in a file of JSON lines, a line as each is found."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.sweep.check import CRASHED, HUNG, Verdict
+
+_BETWEEN_LOOKS_S = 0.5  # counted at most: in longer gaps this process was stopped, and its child with it
+
+
+class Journal:
+    """Verdicts by name: {"name": ..., "sources": hash, "verdict": ...} a line; a later line replaces an earlier one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.verdicts: dict[str, Verdict] = {}
+        self.sources: dict[str, str] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:  # cut by the end of the process
+                continue
+            name = entry.pop("name")
+            self.sources[name] = entry.pop("sources")
+            self.verdicts[name] = Verdict(**entry)
+
+    def add(self, name: str, verdict: Verdict, sources: str) -> None:
+        """Write a verdict at once."""
+        self.verdicts[name], self.sources[name] = verdict, sources
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"name": name, "sources": sources, **asdict(verdict)}) + "\n")
+
+
+def run_apart(work: Callable[[], Verdict], limit_s: float, log: Path) -> Verdict:
+    """Return what work returns in a forked process; a crash, and more time than limit_s, are verdicts too."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def child() -> None:
+        _into(log)
+        sender.send(work())
+
+    process = context.Process(target=child, daemon=True)
+    process.start()
+    sender.close()
+    waited, looked, found = 0.0, time.monotonic(), None
+    try:
+        while found is None and waited < limit_s:
+            if receiver.poll(_BETWEEN_LOOKS_S):
+                found = _received(receiver)
+                break
+            now = time.monotonic()
+            waited, looked = waited + min(now - looked, 2 * _BETWEEN_LOOKS_S), now
+        else:
+            return Verdict(HUNG, f"for {limit_s:.0f} s")
+        process.join(10)
+        return found or Verdict(CRASHED, f"with status {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _received(receiver: multiprocessing.connection.Connection) -> Verdict | None:
+    try:
+        verdict: Verdict = receiver.recv()
+        return verdict
+    except EOFError:
+        return None
+
+
+def _into(log: Path) -> None:
+    """Send what libraries print into a file."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)

@@ -1,0 +1,131 @@
+"""The big sweep: its verdicts, that it goes on where it was, its page, and how models are made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.sweep import faulty
+from tests.sweep.case import Case, NotRun, in_turns, parameters_of
+from tests.sweep.check import RIGHT, Verdict, check, difference
+from tests.sweep.hugging_face_models import HUGGING_FACE
+from tests.sweep.page import page
+from tests.sweep.process import Journal
+from tests.sweep.vision_models import TIMM, TORCHVISION
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, faulty.__file__ or "", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_every_fault_has_its_verdict_and_what_is_done_is_kept(tmp_path: Path) -> None:
+    ended = run("--out", str(tmp_path), "--limit", "10")
+    assert ended.returncode == 1, ended.stderr[-3000:]
+    journal = Journal(tmp_path / "faulty-optimize.jsonl")
+    assert {name: v.verdict for name, v in journal.verdicts.items()} == {
+        "right": "right",
+        "wrong": "wrong",
+        "raises": "raised",
+        "crashes": "crashed",
+        "hangs": "hung",
+        "draws": "not run",
+        "refused": "not run",
+        "huge": "not run",
+    }
+    assert journal.verdicts["right"].offloaded == journal.verdicts["right"].nodes == 1
+    assert journal.verdicts["raises"].detail == "ValueError: no such layout"
+    assert [*journal.verdicts] == in_turns([*faulty.FAMILIES.values()]), "one of every family first"
+
+    again = run("--out", str(tmp_path), "--limit", "10", "right", "wrong")
+    assert again.returncode == 1 and "faulty optimize" not in again.stdout
+    timed = run("--out", str(tmp_path), "--rounds", "1", "right")
+    assert len(Journal(journal.path).verdicts["right"].ratios) == 3, timed.stderr[-3000:]
+
+
+def test_of_a_family_the_first_that_runs(tmp_path: Path) -> None:
+    run("--out", str(tmp_path), "--limit", "10", "--families")
+    assert [*Journal(tmp_path / "faulty-optimize.jsonl").verdicts] == ["huge", "right", "crashes"]
+
+
+def test_a_journal_outlives_its_process(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "out" / "a.jsonl")
+    journal.add("first", Verdict("hung", "for 3 s"), "abc")
+    with journal.path.open("a") as file:
+        file.write('{"name": "sec\n')
+    journal.add("first", Verdict(RIGHT, offloaded=2, nodes=3), "def")
+    again = Journal(journal.path)
+    assert again.verdicts == {"first": Verdict(RIGHT, offloaded=2, nodes=3)} and again.sources == {"first": "def"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        ({"a": torch.ones(2)}, "type dict, eager's OrderedDict"),
+        (OrderedDict(a=torch.ones(3)), "eager's torch.float32 (2,)"),
+        (OrderedDict(a=torch.ones(2).double()), "torch.float64 (2,), eager's torch.float32"),
+        (OrderedDict(a=torch.ones(2), b=torch.ones(2)), "2 tensors, eager's 1"),
+        (OrderedDict(a=torch.tensor([1.0, 1.5])), "error 5.0e-01"),
+        (OrderedDict(a=torch.tensor([1.0, float("nan")])), "error inf"),
+        (OrderedDict(a=torch.ones(2)), ""),
+    ],
+)
+def test_differences(ours: Any, said: str) -> None:
+    error, how = difference(ours, OrderedDict(a=torch.ones(2)))
+    assert (error > 0) == bool(said) and said in how
+
+
+class Amplifier(nn.Module):
+    """A layer whose rounding is amplified until it is all that is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(300, 300)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y - (y.double() * (1 - 1e-9)).float() if y.dtype == torch.float32 else y * 1e-9
+
+
+def test_float64_decides_where_rounding_is_all() -> None:
+    torch.manual_seed(0)
+    case = Case(Amplifier().eval(), (torch.randn(3, 300),))
+    source = faulty.Source(lambda: {"a": ["a"]}, lambda name: case)
+    assert check(source, "a", "optimize", "off").verdict == RIGHT
+
+
+def test_models_with_too_many_parameters_are_not_run() -> None:
+    assert parameters_of(lambda: nn.Linear(3, 5)) == 20
+    with pytest.raises(NotRun, match="100M parameters"):
+        parameters_of(lambda: nn.Linear(10**4, 10**4))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [(TORCHVISION, "squeezenet1_1"), (TIMM, "lcnet_035"), (HUGGING_FACE, "bert")]
+)
+@pytest.mark.parametrize("entry", ["optimize", "compile"])
+def test_a_model_of_each_library(source: Any, name: str, entry: str) -> None:
+    verdict = check(source, name, entry, "off")
+    assert verdict.verdict == RIGHT, verdict
+    assert verdict.offloaded > verdict.nodes / 2 and verdict.first_s > 0
+
+
+def test_the_page(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a.jsonl")
+    journal.add("a", Verdict(RIGHT, offloaded=1, nodes=4, left="3 x not an operation", first_s=12.0), "abc")
+    journal.add("b_1", Verdict("wrong", "first call: error 2"), "abc")
+    journal.add("c", Verdict("not run", "no"), "abc")
+    text = page({("timm", "optimize"): journal.verdicts}, [journal])
+    assert "| timm | optimize | 3 | 1 | 1 | 0 | 0 | 0 | 1 | 25% |" in text
+    assert "- timm `b_1` (optimize): WRONG: first call: error 2" in text
+    assert "- timm `a` (optimize): 12 s; 0 regions" in text
+    assert "- timm `a` (optimize): 1 of 4; 3 x not an operation" in text
+    assert "| timm | `a` | optimize | right |" in text and "| `c` |" not in text
+    assert "`abc` (3 models)" in text
