@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
-from fx_passes.report.explain import Explanation
 from tests.families.rows import Row
 from tests.zoo.check import count_offloaded, in_turns
 from zendnn_cffi import backend
@@ -29,12 +28,14 @@ class Outcome:
     """What one entry made of the model.
 
     fault      why it is no answer, or no right one; "" where it is right
+    note       where it is TorchDynamo's answer, not eager's: what PyTorch's own backend that changes nothing gives, too
     error      the largest of any output, relative to that output's largest value
     offloaded  operations that the engine computes, of `nodes` that compute
     share      of the time of a call inside the engine's primitives, None where not measured
     """
 
     fault: str = ""
+    note: str = ""
     error: float = 0.0
     offloaded: int = 0
     nodes: int = 0
@@ -122,6 +123,7 @@ def check(row: Row, *, timed: bool = False, inductor: bool = True) -> Verdict:
     """Return the verdict on a row; timed: with kernels measured here, and times in turns."""
     backend.register()
     torch._dynamo.reset()
+    torch._dynamo.config.allow_rnn = row.recurrent
     verdict = Verdict(row.name)
     model = row.made()
     args, kwargs = row.call()
@@ -137,7 +139,7 @@ def check(row: Row, *, timed: bool = False, inductor: bool = True) -> Verdict:
                 runs[entry] = lambda made=made: made(*args, **kwargs)
                 if timed:
                     outcome.share = _share(made, args, kwargs)
-        if inductor:
+        if inductor and not row.recurrent:
             compiled, verdict.inductor = _by_inductor(model, row, expected)
             if compiled is not None:
                 runs[INDUCTOR] = lambda: compiled(*args, **kwargs)
@@ -162,23 +164,34 @@ def _first_call(
         answers = [fast(*args, **kwargs)]
         outcome.first_call_s = time.perf_counter() - began
         answers.append(fast(*args, **kwargs))
-        outcome.error = max(difference(answer, expected) for answer in answers)
-        if outcome.error > row.tolerance:
-            outcome.fault = f"wrong: error {outcome.error:.1e}"
-    except Different as found:
-        outcome.fault = f"wrong: {found}"
+        outcome.error, outcome.fault = _compared(answers, expected, row.tolerance)
+        if outcome.fault and entry == COMPILE:
+            _ask_dynamo(outcome, row, model, answers)
     except Exception as error:
         outcome.fault = f"raised {_first_line(error)}"
         return None, outcome
     modules = [fast] if entry == OPTIMIZE else backend.compiled_modules()
-    counts = [count_offloaded(_explained(module)) for module in modules]
+    counts = [count_offloaded(zendnn_cffi.explain(module)) for module in modules]
     outcome.offloaded, outcome.nodes = (sum(count[i] for count in counts) for i in (0, 1))
     outcome.regions = sum(len(module.regions()) for module in modules)
     return fast, outcome
 
 
-def _explained(module: Any) -> Explanation:
-    return zendnn_cffi.explain(module)
+def _compared(answers: Sequence[Any], expected: Any, tolerance: float) -> tuple[float, str]:
+    """The largest error, and what is wrong about it."""
+    try:
+        error = max(difference(answer, expected) for answer in answers)
+    except Different as found:
+        return float("inf"), f"wrong: {found}"
+    return error, f"wrong: error {error:.1e}" if error > tolerance else ""
+
+
+def _ask_dynamo(outcome: Outcome, row: Row, model: nn.Module, answers: Sequence[Any]) -> None:
+    """Whether TorchDynamo by itself gives the answers that are not eager's."""
+    args, kwargs = row.call()
+    error, fault = _compared(answers, torch.compile(model, backend="eager")(*args, **kwargs), row.tolerance)
+    if not fault:
+        outcome.note, outcome.fault, outcome.error = outcome.fault, "", error
 
 
 def _share(made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

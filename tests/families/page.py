@@ -43,6 +43,7 @@ def page(found: Found) -> str:
         faults="\n".join(_faults(found)) or "None.",
         slower="\n".join(_slower(timed)) or "None.",
         remarks="\n".join(_remarks(found)),
+        dynamo="\n".join(_notes(found)) or "None.",
         inductor="\n".join(_inductor(timed)) or "None.",
     )
 
@@ -120,6 +121,17 @@ def _faults(found: Found) -> list[str]:
         if verdict
         for entry, outcome in verdict.entries.items()
         if outcome.fault
+    ]
+
+
+def _notes(found: Found) -> list[str]:
+    answers = found["answers"]
+    return [
+        f"- {name}: {outcome.note}"
+        for name, verdict in answers.items()
+        if verdict
+        for outcome in verdict.entries.values()
+        if outcome.note
     ]
 
 

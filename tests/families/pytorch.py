@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -134,6 +135,9 @@ def _encoder(width: int, heads: int, layers: int) -> nn.Module:
     return nn.TransformerEncoder(layer, layers)
 
 
+_recurrent = functools.partial(Row, RECURRENT, recurrent=True)
+
+
 def rows() -> list[Row]:
     """The rows."""
     states = lambda n, h: (torch.randn(2, n, h), torch.randn(2, n, h))  # noqa: E731
@@ -181,87 +185,75 @@ def rows() -> list[Row]:
             lambda: build("vit_b_16"),
             lambda: (torch.randn(1, 3, 224, 224),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "lstm",
             "`nn.LSTM`, 2 x 512, batch 1, 100 steps",
             lambda: nn.LSTM(512, 512, 2),
             lambda: (torch.randn(100, 1, 512),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "lstm-32",
             "the same, batch 32",
             lambda: nn.LSTM(512, 512, 2),
             lambda: (torch.randn(100, 32, 512),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "lstm-states",
             "`nn.LSTM`, 2 x 256, batch 4, 40 steps, with states",
             lambda: nn.LSTM(256, 256, 2),
             lambda: (torch.randn(40, 4, 256), states(4, 256)),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "lstm-projected",
             "`nn.LSTM`, 2 x 1024 projected to 256, both directions, 50 steps",
             lambda: nn.LSTM(256, 1024, 2, proj_size=256, bidirectional=True),
             lambda: (torch.randn(50, 1, 256),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "lstm-packed",
             "`nn.LSTM` on a packed sequence, 256, 8 texts of 2 to 60 steps",
             lambda: nn.LSTM(256, 256),
             _packed_alone,
             "packed data has no regular steps: PyTorch's",
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "gru",
             "`nn.GRU`, 2 x 512, both directions, batch first, 4 x 50",
             lambda: nn.GRU(512, 512, 2, batch_first=True, bidirectional=True),
             lambda: (torch.randn(4, 50, 512),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "rnn",
             "`nn.RNN`, 2 x 512, batch 1, 100 steps",
             lambda: nn.RNN(512, 512, 2),
             lambda: (torch.randn(100, 1, 512),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "tacotron",
             "Tacotron-2-like encoder, 1 x 80 characters",
             Tacotron,
             lambda: (torch.randint(0, 148, (1, 80)),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "deepspeech",
             "DeepSpeech-2-like, 3 x 512, both directions, 2 s",
             DeepSpeech,
             lambda: (torch.randn(1, 1, 161, 200),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "elmo",
             "ELMo-like, 2 x 1024 projected to 256, 1 x 40 words",
             Elmo,
             lambda: (torch.randint(0, 5000, (1, 40)),),
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "packed-tagger",
             "tagger with a packed LSTM, 4 texts of 9 to 40 words",
             Packed,
             lambda: (torch.randint(0, 5000, (4, 40)), torch.tensor([40, 9, 31, 22])),
             "the packed LSTM is PyTorch's",
         ),
-        Row(
-            RECURRENT,
+        _recurrent(
             "speech-decoder",
             "a step of two LSTM cells of 1024",
             SpeechDecoder,

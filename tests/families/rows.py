@@ -25,6 +25,7 @@ class Row:
     inputs     the arguments of a call: by position (a tuple) or by name (a mapping)
     remark     why something stays PyTorch, if much does
     tolerance  of the answers, relative to the largest of each output
+    recurrent  whether TorchDynamo must be told to take recurrent networks; Inductor would unroll some and is left out
     """
 
     family: str
@@ -34,6 +35,7 @@ class Row:
     inputs: Callable[[], tuple[Any, ...] | Mapping[str, Any]]
     remark: str = ""
     tolerance: float = TOLERANCE
+    recurrent: bool = False
 
     def made(self) -> nn.Module:
         """The model."""

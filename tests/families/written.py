@@ -214,6 +214,7 @@ def rows() -> list[Row]:
             "Demucs-like, 4 levels from 32 channels, 0.4 s of stereo",
             Demucs,
             lambda: (torch.randn(1, 2, 17748),),
+            recurrent=True,
         ),
         Row(
             AUDIO,
