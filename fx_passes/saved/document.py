@@ -148,7 +148,12 @@ def _encode_arguments(traced: Traced) -> dict[str, Any]:
     except NotSaved as reason:
         raise NotSaved(f"it was exported with {reason}") from None
     tensors = [tensor for tensor, _ in leaves]
-    guards = {"structure": dump_structure(structure), "leaves": values, "tensors": tensors, "sizes": sizes}
+    guards: dict[str, Any] = {
+        "structure": dump_structure(structure),
+        "leaves": values,
+        "tensors": tensors,
+        "sizes": sizes,
+    }
     if without_gradients:
         guards["without_gradients"] = True
     return {**rows, "guards": guards, "positional": len(args), "keywords": [*kwargs]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,7 @@ from zendnn_cffi import backend
 OPTIMIZE, COMPILE = "optimize", "torch.compile"
 ENTRIES = (OPTIMIZE, COMPILE)
 EAGER, INDUCTOR = "eager", "Inductor"
-ROUNDS, CALLS, ENOUGH_SECONDS = 9, 5, 6.0
-TUNE_SECONDS = 3.0  # for each region: what a process leaves out at first, it measures later by itself
+ROUNDS, CALLS, ENOUGH_SECONDS = 9, 5, 4.0
 
 
 @dataclass
@@ -127,7 +127,7 @@ def check(row: Row, *, timed: bool = False, inductor: bool = True) -> Verdict:
     verdict = Verdict(row.name)
     model = row.made()
     args, kwargs = row.call()
-    tuning = {"tune": "auto", "tune_seconds": TUNE_SECONDS} if timed else {"tune": "off"}
+    tuning = {"tune": "auto" if timed else "off"}
     runs: dict[str, Callable[[], Any]] = {EAGER: lambda: model(*args, **kwargs)}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*could not be lowered")  # a defect of ours, not a right answer
@@ -136,7 +136,7 @@ def check(row: Row, *, timed: bool = False, inductor: bool = True) -> Verdict:
             made, outcome = _first_call(entry, row, model, tuning, expected)
             verdict.entries[entry] = outcome
             if made is not None:
-                runs[entry] = lambda made=made: made(*args, **kwargs)
+                runs[entry] = functools.partial(made, *args, **kwargs)
                 if timed:
                     outcome.share = _share(made, args, kwargs)
         if inductor and not row.recurrent:
@@ -198,7 +198,7 @@ def _share(made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     """The engine's share of a call's time."""
     began = time.perf_counter()
     made(*args, **kwargs)
-    runs = max(1, min(10, round(0.5 / (time.perf_counter() - began))))
+    runs = max(1, min(10, round(0.3 / (time.perf_counter() - began))))
     try:
         profile = zendnn_cffi.profile(made, *args, runs=runs, **kwargs)
     except TypeError:  # nothing of it is in a region

@@ -15,9 +15,14 @@ from tests.support.torchvision_models import import_torchvision
 TEXT, SPEECH, PICTURES, SCANS = "text", "speech", "pictures and text", "scans"
 EXPERTS, DETECTION = "mixtures of experts", "detection"
 
-_STACK = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 1536}
-_VOCABULARY = {"vocab_size": 8000}
-_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_STACK: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "intermediate_size": 1536,
+}
+_VOCABULARY: dict[str, Any] = {"vocab_size": 8000}
+_SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def _build(name: str, head: str = "Model", **config: Any) -> Callable[[], nn.Module]:
@@ -119,7 +124,8 @@ def _detr_backbone() -> Any:
     import_torchvision()
     import transformers
 
-    return transformers.ResNetConfig(
+    config: Any = transformers.ResNetConfig
+    return config(
         embedding_size=64,
         hidden_sizes=[64, 128, 256, 512],
         depths=[2, 2, 2, 2],
@@ -150,7 +156,7 @@ def _deformable_detr() -> nn.Module:
 def rows() -> list[Row]:
     """The rows."""
     wave = lambda: {"input_values": torch.randn(1, 16000)}  # noqa: E731
-    wav2vec = {"vocab_size": 32, **_STACK, "num_conv_pos_embedding_groups": 16}
+    wav2vec: dict[str, Any] = {"vocab_size": 32, **_STACK, "num_conv_pos_embedding_groups": 16}
     clip = models(MEDIUM)["clip"]
     return [
         Row(TEXT, "minilm", "MiniLM-like sentence embedding, 6 x 384, 4 x 32, padded", Sentences, _sentences),

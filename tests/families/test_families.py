@@ -103,7 +103,6 @@ def test_an_error_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.families.check.ROUNDS", 3)
-    monkeypatch.setattr("tests.families.check.TUNE_SECONDS", 0.1)
     verdict = check(_row(), timed=True, inductor=False)
     assert [*verdict.medians] == [EAGER, *ENTRIES]
     assert all(len(rounds) == 3 and min(rounds) > 0 for rounds in verdict.medians.values())
@@ -118,7 +117,10 @@ def _found(name: str, **changes: Any) -> Verdict:
 
 def test_the_page_says_what_was_found() -> None:
     wrong = _found("mha", fault="wrong: error 1e+00")
-    found = {"answers": {"mha": wrong, "lstm": None}, "times": {"mha": _found("mha")}}
+    found: dict[str, dict[str, Verdict | None]] = {
+        "answers": {"mha": wrong, "lstm": None},
+        "times": {"mha": _found("mha")},
+    }
     text = page(found)
     line = next(line for line in text.splitlines() if "nn.MultiheadAttention" in line)
     assert "| **no** | 3 of 4 | 50% | 1 | 2.00 | 1.00 (**2.00**) | 4.00 (**0.50**) |" in line
