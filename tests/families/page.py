@@ -39,6 +39,7 @@ def page(found: Found) -> str:
     return template.format(
         versions=_versions(),
         sources=_sources(verdict for part in found.values() for verdict in part.values() if verdict),
+        state=_state(found),
         table="\n".join(_lines(found)),
         faults="\n".join(_faults(found)) or "None.",
         slower="\n".join(_slower(timed)) or "None.",
@@ -61,12 +62,22 @@ def _sources(verdicts: Iterable[Verdict]) -> str:
     return ", ".join(f"`{name}` ({count} runs)" for name, count in counts.most_common())
 
 
+def _state(found: Found) -> str:
+    """Whether all models ran."""
+    ran = {name for part in found.values() for name, verdict in part.items() if verdict}
+    timed = [name for name, verdict in found["times"].items() if verdict and verdict.medians]
+    if len(timed) == len(table()):
+        return f"All {len(timed)} models ran."
+    counts = f"Of {len(table())} models {len(ran)} ran for this page, {len(timed)} with times."
+    return f"{counts} `make models` goes on with the rest."
+
+
 def _lines(found: Found) -> list[str]:
     lines = [_HEAD, "|---|---|---|---:|---:|---:|---:|---:|---:|---:|"]
     family = ""
     for name, row in table().items():
         answers, times = (found[part].get(name) for part in ("answers", "times"))
-        known = answers or times
+        known = times or answers  # what was measured decides what PyTorch computes
         if known is None:
             continue
         cells = [row.family if row.family != family else "", row.what, _right(answers, times, row)]

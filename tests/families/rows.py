@@ -65,4 +65,5 @@ def table() -> dict[str, Row]:
     from tests.families import hugging_face, images, pytorch, written
 
     rows = [row for module in (pytorch, images, written, hugging_face) for row in module.rows()]
-    return {row.name: row for row in rows}
+    families = [*dict.fromkeys(row.family for row in rows)]
+    return {row.name: row for row in sorted(rows, key=lambda row: families.index(row.family))}

@@ -42,6 +42,8 @@ def test_right_and_offloaded(name: str) -> None:
 
 def test_every_row_has_a_name_of_its_own_and_makes_its_inputs_anew() -> None:
     assert len(ROWS) == len({row.what for row in ROWS.values()}) >= 50
+    families = [row.family for row in ROWS.values()]
+    assert families == sorted(families, key=families.index)
     args, kwargs = ROWS["mha"].call()
     again, named = ROWS["mha"].call()
     assert not args and not again
