@@ -192,7 +192,7 @@ def rows() -> list[Row]:
         Row(
             SPEECH,
             "whisper-decoder",
-            "its decoder, 16 tokens",
+            "Whisper's decoder, 4 x 384, 16 tokens",
             _whisper_part("decoder"),
             lambda: {"input_ids": _tokens(16), "encoder_hidden_states": torch.randn(1, 300, 384), "use_cache": False},
         ),

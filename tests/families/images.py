@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.families.rows import Row
+from tests.families.rows import TOLERANCE, Row
 from tests.support.torchvision_models import import_torchvision, provide_nms, randomize
 
 DETECTION, SEGMENTATION, VIDEO = "detection", "segmentation", "video"
@@ -102,6 +102,8 @@ def _noisy() -> dict[str, Any]:
 
 
 _PROPOSALS = {"rpn_pre_nms_top_n_test": 200, "rpn_post_nms_top_n_test": 100}
+# Of two stages with random weights, eager's own scores differ from float64's by 7e-4, and ours by 4e-4.
+_TWO_STAGES = 1e-3
 _SMALL = {"min_size": 320, "max_size": 320}
 
 
@@ -113,7 +115,8 @@ def _detectors() -> list[Row]:
             what,
             lambda: _from("detection", folder_name, **options),
             lambda: _pictures((300, 320)),
-            "boxes are PyTorch's: sizes that depend on the picture",
+            tolerance=_TWO_STAGES if "rcnn" in name else TOLERANCE,
+            remark="boxes are PyTorch's, by `optimize` all of it: sizes depend on the picture, so forward is no graph",
         )
 
     return [
@@ -179,7 +182,11 @@ def rows() -> list[Row]:
             lambda: (torch.randn(1, 3, 128, 128),),
         ),
         Row(
-            DIFFUSION, "vae-decoder", "its decoder, 32 x 32 latents", _vae_decoder, lambda: (torch.randn(1, 4, 32, 32),)
+            DIFFUSION,
+            "vae-decoder",
+            "the decoder of AutoencoderKL, 32 x 32 latents",
+            _vae_decoder,
+            lambda: (torch.randn(1, 4, 32, 32),),
         ),
         Row(
             SUPER_RESOLUTION,

@@ -153,7 +153,7 @@ def rows() -> list[Row]:
         Row(
             ATTENTION,
             "cross-mha",
-            "the same on other keys and values, with weights returned, 4 x 40 on 4 x 60",
+            "`nn.MultiheadAttention` on other keys and values, with weights, 4 x 40 on 4 x 60",
             lambda: nn.MultiheadAttention(512, 8, batch_first=True, kdim=384, vdim=256),
             lambda: (torch.randn(4, 40, 512), torch.randn(4, 60, 384), torch.randn(4, 60, 256)),
         ),
@@ -167,7 +167,7 @@ def rows() -> list[Row]:
         Row(
             ATTENTION,
             "padded-encoder",
-            "the same, 4 layers of 384, 4 x 64, padded",
+            "`nn.TransformerEncoder`, 4 layers of 384, 4 x 64, padded",
             lambda: _encoder(384, 6, 4),
             _padded,
         ),
@@ -193,7 +193,7 @@ def rows() -> list[Row]:
         ),
         _recurrent(
             "lstm-32",
-            "the same, batch 32",
+            "`nn.LSTM`, 2 x 512, batch 32, 100 steps",
             lambda: nn.LSTM(512, 512, 2),
             lambda: (torch.randn(100, 32, 512),),
         ),

@@ -240,7 +240,13 @@ def rows() -> list[Row]:
         ),
         Row(TABLES, "tabular", "40 embeddings and 20 numbers, batch 64", Tabular, lambda: _categories(64)),
         Row(RECOMMENDERS, "dlrm", "DLRM, 26 tables of 64, batch 128", DLRM, lambda: _clicks(128)),
-        Row(RECOMMENDERS, "dlrm-offsets", "the same, bags between offsets", OffsetsDLRM, lambda: _between_offsets(128)),
+        Row(
+            RECOMMENDERS,
+            "dlrm-offsets",
+            "DLRM, bags between offsets, batch 128",
+            OffsetsDLRM,
+            lambda: _between_offsets(128),
+        ),
         Row(
             RECOMMENDERS, "dcn", "DLRM-DCNv2-like, 3 cross layers of rank 128, batch 128", Crossed, lambda: _clicks(128)
         ),
