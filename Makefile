@@ -13,7 +13,7 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test verify-library zoo hugging-face sweep conformance bench scaling shipped-times \
+.PHONY: help venv install demo test verify-library zoo hugging-face models sweep conformance bench scaling shipped-times \
         learned-estimates notebook notebooks docs lint format clean distclean
 
 help:  ## show this list
@@ -35,6 +35,10 @@ zoo: install  ## every torchvision classification model: right, how much ZenDNN 
 
 hugging-face: install  ## seventeen kinds of transformers beside eager, by torch.compile and by optimize()
 	$(BIN)/python tests/hugging_face/sweep.py $(ARGS)
+
+models: install  ## models of every family beside eager and Inductor, for docs/models.md (an hour; goes on where it was)
+	$(BIN)/python -m pip install --quiet --no-deps diffusers
+	$(BIN)/python tests/families/sweep.py --page $(ARGS)
 
 sweep: install  ## every model of torchvision, timm (60M parameters) and Hugging Face (tiny) beside eager (hours; goes on where it was)
 	$(BIN)/python tests/sweep/sweep.py --page $(ARGS)
@@ -93,7 +97,7 @@ $(VENV)/.tools: $(VENV)/.package
 	@touch $@
 
 clean:  ## remove what builds, tests, demo and benchmarks wrote
-	rm -rf build dist _skbuild *.egg-info demo/out benchmarks/out benchmarks/.cache tests/conformance/out
+	rm -rf build dist _skbuild *.egg-info demo/out benchmarks/out benchmarks/.cache tests/conformance/out tests/families/out
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv/*' -not -path './benchmarks/.venvs/*' -prune -exec rm -rf {} +
 

@@ -246,11 +246,14 @@ class Normalizer:
             return None
         try:
             if "forward" in module.__dict__:  # one of its own
-                args = inspect.signature(module.forward).bind(*node.args, **node.kwargs).args
+                bound, first = inspect.signature(module.forward).bind(*node.args, **node.kwargs), 0
             else:
-                args = signature_of(type(module).forward).bind(module, *node.args, **node.kwargs).args[1:]
+                bound, first = signature_of(type(module).forward).bind(module, *node.args, **node.kwargs), 1
         except TypeError:
             return None
+        if bound.kwargs:  # given by name behind one that was left out
+            bound.apply_defaults()
+        args = bound.args[first:]
         return row(module, lambda name: self.attribute(node, module, name), args)
 
     def attribute(self, node: fx.Node, module: nn.Module, name: str) -> fx.Node | None:

@@ -111,9 +111,8 @@ def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], befor
     growing, constants = growing_nodes(gm), constant_nodes(gm.graph)
     needs = {node: operands(node, constants) for node in gm.graph.nodes}
     able = [n for n in needs if not (n in growing or n in constants) and is_member(n, supported) and is_real(n)]
-    members = set(
-        worth_keeping(able, needs)
-    )  # before there are stages: positions, which are not, would put all later by one
+    # before there are stages: positions, and what is moved on the way in, would put all later by one
+    members = set(trim(worth_keeping(able, needs), needs))
     stages: dict[fx.Node, int] = {}
     for node in needs:
         inside = node in members

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.graph.graph import copy_graph, replace
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.outputs import take_outputs_apart
+from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
@@ -69,38 +70,42 @@ class Guards:
 
     check    raises AssertionError for sizes that the graph is not right for (None: all are)
     example  the arguments that the graph was made from: others must have their structure, dtypes and numbers
+    without_gradients  whether the model computes something else where gradients are enabled
     """
 
-    def __init__(self, check: Callable[..., Any] | None, example: Call) -> None:
-        self._check = check
+    def __init__(self, check: Callable[..., Any] | None, example: Call, without_gradients: bool = False) -> None:
+        self._check, self._without_gradients = check, without_gradients
         leaves, self._in_spec = pytree.tree_flatten(example)
         self._leaves = [_TensorLike(x.dtype, x.device, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
         only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
         self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
 
-    def description(self) -> tuple[pytree.TreeSpec, list[tuple[bool, Any]], list[Any] | None]:
-        """What a file keeps: the arguments' structure; what they are; sizes and strides that the check let through.
+    def description(self) -> tuple[pytree.TreeSpec, list[tuple[bool, Any]], list[Any] | None, bool]:
+        """What a file keeps: the arguments' structure; what they are; sizes and strides that the check let through;
+        whether gradients must be off.
 
         A tensor is (True, (dtype, device, rank)), anything else (False, itself). Sizes are None where all are right.
         """
         leaves = [(True, tuple(leaf)) if isinstance(leaf, _TensorLike) else (False, leaf) for leaf in self._leaves]
         passed = [[[list(shape), list(strides)] for shape, strides in sizes] for sizes in self._passed]
-        return self._in_spec, leaves, None if self._check is None else passed
+        return self._in_spec, leaves, None if self._check is None else passed, self._without_gradients
 
     @classmethod
-    def described(cls, structure: pytree.TreeSpec, leaves: Sequence[tuple[bool, Any]], sizes: Any) -> Guards:
+    def described(
+        cls, structure: pytree.TreeSpec, leaves: Sequence[tuple[bool, Any]], sizes: Any, without_gradients: bool
+    ) -> Guards:
         """The guards of this description: of sizes, those alone that were let through before."""
         found = cls.__new__(cls)
         found._check, found._in_spec = None if sizes is None else _refuse, structure
         found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
-        found._n_flat = None
+        found._n_flat, found._without_gradients = None, without_gradients
         found._passed = {tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ()}
         return found
 
     def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for."""
-        if torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu") or (self._without_gradients and torch.is_grad_enabled()):
             return False
         flat: Any = args
         if self._n_flat != len(args) or kwargs:
@@ -174,13 +179,15 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
     own: Any = root
+    without_gradients = False
     if is_exported(root):
         gm = fx.GraphModule(root, copy_graph(own.graph))
     else:
-        gm = _export(root, args, kwargs).module()
+        program, without_gradients = _export(root, args, kwargs)
+        gm = program.module()
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
-            gm = _export(root, args, kwargs, literal).module()
+            gm = _export(root, args, kwargs, literal)[0].module()
     check = getattr(gm, _GUARDS, None)
     inline_modes(gm)
     graph: fx.Graph = gm.graph
@@ -193,11 +200,15 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
                 setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
             replace(node, node.args[0])  # the guards keep gradients out
-    return graph, Guards(check, (args, kwargs))
+    return graph, Guards(check, (args, kwargs), without_gradients)
 
 
-def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], literal: Collection[str] = ()) -> Any:
-    """The exported program with as many sizes free as can be; sizes are given up step by step.
+def _export(
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], literal: Collection[str] = ()
+) -> tuple[Any, bool]:
+    """The exported program with as many sizes free as can be, and whether it is for calls without gradients alone.
+
+    Sizes are given up step by step.
 
     literal  paths of attention modules that are exported as PyTorch writes them
 
@@ -206,7 +217,7 @@ def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lite
     for what, make_shapes, mode in attempts():
         traced_root = skeleton(root, own_state=True)
         take_outputs_apart(traced_root)
-        refuse_nested(traced_root)
+        padded = write_out_padding(traced_root)
         write_out_modules(traced_root, literal)
         shared = Snapshot(traced_root)
         noticed = _watch_state(traced_root)
@@ -214,7 +225,8 @@ def _export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lite
             shapes = None if make_shapes is None else make_shapes(traced_root, (args, kwargs))
             with torch.no_grad(), _written_out(), refuse_seeding(), mode, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
-                return torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
+                program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
+                return program, bool(padded)
         except Exception as error:
             if noticed:
                 raise StateChanged(noticed) from error
@@ -281,18 +293,6 @@ def _written_out() -> Iterator[None]:
     finally:
         transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-def refuse_nested(root: nn.Module) -> None:
-    """Let encoders raise that leave out padded positions, which their parts would compute: eager returns 0 there."""
-
-    def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None) is not None:
-            raise NotImplementedError("a TransformerEncoder with nested tensors and a padding mask")
-
-    for module in root.modules():
-        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
-            module.register_forward_pre_hook(check, with_kwargs=True)
 
 
 def _free_sizes(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -70,3 +71,30 @@ def randomize(model: nn.Module, seed: int = 0) -> None:
                 if module.affine:
                     module.weight.copy_(uniform(0.5, 1.5, module.weight))
                     module.bias.copy_(uniform(-0.3, 0.3, module.bias))
+
+
+def provide_nms() -> None:
+    """Let torchvision's detectors run where its compiled part does not load: nms in plain PyTorch, as slow as it is."""
+    extension = import_torchvision().extension
+    if extension._has_ops() or _provided:
+        return
+    library = torch.library.Library("torchvision", "IMPL")
+    library.impl("nms", _nms, "CPU")
+    _provided.append(library)
+    extension._has_ops = lambda: True  # which boxes.nms asks; roi_align asks its own and keeps its version in Python
+
+
+_provided: list[Any] = []  # kept: an implementation lives as long as its library
+
+
+def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """Indices of the boxes [N, 4] that no better one overlaps by more, best first."""
+    from torchvision.ops.boxes import box_iou
+
+    order = scores.argsort(descending=True, stable=True)
+    overlaps = (box_iou(boxes[order], boxes[order]) > iou_threshold).numpy()
+    kept = np.ones(len(order), dtype=bool)
+    for number in range(len(order)):
+        if kept[number]:
+            kept[number + 1 :] &= ~overlaps[number, number + 1 :]
+    return order[torch.from_numpy(kept)]

@@ -146,20 +146,26 @@ def _compare(model: torch.nn.Module, optimized: torch.nn.Module, images: torch.T
     return Times.of(**in_turns(runs, rounds))
 
 
-def in_turns(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Return a median in ms per round of each; they take turns, so that what else the machine does meets all alike."""
+def in_turns(
+    runs: Mapping[str, Run], rounds: int, calls: int = CALLS, enough_s: float = ENOUGH_SECONDS
+) -> dict[str, list[float]]:
+    """Return a median in ms per round of each; they take turns, so that what else the machine does meets all alike.
+
+    calls     of each in a round
+    enough_s  seconds after which no round begins, but for the fewest
+    """
     medians: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
     began = time.perf_counter()
     for number in range(rounds):
-        if number >= FEWEST_ROUNDS and time.perf_counter() - began > ENOUGH_SECONDS:
+        if number >= FEWEST_ROUNDS and time.perf_counter() - began > enough_s:
             break
         first = number % len(runs)
         for name in [*runs][first:] + [*runs][:first]:
             for _ in range(SETTLE):
                 runs[name]()
-            medians[name].append(statistics.median(_milliseconds(runs[name]) for _ in range(CALLS)))
+            medians[name].append(statistics.median(_milliseconds(runs[name]) for _ in range(calls)))
     return medians
 
 

@@ -326,6 +326,12 @@ def test_embedding_bags(mode: str) -> None:
     check_equal(model, exported, indices, offsets)
 
 
+def test_a_module_given_an_argument_by_name_behind_one_left_out() -> None:
+    model = model_of(lambda m, i, weights: m.t(i, per_sample_weights=weights), t=nn.EmbeddingBag(5, 3, mode="sum"))
+    i, weights = torch.tensor([[0, 3, 1], [4, 1, 1]]), image(2, 3)
+    assert count(check(model, i, weights))["embedding_bag"] == 1
+
+
 def test_a_table_that_is_renormalized_stays() -> None:
     model = model_of(lambda m, i: m.t(i), t=nn.EmbeddingBag(5, 3, max_norm=0.1))
     assert outside(check(model, torch.tensor([[0, 3], [1, 1]]))) == {"t": 1}

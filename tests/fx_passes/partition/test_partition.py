@@ -117,6 +117,18 @@ def test_movement_alone_is_no_region_and_stays_outside_on_the_way_in() -> None:
     assert outside(gm) == {"permute": 1} and count(gm)["flatten"] == 1
 
 
+def test_what_is_moved_on_the_way_in_makes_no_second_region() -> None:
+    """Columns of categories, of which nothing says that they are integers, before embeddings that stay outside."""
+
+    def forward(m: Any, categories: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        columns = [m.e(categories[:, 0]), m.f(categories[:, 1])]
+        return m.l(torch.cat([*columns, m.b(numbers)], 1))
+
+    parts = {"e": nn.Embedding(5, 3), "f": nn.Embedding(7, 2), "b": nn.BatchNorm1d(4), "l": nn.Linear(9, 6)}
+    gm = check(model_of(forward, **parts), torch.tensor([[0, 6], [4, 1]]), image(2, 4))
+    assert len(gm.regions()) == 1 and {"e", "f"} <= outside(gm).keys()
+
+
 def test_constants_are_inside_the_region_that_reads_them() -> None:
     model = model_of(
         lambda m, x: m.n(m.c(x)) + m.c.weight.hypot(x[0, 0, 0, 0]).sum(), c=nn.Conv2d(3, 3, 1), n=nn.BatchNorm2d(3)

@@ -343,17 +343,6 @@ def test_a_decoder_and_attention_in_a_model_that_is_exported() -> None:
     check_equal(model, gm, image(3, 5, 16))
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_padded_positions_are_as_in_eager(nested: bool) -> None:
-    encoder = _encoder() if nested else _encoder(norm_first=True)
-    model = model_of(lambda m, x, padding: m.e(x, src_key_padding_mask=padding), e=encoder)
-    x, padding = image(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    gm = compile_graph(model, (x, padding))
-    assert bool(outside(gm)["e"]) == nested
-    with torch.no_grad():
-        torch.testing.assert_close(gm(x, padding), model(x, padding))
-
-
 OPERATORS: dict[str, Any] = {
     "a border": lambda m, x: F.pad(m.c(x), (0, 1, 0, 1)) * 2,
     "a border up to a multiple": lambda m, x: F.pad(m.c(x), (0, (4 - x.shape[3] % 4) % 4, 0, -x.shape[2] % 4)) * 2,
