@@ -42,8 +42,9 @@ class Group:
 
 @dataclass
 class Rows:
-    """Groups of one contender: `after` is one process with the caches that a cold group left."""
+    """Groups of one contender: `first` is one process with empty caches, `after` one with those that a cold group left."""
 
+    first: list[Group] = field(default_factory=list)
     alone: list[Group] = field(default_factory=list)
     cold: list[Group] = field(default_factory=list)
     after: list[Group] = field(default_factory=list)
@@ -137,15 +138,16 @@ class _Member:
 def table(found: Mapping[str, Rows], count: int) -> str:
     """Medians as a Markdown table: seconds until the last process of a group has answered, and memory in MB."""
     lines = [
-        f"| contender | one, warm s | {count} at once, cold s | CPU s each | one after those s |"
+        f"| contender | one, cold s | warm s | {count} at once, cold s | CPU s each | one after those s |"
         f" {count} at once, warm s | CPU s each | Pss of one MB | sum of {count} MB |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, rows in found.items():
         if not rows.alone:
             continue
         cells = [
-            _seconds(_last(rows.alone)), _seconds(_last(rows.cold)), _seconds(_cpu(rows.cold)),
+            _seconds(_last(rows.first)), _seconds(_last(rows.alone)),
+            _seconds(_last(rows.cold)), _seconds(_cpu(rows.cold)),
             _seconds(_last(rows.after)), _seconds(_last(rows.warm)), _seconds(_cpu(rows.warm)),
             _megabytes(rows.alone), _megabytes(rows.warm),
         ]  # fmt: skip

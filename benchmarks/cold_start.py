@@ -148,7 +148,8 @@ def rows_together(case: Case, names: Sequence[str], repeats: int, count: int) ->
                         rows.cold.append(at_once_in(name, case, fresh, count))
                         rows.after.append(at_once_in(name, case, fresh, 1))
                     if number == 0:
-                        at_once_in(name, case, warm, 1)  # which fills it
+                        filling = at_once_in(name, case, warm, 1)
+                        rows.first += [filling] if name not in NO_CACHE else []
                     rows.alone.append(at_once_in(name, case, warm, 1))
                     rows.warm.append(at_once_in(name, case, warm, count))
                 except RuntimeError as error:

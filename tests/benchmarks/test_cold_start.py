@@ -65,11 +65,14 @@ def test_a_process_that_fails_gives_its_last_words() -> None:
 
 def test_the_table_of_processes_at_once_has_the_last_answer_and_the_sum_of_memory() -> None:
     one, four = at_once.Group((1.0,), (1.5,), (200_000_000,)), at_once.Group((1.0, 4.0), (2.0, 4.0), (50_000_000,) * 2)
-    rows = {"ours": at_once.Rows([one], [four], [one], [four]), "onnxruntime": at_once.Rows(alone=[one], warm=[four])}
+    rows = {
+        "ours": at_once.Rows([four], [one], [four], [one], [four]),
+        "onnxruntime": at_once.Rows(alone=[one], warm=[four]),
+    }
     lines = at_once.table(rows | {"failed": at_once.Rows()}, 2).splitlines()
     assert lines[2:] == [
-        "| ours | 1.00 | 4.00 | 3.00 | 1.00 | 4.00 | 3.00 | 200 | 100 |",
-        "| onnxruntime | 1.00 | - | - | - | 4.00 | 3.00 | 200 | 100 |",
+        "| ours | 4.00 | 1.00 | 4.00 | 3.00 | 1.00 | 4.00 | 3.00 | 200 | 100 |",
+        "| onnxruntime | - | 1.00 | - | - | - | 4.00 | 3.00 | 200 | 100 |",
     ]
 
 
@@ -87,6 +90,7 @@ def test_several_at_once_share_a_folder_that_one_fills_where_they_keep_something
     monkeypatch.setattr(cold_start, "at_once_in", run)
     found = cold_start.rows_together(cold_start.Case("resnet18", 1), ["ours", "openvino", "onnxruntime"], 1, 4)
     assert list(found) == ["ours", "onnxruntime"]
+    assert len(found["ours"].first) == 1 and not found["onnxruntime"].first
     assert began == [
         ("ours", False, 4), ("ours", False, 1), ("ours", True, 1), ("ours", True, 1), ("ours", True, 4),
         ("openvino", False, 4),
