@@ -42,7 +42,7 @@ class Group:
 
 @dataclass
 class Rows:
-    """Groups of one contender: `first` is one process with empty caches, `after` one with those that a cold group left."""
+    """Groups of one contender: `first` has empty caches, `after` is one process with those that a cold group left."""
 
     first: list[Group] = field(default_factory=list)
     alone: list[Group] = field(default_factory=list)
