@@ -2,6 +2,7 @@
 
     python benchmarks/cold_start.py                                       ours beside eager
     python benchmarks/cold_start.py --models resnet50 bert-base-128 --peers
+    python benchmarks/cold_start.py --models resnet50 --peers --together 4    four processes at once
 
 Each row is the median of --repeats processes, which take turns. `import` is that of the contender's own packages, of
 ours after PyTorch's. `make` is optimize(), load(), compile() or the session; then come the first and the second call.
@@ -12,6 +13,9 @@ before filled it. `ours_loaded` starts from a file that zendnn_cffi.save wrote. 
 gets its model cache. Peers run in the environments that `make bench` makes. Those that are missing are skipped, each
 with a line. What other work disturbs while it is measured is not kept, so on a busy machine the warm row of ours
 measures again.
+
+--together N starts N processes of one contender at once, each with --threads threads (at_once.py). `cold`: they share
+an empty folder for caches; then comes one process more, alone. `warm`: a process before filled the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from pathlib import Path
 if __name__ == "__main__":  # the checkout comes last, so that an installed zendnn_cffi wins over the source tree
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parent.parent)]
 
-from benchmarks import peers
+from benchmarks import at_once, peers
 from benchmarks.case import DTYPES, Case
 from benchmarks.contenders import SAVED_VARIABLE
 
@@ -77,8 +81,27 @@ def measure(name: str, case: Case) -> dict[str, float]:
 
 def in_process(name: str, case: Case, caches: Path) -> dict[str, float]:
     """measure() in a fresh process whose compilers and tuning keep what they keep in `caches`."""
-    python = peers.python_of(_environment_of(name))
-    values = os.environ | {
+    command = _command(name, case, "--in-this-process")
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(case, caches))
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    answer: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def at_once_in(name: str, case: Case, caches: Path, count: int) -> at_once.Group:
+    """So many fresh processes that begin at once, with the same folder for what they keep."""
+    caches.mkdir(exist_ok=True)
+    return at_once.run(_command(name, case, "--one-of-several"), _environment(case, caches), count)
+
+
+def _command(name: str, case: Case, mode: str) -> list[str]:
+    return [str(peers.python_of(_environment_of(name))), __file__, mode, name, case.to_json()]
+
+
+def _environment(case: Case, caches: Path) -> dict[str, str]:
+    """Variables of a contender's process."""
+    return os.environ | {
         "OMP_NUM_THREADS": str(case.threads),
         "MKL_NUM_THREADS": str(case.threads),
         "ZENDNN_CFFI_CACHE": str(caches / "zendnn_cffi"),
@@ -86,12 +109,6 @@ def in_process(name: str, case: Case, caches: Path) -> dict[str, float]:
         SAVED_VARIABLE: str(caches.parent),
         "ZENDNN_CFFI_BENCHMARK_OPENVINO_CACHE": str(caches / "openvino"),
     }
-    command = [str(python), __file__, "--in-this-process", name, case.to_json()]
-    done = subprocess.run(command, capture_output=True, text=True, env=values)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    answer: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
 
 
 def rows_of(case: Case, names: Sequence[str], repeats: int) -> dict[tuple[str, str], list[dict[str, float]]]:
@@ -116,6 +133,28 @@ def rows_of(case: Case, names: Sequence[str], repeats: int) -> dict[tuple[str, s
                     except RuntimeError as error:
                         failed.add(name)
                         print(f"{case}: {name}: skipped: {error}", file=sys.stderr)
+    return found
+
+
+def rows_together(case: Case, names: Sequence[str], repeats: int, count: int) -> dict[str, at_once.Rows]:
+    """Contender -> what its groups of processes measured; they take turns. One that fails is left out."""
+    found = {name: at_once.Rows() for name in names}
+    with tempfile.TemporaryDirectory(prefix="cold-start-") as folder:
+        for number in range(repeats):
+            for name in [*found]:
+                warm, fresh, rows = Path(folder) / name, Path(folder) / f"{name}-{number}", found[name]
+                try:
+                    if name not in NO_CACHE:
+                        rows.cold.append(at_once_in(name, case, fresh, count))
+                        rows.after.append(at_once_in(name, case, fresh, 1))
+                    if number == 0:
+                        filling = at_once_in(name, case, warm, 1)
+                        rows.first += [filling] if name not in NO_CACHE else []
+                    rows.alone.append(at_once_in(name, case, warm, 1))
+                    rows.warm.append(at_once_in(name, case, warm, count))
+                except RuntimeError as error:
+                    del found[name]
+                    print(f"{case}: {name}: skipped: {error}", file=sys.stderr)
     return found
 
 
@@ -173,17 +212,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3, help="processes of each; medians are printed")
     parser.add_argument("--peers", action="store_true", help="also Inductor, ONNX Runtime, OpenVINO")
+    parser.add_argument("--contenders", nargs="+", choices=list(IMPORTS), metavar="NAME", help="these alone")
+    parser.add_argument("--together", type=int, metavar="N", help="N processes at once")
+    parser.add_argument("--one-of-several", nargs=2, metavar=("CONTENDER", "CASE"), help=argparse.SUPPRESS)
     parser.add_argument("--in-this-process", nargs=2, metavar=("CONTENDER", "CASE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.in_this_process:
         name, case = options.in_this_process
         print(json.dumps(measure(name, Case.from_json(case))))
         return
-    names = contenders(options.peers)
+    if options.one_of_several:
+        name, case = options.one_of_several
+        at_once.serve(name, Case.from_json(case))
+        return
+    names = options.contenders or contenders(options.peers)
     for model in options.models:
         case = Case(model, 1, options.dtype, options.threads)
         prepare(case, names)
-        print(f"\n{case}\n{table(rows_of(case, names, options.repeats))}", flush=True)
+        if options.together:
+            rows = at_once.table(rows_together(case, names, options.repeats, options.together), options.together)
+        else:
+            rows = table(rows_of(case, names, options.repeats))
+        print(f"\n{case}\n{rows}", flush=True)
 
 
 if __name__ == "__main__":

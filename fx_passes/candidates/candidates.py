@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class Weights:
     below  further constants, which lie under `plain` along its dimension 0; desc is row-major, in any shape
     transposed  desc describes the constant, a matrix, with its dimensions swapped
     is_streamed  all of it is read, and huge pages are worth asking for where it lies
+    late         computes it, of whatever shape; plain is on the meta device then (None: plain is it)
     """
 
     key: str
@@ -63,6 +64,11 @@ class Weights:
     below: tuple[torch.Tensor, ...] = ()
     transposed: bool = False
     is_streamed: bool = True
+    late: Callable[[], torch.Tensor] | None = None
+
+    def computed(self) -> Weights:
+        """The same with its numbers."""
+        return self if self.late is None else replace(self, plain=self.late().reshape(self.plain.shape), late=None)
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,12 @@ class PackedWeights:
     key: str
     plain: torch.Tensor
     transposed: bool = False
+    late: Callable[[], torch.Tensor] | None = None
 
     def wanted_by(self, pd: PrimitiveDesc) -> Weights:
         desc = pd.weights_desc
         assert desc is not None
-        return Weights(self.key, self.plain, desc, transposed=self.transposed)
+        return Weights(self.key, self.plain, desc, transposed=self.transposed, late=self.late)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fx_passes import ops
+from fx_passes.candidates.folds import bound, is_late
 from fx_passes.candidates.layouts import is_describable
 from fx_passes.candidates.shapes.elementwise import after_post_ops
 from fx_passes.candidates.shapes.rules import infer
@@ -44,24 +47,31 @@ class Constants(MutableMapping[fx.Node, Any]):
         if node not in self._nodes:
             raise KeyError(node)
         if node not in self._values:
-            with torch.no_grad(), single_threaded():
-                self._evaluate(node)
+            self._evaluate(node, self._values)
         return self._values[node]
 
-    def _evaluate(self, wanted: fx.Node) -> None:
+    def compute(self, node: fx.Node) -> Any:
+        """The value of a node, not kept where it was not."""
+        known: MutableMapping[fx.Node, Any] = ChainMap({}, self._values)
+        if node not in known:
+            self._evaluate(node, known)
+        return known[node]
+
+    def _evaluate(self, wanted: fx.Node, values: MutableMapping[fx.Node, Any]) -> None:
         """Not recursive: folds may be deeper than Python's stack."""
         waiting = [wanted]
-        while waiting:
-            node = waiting[-1]
-            if missing := [source for source in node.all_input_nodes if source not in self._values]:
-                waiting += missing
-                continue
-            waiting.pop()
-            if node.op == "get_attr":
-                self._values[node] = _resolved(self._parameters[node.target].detach())
-            elif node not in self._values:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
-                self._values[node] = _resolved(node.target(*args, **kwargs))
+        with torch.no_grad(), single_threaded():
+            while waiting:
+                node = waiting[-1]
+                if missing := [source for source in node.all_input_nodes if source not in values]:
+                    waiting += missing
+                    continue
+                waiting.pop()
+                if node.op == "get_attr":
+                    values[node] = _resolved(self._parameters[node.target].detach())
+                elif node not in values:
+                    args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = _resolved(node.target(*args, **kwargs))
 
     def __contains__(self, node: object) -> bool:
         return node in self._nodes
@@ -102,6 +112,7 @@ class RegionValues:
         self.numbers: dict[fx.Node, Any] = {}
         self.bases: dict[fx.Node, TensorSpec] = {}
         self.constants: MutableMapping[fx.Node, Any] = Constants(graph, parameters)
+        self._late = True
         self._known: dict[fx.Node, Any] = {}  # as specs and numbers, and specs of constants
         self._fakes = Fakes(self)
         placeholders = iter(inputs)
@@ -169,10 +180,37 @@ class RegionValues:
 
         def replace(node: fx.Node) -> Any:
             if node in self.constants:
+                spec = self._known.get(node)
+                if isinstance(spec, TensorSpec) and self.is_late(node):
+                    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
                 return self.constants[node]
             return self.numbers.get(node, node)
 
         return fx.map_arg(argument, replace)
+
+    def is_late(self, node: fx.Node) -> bool:
+        """Whether a constant is computed when it is packed: until then a meta tensor stands for it."""
+        return self._late and is_late(node)
+
+    def late(self, node: fx.Node) -> Callable[[], torch.Tensor] | None:
+        """What computes such a constant; None for others."""
+        if not self.is_late(node):
+            return None
+        assert isinstance(self.constants, Constants)
+        return partial(self.constants.compute, node)
+
+    def are_constants_finite(self, node: fx.Node) -> bool:
+        """Whether the constants that node reads are finite throughout. One pass, and no memory: weights are large."""
+        late = [source for source in node.all_input_nodes if source in self.constants and self.is_late(source)]
+        return all(map(self._is_fold_finite, late)) and all(map(_is_finite, self.constants_of(node, late).values()))
+
+    def _is_fold_finite(self, node: fx.Node) -> bool:
+        """Whether a late fold is: mostly the bound tells, and nothing is computed."""
+        assert isinstance(self.constants, Constants)
+        weight, *others = fx.map_arg(node.args, self.constants.compute)
+        if weight.numel() == 0 or bound(node, weight, tuple(others)) < torch.finfo(weight.dtype).max:
+            return True
+        return _is_finite(self.constants.compute(node))
 
     def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The run-time tensors that node reads; a tuple of tensors (chunk, split) counts as what it came from."""
@@ -198,10 +236,12 @@ class RegionValues:
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
         return node.target(*args, **kwargs)
 
-    def constants_of(self, node: fx.Node) -> dict[fx.Node, torch.Tensor]:
+    def constants_of(self, node: fx.Node, without: Collection[fx.Node] = ()) -> dict[fx.Node, torch.Tensor]:
         """The constant tensors that node reads, also by way of a tuple of tensors."""
         found: dict[fx.Node, torch.Tensor] = {}
         for source in node.all_input_nodes:
+            if source in without:
+                continue
             if isinstance(value := self.constants.get(source), torch.Tensor):
                 found[source] = value
             elif source in self.numbers and _has_tensor(self.numbers[source]):
@@ -211,6 +251,7 @@ class RegionValues:
     def with_constants(self, constants: Mapping[fx.Node, torch.Tensor]) -> RegionValues:
         """The same with other numbers in some constants, of equal shapes and dtypes."""
         other = copy.copy(self)
+        other._late = False
         other.constants = ChainMap({**constants}, self.constants)
         return other
 
@@ -298,6 +339,13 @@ def _has_tensor(value: Any) -> bool:
 def evaluate_constants(graph: fx.Graph, parameters: Mapping[str, torch.Tensor]) -> dict[fx.Node, Any]:
     """Return the value of every node that depends on parameters alone (get_attr nodes and folds over them)."""
     return dict(Constants(graph, parameters))
+
+
+def _is_finite(constant: torch.Tensor) -> bool:
+    """Whether all values are finite."""
+    if not constant.is_floating_point() or constant.numel() == 0:
+        return True
+    return all(map(math.isfinite, map(float, torch.aminmax(constant.detach()))))
 
 
 def _resolved(value: Any) -> Any:

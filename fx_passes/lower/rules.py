@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -187,7 +186,7 @@ def lower_node(node: fx.Node, context: LoweringContext) -> Operation:
             raise NotLowered(f"no rule lowers {getattr(node.target, '__name__', node.target)}")
         if context.values.specs[node].numel == 0:
             raise NotLowered("the result is empty")
-        if node.target in _SPREADING and not all(map(_is_finite, context.values.constants_of(node).values())):
+        if node.target in _SPREADING and not context.values.are_constants_finite(node):
             raise NotLowered("a constant has values that are not finite, which primitives spread or lose")
         operation = rule(node, context)
         if node.target in VIEWS:
@@ -197,13 +196,6 @@ def lower_node(node: fx.Node, context: LoweringContext) -> Operation:
     except NotLowered as reason:
         seen = add_views(None, node, context) if node.target in VIEWS else None
         return seen or torch_operation(node, context.values, str(reason))
-
-
-def _is_finite(constant: torch.Tensor) -> bool:
-    """Whether all values are finite; one pass, and no memory: weights are large."""
-    if not constant.is_floating_point() or constant.numel() == 0:
-        return True
-    return all(map(math.isfinite, map(float, torch.aminmax(constant.detach()))))
 
 
 def _lower_again(node: fx.Node, context: LoweringContext, values: RegionValues) -> Operation:

@@ -129,6 +129,7 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
 
     plain may have another shape than desc where only ones differ (a bias [C] seen as [1, C, 1, 1]).
     """
+    weights = weights.computed()
     if weights.below:
         return stack((weights.plain, *weights.below), weights.desc, allocate)
     if (lies := as_wanted(weights)) is not None:
@@ -154,7 +155,7 @@ def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch
 
 def as_wanted(weights: Weights) -> torch.Tensor | None:
     """The plain weights, seen as primitives want them, where they lie so already."""
-    if weights.below or isinstance(weights.desc, PackedLayout):
+    if weights.below or weights.late is not None or isinstance(weights.desc, PackedLayout):
         return None
     plain = _as_seen(weights, weights.desc)
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))

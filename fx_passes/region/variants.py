@@ -83,7 +83,7 @@ def choose_variant(
             raise NotLowered(f"{near.reason} (found for {', '.join(map(str, near.specs))})")
         return estimate()
     try:
-        with turn:
+        with turn, collector_paused() as turn.on_begin:  # who measures makes large garbage
             lowered = _fastest(graph, specs, inputs, parameters, options, run_plain, lower, turn)
     except NotLowered as reason:
         _remember(graph, specs, str(reason))

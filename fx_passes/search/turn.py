@@ -42,6 +42,7 @@ class Turn:
     seconds    to measure in, from the first unknown on
     insists    on a busy machine, too; and waits a minute for another process
     interrupted  asked before each measurement: whether something else is more urgent now
+    on_begin   called before the first measurement
     left_out   how often something was not measured
     reason     why nothing is measured any longer, "" while something may be
     """
@@ -57,6 +58,7 @@ class Turn:
     ) -> None:
         self.database, self.threads = database, threads
         self.left_out, self.reason = 0, ""
+        self.on_begin: Callable[[], None] = _nothing
         self._seconds, self.insists, self._interrupted = seconds, insists, interrupted
         self._begun = math.nan
         self._lock: int | None = None
@@ -124,6 +126,7 @@ class Turn:
         cpus = usable_cpus()
         if self.threads > cpus and not self.insists:
             return self.close(f"{self.threads} threads share {cpus} CPUs")
+        self.on_begin()
         folder = None if self.database.path is None else self.database.path.parent
         if folder is None or fcntl is None:
             return None
@@ -136,6 +139,10 @@ class Turn:
             return self.close("another process measures")
         self._begun = time.perf_counter()
         return None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _lock(path: Path, patience: float) -> tuple[int | None, bool]:

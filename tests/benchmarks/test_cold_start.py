@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import cold_start, peers
+from benchmarks import at_once, cold_start, peers
 
 
 def test_the_table_has_medians_of_every_part() -> None:
@@ -40,3 +42,61 @@ def test_a_contender_that_fails_is_named_and_left_out(
     }  # fmt: skip
     assert [run["make"] for run in found["ours", "warm"]] == [1.0, 1.0]  # in the folder that the first run filled
     assert "inductor: skipped: no compiler" in capsys.readouterr().err
+
+
+MEMBER = """
+import json, sys
+print("words of a contender")
+for value in ("ready", {"answer": 2.0, "cpu": 3.0}, {"pss": 4000000}):
+    print("@" + json.dumps(value), flush=True)
+    assert sys.stdin.readline() == "\\n"
+"""
+
+
+def test_processes_of_a_group_begin_together_and_are_asked_one_step_after_the_other() -> None:
+    group = at_once.run([sys.executable, "-c", MEMBER], os.environ, 3)
+    assert group == at_once.Group((2.0, 2.0, 2.0), (3.0, 3.0, 3.0), (4000000, 4000000, 4000000))
+
+
+def test_a_process_that_fails_gives_its_last_words() -> None:
+    with pytest.raises(RuntimeError, match="ValueError: no such thing"):
+        at_once.run([sys.executable, "-c", "raise ValueError('no such thing')"], os.environ, 2)
+
+
+def test_the_table_of_processes_at_once_has_the_last_answer_and_the_sum_of_memory() -> None:
+    one, four = at_once.Group((1.0,), (1.5,), (200_000_000,)), at_once.Group((1.0, 4.0), (2.0, 4.0), (50_000_000,) * 2)
+    rows = {
+        "ours": at_once.Rows([four], [one], [four], [one], [four]),
+        "onnxruntime": at_once.Rows(alone=[one], warm=[four]),
+    }
+    lines = at_once.table(rows | {"failed": at_once.Rows()}, 2).splitlines()
+    assert lines[2:] == [
+        "| ours | 4.00 | 1.00 | 4.00 | 3.00 | 1.00 | 4.00 | 3.00 | 200 | 100 |",
+        "| onnxruntime | - | 1.00 | - | - | - | 4.00 | 3.00 | 200 | 100 |",
+    ]
+
+
+def test_several_at_once_share_a_folder_that_one_fills_where_they_keep_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began: list[tuple[str, bool, int]] = []
+
+    def run(name: str, case: cold_start.Case, caches: Path, count: int) -> at_once.Group:
+        began.append((name, caches.name == name, count))
+        if name == "openvino":
+            raise RuntimeError("no model")
+        return at_once.Group((1.0,) * count, (1.0,) * count, (1,) * count)
+
+    monkeypatch.setattr(cold_start, "at_once_in", run)
+    found = cold_start.rows_together(cold_start.Case("resnet18", 1), ["ours", "openvino", "onnxruntime"], 1, 4)
+    assert list(found) == ["ours", "onnxruntime"]
+    assert len(found["ours"].first) == 1 and not found["onnxruntime"].first
+    assert began == [
+        ("ours", False, 4), ("ours", False, 1), ("ours", True, 1), ("ours", True, 1), ("ours", True, 4),
+        ("openvino", False, 4),
+        ("onnxruntime", True, 1), ("onnxruntime", True, 1), ("onnxruntime", True, 4),
+    ]  # fmt: skip
+
+
+def test_memory_of_a_process_is_more_than_nothing() -> None:
+    assert at_once.pss_bytes() > 1 << 20

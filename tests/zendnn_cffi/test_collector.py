@@ -23,3 +23,16 @@ def test_it_is_as_it_was(enabled: bool) -> None:
         assert gc.isenabled() == enabled
     finally:
         gc.enable() if before else gc.disable()
+
+
+@pytest.mark.parametrize("enabled", (True, False))
+def test_what_makes_garbage_ends_it_early(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        gc.enable() if enabled else gc.disable()
+        with collector_paused() as resume:
+            resume()
+            assert gc.isenabled() == enabled
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable() if before else gc.disable()

@@ -26,6 +26,7 @@ DTYPES = (None, torch.float32, torch.bfloat16)
 _warned = False
 
 
+@collector_paused()  # imports, graphs and regions stay
 def optimize(
     model: nn.Module | torch.export.ExportedProgram | str | os.PathLike[str],
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
@@ -99,8 +100,7 @@ def optimize(
     options = RegionOptions(
         dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights, tune_seconds
     )
-    with collector_paused():
-        gm = build(traced, make_region=RegionFactory(options))
+    gm = build(traced, make_region=RegionFactory(options))
     if release_weights:
         from fx_passes.saved.released import release_weights as release
 
@@ -152,5 +152,5 @@ def _warn_once() -> None:
         warnings.warn(
             f"zendnn_cffi: optimize() returns a module that runs in plain PyTorch: {unavailable_reason()}",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,  # optimize is decorated
         )

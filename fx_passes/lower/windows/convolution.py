@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ class Convolution:
     """The arguments of a convolution or deconvolution, checked.
 
     weight_node  the node that computes the weight at run time (weight is then a meta tensor), None for a constant
+    late         computes a constant weight once it is packed (weight is then a meta tensor)
     """
 
     src: TensorSpec
@@ -58,6 +59,7 @@ class Convolution:
     groups: int
     dtype: torch.dtype
     weight_node: fx.Node | None = None
+    late: Callable[[], torch.Tensor] | None = None
 
     @property
     def grouped_weight(self) -> torch.Tensor:
@@ -127,6 +129,7 @@ def checked(node: fx.Node, arguments: dict[str, Any], context: LoweringContext) 
         arguments["groups"],
         context.dtype(src),
         weight_node,
+        context.values.late(node.args[1]) if weight.is_meta and weight_node is None else None,
     )
 
 
@@ -173,7 +176,7 @@ def _candidates(
         algorithm=algorithm,
         post_ops=chain.post_ops,
     )
-    args = weighted_arguments(PackedWeights(conv.weight_key, weight), conv.bias, chain)
+    args = weighted_arguments(PackedWeights(conv.weight_key, weight, late=conv.late), conv.bias, chain)
     if conv.weight_node is None:
         return candidates(found, args, "convolution", (src, *chain.srcs), dst, overwrites=chain.overwrites)
     args[ARG_WEIGHTS] = Operand(1)
@@ -249,6 +252,6 @@ def _inner_product_candidates(
     found = optimized_implementations(
         descriptors.inner_product, src_view, weights, bias, dst_view, post_ops=chain.post_ops
     )
-    packed = PackedWeights(conv.weight_key, conv.weight.reshape(n, k))
+    packed = PackedWeights(conv.weight_key, conv.weight.reshape(n, k), late=conv.late)
     args = weighted_arguments(packed, conv.bias, chain, src_view, dst_view)
     return candidates(found, args, "inner_product", (src, *chain.srcs), dst, overwrites=chain.overwrites)

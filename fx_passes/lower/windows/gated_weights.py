@@ -44,10 +44,11 @@ def gates_into_weights(graph: fx.Graph, values: RegionValues) -> None:
 
 def _gated(conv: fx.Node, values: RegionValues) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """(product, value, gate) of a convolution that reads a product worth leaving out."""
-    product, weight = conv.args[0], values.constants.get(conv.args[1])
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 4 or values.arguments(conv)["groups"] != 1:
-        return None
+    product = conv.args[0]
     if not is_call(product, ops.binary) or product.args[2] != "mul" or only_user(product) is not conv:
+        return None
+    weight = values.constants.get(conv.args[1])
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 4 or values.arguments(conv)["groups"] != 1:
         return None
     spec = values.specs[product]
     gate_shape = (1, *spec.shape[1:2], 1, 1)

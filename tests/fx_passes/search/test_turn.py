@@ -86,6 +86,16 @@ def test_more_threads_than_cpus_measure_nothing(database: Database) -> None:
     assert Turn(database, 10**6, insists=True).allows()
 
 
+@pytest.mark.parametrize(("seconds", "begins"), ((1.0, 1), (0.0, 0)))
+def test_the_first_measurement_is_told_of_once(database: Database, seconds: float, begins: int) -> None:
+    told: list[int] = []
+    with Turn(database, 1, seconds) as leave:
+        leave.on_begin = lambda: told.append(1)
+        assert not told
+        assert leave.allows() == leave.allows() == bool(begins)
+    assert len(told) == begins
+
+
 def test_an_interruption_ends_it(database: Database) -> None:
     answers = iter((False, True))
     leave = Turn(database, 1, interrupted=lambda: next(answers))
