@@ -43,7 +43,18 @@ class Choice:
 
 
 def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
-    """Replace every chain whose dequantized values only linear layers of int8 weights read."""
+    """Replace every chain whose dequantized values only linear layers of int8 weights read.
+
+    Layers that quantize one value alike (query, key and value of attention) share scales and integers.
+    """
+    made: dict[Any, fx.Node] = {}
+
+    def call(function: Callable[..., Any], *arguments: Any) -> fx.Node:
+        key = function, arguments
+        if key not in made:
+            made[key] = gm.graph.call_function(function, arguments)
+        return made[key]
+
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
         readers = _layers(node, gm)
         choice = match_choice(node, gm, readers) if readers else None
@@ -52,10 +63,10 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
         src, _, _, _, low, high, dtype = node.args
         choose, quantize, linear = _BY_ROWS if choice.by_rows else _AS_A_WHOLE
         with gm.graph.inserting_before(node):
-            chosen = gm.graph.call_function(choose, choice.arguments)
-            kept = gm.graph.call_function(quantize, (src, chosen, low, high, dtype))
-        chosen.meta = {"source": choice.node.meta.get("source", "")}
-        kept.meta = dict(node.meta)
+            chosen = call(choose, *choice.arguments)
+            kept = call(quantize, src, chosen, low, high, dtype)
+        chosen.meta.setdefault("source", choice.node.meta.get("source", ""))
+        kept.meta = kept.meta or dict(node.meta)
         for reader in readers:
             reader.target, reader.args = linear, (kept, chosen, *reader.args[1:])
         _erase_unread(gm.graph, node, choice.node)

@@ -5,18 +5,21 @@
 
 Who sees the strides of a result (outside of the graph, or an operation that is not known) gets a copy without gaps.
 Only where each result is reshaped or moved next: a result that an element-wise operation reads absorbs that as a
-post-op, which is worth more. The wide weight is a constant subgraph: the parameters keep their names.
+post-op, which is worth more. The wide weight is a constant subgraph: the parameters keep their names. Of layers of
+integers, the integers are joined, and their scales.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph.graph import finish, get_attribute, is_call, only_values_count
+from fx_passes.graph.graph import finish, get_attribute, is_call, only_values_count, tensor_of
+from fx_passes.ops.quantized import plain_axis
 
 _MAX_GROUP = 8
 
@@ -28,17 +31,76 @@ def fuse_projections(gm: fx.GraphModule) -> fx.GraphModule:
     return finish(gm)
 
 
-def find_groups(gm: fx.GraphModule) -> list[list[fx.Node]]:
+@dataclass(frozen=True)
+class Projection:
+    """A linear layer of constant weights.
+
+    node     ops.linear; ops.dynamic_linear or ops.row_scaled_linear, where scales stand between source and weight
+    weight   the parameter; integers where the layer reads them dequantized
+    scales   of dequantized integers, a scale for each output
+    """
+
+    node: fx.Node
+    weight: fx.Node
+    scales: fx.Node | None = None
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """What stands before the weight."""
+        return self.node.args[:-2]
+
+    @property
+    def bias(self) -> Any:
+        return self.node.args[-1]
+
+    @property
+    def parameters(self) -> tuple[fx.Node, ...]:
+        return tuple(node for node in (self.weight, self.scales, self.bias) if isinstance(node, fx.Node))
+
+    def key(self, gm: fx.GraphModule) -> tuple[Any, ...]:
+        """Equal for layers that may become one."""
+        src, *rest = self.operands
+        weight = _tensor(gm, self.weight)
+        how = self.node.args[-2].args[3:] if self.scales is not None else ()
+        return self.node.target, _value(src), *rest, weight.dtype, weight.shape[1], how
+
+
+def _value(node: Any) -> Any:
+    """Equal for what is equal: each reader may have a node that dequantizes, or quantizes, for it alone."""
+    if not is_call(node, ops.dequantize, ops.quantize):
+        return node
+    return node.target, _value(node.args[0]), *node.args[1:]
+
+
+def find_groups(gm: fx.GraphModule) -> list[list[Projection]]:
     """Groups of linears with one input and constant weights of one dtype and depth, in graph order."""
-    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
-    for node in gm.graph.find_nodes(op="call_function", target=ops.linear):
-        weight = _parameter(gm, node.args[1])
-        if weight is None or node.kwargs["post_ops"] or not _is_moved(node) or not isinstance(node.args[0], fx.Node):
-            continue
-        if node.args[2] is not None and _parameter(gm, node.args[2]) is None:
-            continue
-        groups.setdefault((node.args[0], weight.dtype, weight.shape[1]), []).append(node)
+    groups: dict[tuple[Any, ...], list[Projection]] = {}
+    for target in (ops.linear, ops.dynamic_linear, ops.row_scaled_linear):
+        for node in gm.graph.find_nodes(op="call_function", target=target):
+            found = match_projection(node, gm)
+            if found is not None:
+                groups.setdefault(found.key(gm), []).append(found)
     return [group for group in groups.values() if 2 <= len(group) <= _MAX_GROUP]
+
+
+def match_projection(node: fx.Node, gm: fx.GraphModule) -> Projection | None:
+    """node as a layer that may become part of another; None where it may not."""
+    src, weight, bias = node.args[0], node.args[-2], node.args[-1]
+    if node.kwargs["post_ops"] or not _is_moved(node) or not isinstance(src, fx.Node):
+        return None
+    if bias is not None and _parameter(gm, bias) is None:
+        return None
+    if not is_call(weight, ops.dequantize):
+        return None if _parameter(gm, weight) is None else Projection(node, weight)
+    kept, scales, zero_point, axis, _ = weight.args
+    integers, zero_points = _parameter(gm, kept), tensor_of(gm, zero_point)
+    if integers is None or _parameter(gm, scales) is None or integers.dtype != torch.int8:
+        return None
+    if plain_axis(axis, tuple(integers.shape)) != 0:
+        return None
+    if bool(zero_points.any()) if zero_points is not None else zero_point:
+        return None
+    return Projection(node, kept, scales)
 
 
 def _parameter(gm: fx.GraphModule, node: Any) -> torch.Tensor | None:
@@ -49,41 +111,54 @@ def _parameter(gm: fx.GraphModule, node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) and value.ndim in (1, 2) else None
 
 
+def _tensor(gm: fx.GraphModule, node: fx.Node) -> torch.Tensor:
+    value: torch.Tensor = get_attribute(gm, node.target)
+    return value
+
+
 def _is_moved(node: fx.Node) -> bool:
     """Whether only reshapes and such read the result."""
     shapes = ops.SHAPE | ops.MOVEMENT
     return bool(node.users) and all(is_call(user, *shapes) for user in node.users)
 
 
-def widen(gm: fx.GraphModule, group: list[fx.Node]) -> None:
+def widen(gm: fx.GraphModule, group: list[Projection]) -> None:
     """Put one linear in place of the first of group, and slices of it in place of all."""
-    graph, first = gm.graph, group[0]
-    src = first.args[0]
-    sizes = [get_attribute(gm, node.args[1].target).shape[0] for node in group]
-    for node in group:  # their parameters may stand further down
-        for source in node.args[1:3]:
-            if isinstance(source, fx.Node):
-                first.prepend(source)
+    graph, first = gm.graph, group[0].node
+    sizes = [_tensor(gm, part.weight).shape[0] for part in group]
+    for part in group:  # their parameters may stand further down
+        for source in part.parameters:
+            first.prepend(source)
     with graph.inserting_before(first):
-        weight = graph.call_function(ops.concat, (tuple(node.args[1] for node in group), 0))
+        weight = _joined(graph, group)
         bias = None
-        if any(node.args[2] is not None for node in group):
-            rows = [node.args[2] or graph.call_function(ops.no_bias, (node.args[1],)) for node in group]
+        if any(part.bias is not None for part in group):
+            rows = [part.bias or graph.call_function(ops.no_bias, (part.scales or part.weight,)) for part in group]
             bias = graph.call_function(ops.concat, (tuple(rows), 0))
-        wide = graph.call_function(ops.linear, (src, weight, bias), {"post_ops": ()})
-        wide.meta["source"] = "; ".join(str(node.meta.get("source", node.name)) for node in group)
+        wide = graph.call_function(first.target, (*group[0].operands, weight, bias), {"post_ops": ()})
+        wide.meta["source"] = "; ".join(str(part.node.meta.get("source", part.node.name)) for part in group)
         start, pieces = 0, []
-        for node, size in zip(group, sizes, strict=True):
+        for part, size in zip(group, sizes, strict=True):
             piece = graph.call_function(ops.narrow, (wide, -1, start, start + size))
-            if not only_values_count(node):  # somebody sees its strides: those of a tensor of its own
+            if not only_values_count(part.node):  # somebody sees its strides: those of a tensor of its own
                 piece = graph.call_function(ops.contiguous, (piece,))
             pieces.append(piece)
             start += size
     value = first.meta.get("val")
     if isinstance(value, torch.Tensor):
         wide.meta["val"] = value.new_empty((*value.shape[:-1], start))
-    for node, piece in zip(group, pieces, strict=True):
-        if "val" in node.meta:
-            piece.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(piece)
-        graph.erase_node(node)
+    for part, piece in zip(group, pieces, strict=True):
+        if "val" in part.node.meta:
+            piece.meta["val"] = part.node.meta["val"]
+        part.node.replace_all_uses_with(piece)
+        graph.erase_node(part.node)
+
+
+def _joined(graph: fx.Graph, group: list[Projection]) -> fx.Node:
+    """The weights below each other, dequantized where they are integers."""
+    weight = graph.call_function(ops.concat, (tuple(part.weight for part in group), 0))
+    if group[0].scales is None:
+        return weight
+    scales = graph.call_function(ops.concat, (tuple(part.scales for part in group), 0))
+    how = group[0].node.args[-2].args[3:]
+    return graph.call_function(ops.dequantize, (weight, scales, None, *how))

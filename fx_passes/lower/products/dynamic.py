@@ -1,6 +1,6 @@
 """Linear layers of values quantized by a scale that each call chooses, for the whole tensor.
 
-choose_scale    PyTorch's minimum and maximum, then numbers
+choose_scale    reductions and arithmetic on one number (scales.py)
 quantize_by     a reorder that is told scale and zero point in the call
 dynamic_linear  post_ops((src @ weight.T + summand) * factors), inner_product on integers, which is told its factors
                     factors = scale * weight_scales
@@ -9,8 +9,7 @@ dynamic_linear  post_ops((src @ weight.T + summand) * factors), inner_product on
 
 from __future__ import annotations
 
-import ctypes
-import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
@@ -23,8 +22,8 @@ from fx_passes.candidates.candidates import (
     Operation,
     PackedWeights,
     Result,
+    Template,
     Temporary,
-    TorchTemplate,
     Weights,
     primitive_template,
 )
@@ -33,6 +32,7 @@ from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, constant_name, run_time_operands
 from fx_passes.lower.post_ops import build_chain, fits_view
 from fx_passes.lower.primitives import keep_optimized, optimized_implementations
+from fx_passes.lower.products.scales import Primitives, Range, choice, choose, rows_of, zero_point_bits
 from fx_passes.lower.quantized import RANGES
 from fx_passes.ops.quantized import plain_axis
 from zendnn_cffi.errors import ZenDNNError
@@ -59,39 +59,15 @@ def _choice_layout() -> MemoryDesc:
 
 
 def lower_choose_scale(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.choose_scale: PyTorch's, into the arena."""
+    """Lower ops.choose_scale: reductions, and arithmetic on one number."""
     src = context.tensor(node.args[0], "src")
-    rest = tuple(context.values.concrete(argument) for argument in node.args[1:])
-
-    def choose(values: Tensor, out: Tensor) -> None:
-        lowest, highest = (number.item() for number in torch.aminmax(values))
-        if not highest - lowest < math.inf:  # infinite, or not a number
-            out.copy_(ops.choose_scale(values, *rest))
-            return
-        scale, zero_point = _chosen(lowest, highest, *rest)
-        out.copy_(torch.tensor([scale, 1.0 / scale, zero_point, 0.0], dtype=torch.float32, device="cpu"))
-        out.view(torch.int32)[3] = zero_point
-
-    desc = row_major(src.shape or (1,), context.dtype(src))
-    template = TorchTemplate(choose, "", into=True)
-    candidate = Candidate("torch", (desc,), _choice_layout(), (template,))
-    return Operation(node, node.name, "choose_scale", (node.args[0],), context.values.specs[node], [candidate])
-
-
-def _chosen(
-    lowest: float, highest: float, low: int, high: int, eps: float, dtype: torch.dtype, symmetric: bool
-) -> tuple[float, int]:
-    """Scale and zero point for numbers from lowest to highest: as choose_qparams, each step rounded to float32."""
-    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
-    if symmetric:
-        scale = max(_f32(max(-lowest, highest) / ((high - low) / 2)), _f32(eps))
-        return scale, 128 if dtype == torch.uint8 else 0
-    scale = max(_f32(_f32(highest - lowest) / (high - low)), _f32(eps))
-    return scale, min(max(low - round(_f32(lowest / scale)), low), high)
-
-
-def _f32(number: float) -> float:
-    return ctypes.c_float(number).value
+    low, high, eps, dtype, symmetric = (context.values.concrete(argument) for argument in node.args[1:])
+    how = Range("symmetric" if symmetric else "asymmetric", low, high, eps, 128 if dtype == torch.uint8 else 0)
+    shape, kept = src.shape or (1,), context.dtype(src)
+    calls = Primitives()
+    choose(calls, how, rows_of(shape), kept, by_rows=False)
+    zero_point_bits(calls)
+    return choice(node, context, calls, row_major(shape, kept), _choice_layout())
 
 
 def lower_quantize_by(node: fx.Node, context: LoweringContext) -> Operation:
@@ -138,11 +114,8 @@ def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
     dst = row_major(base.shape, dtype)
     chain = build_chain(post_ops, operands, dst, dtype, view=(m, n))
     operation = Operation(node, node.name, "inner_product", operands, values.specs[node], flops=2 * m * n * k)
-    constants, told = _constants(node, weight, scales, arguments["bias"]), row_major((2, n), torch.float32)
+    told = _tell(node, weight, scales, arguments["bias"])
     row = row_major((n,), torch.float32)
-    key = f"{torch.__version__} factors of a dynamic linear layer"
-    told_args = (Operand(1, _choice_layout()), constants, Temporary(0, told))
-    prepare = TorchTemplate(_tell, "", True, key, told_args, assists=True)
     rows, seen = row_major((m, k), src.dtype), row_major((m, n), dtype)
     attr = Attr(chain.post_ops, output_scales=RUNTIME, output_scales_mask=2)
     packed = PackedWeights(str(node.args[2].args[0]), weight)
@@ -151,15 +124,17 @@ def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
         ARG_WEIGHTS: packed,
         ARG_DST: Result(seen),
         ARG_ATTR_OUTPUT_SCALES: Temporary(0, row),
-        ARG_BIAS: Temporary(0, row, row.size_bytes),
+        **({ARG_BIAS: Temporary(0, row, row.size_bytes)} if told.has_summand else {}),
         **chain.args,
     }
     weights = MemoryDesc((n, k), torch.int8, "any")
     srcs = (row_major(src.shape, src.dtype), _choice_layout(), *map(in_memory, chain.srcs))
-    found = optimized_implementations(descriptors.inner_product, rows, weights, row, seen, attr=attr)
+    found = optimized_implementations(
+        descriptors.inner_product, rows, weights, row if told.has_summand else None, seen, attr=attr
+    )
     for pd in sorted(found, key=lambda pd: "gemm_" in pd.implementation):  # seldom the fastest: last among equals
         product = primitive_template(pd, args, "inner_product", operation.flops)
-        operation.candidates.append(Candidate(pd.implementation, srcs, dst, (prepare, product)))
+        operation.candidates.append(Candidate(pd.implementation, srcs, dst, (*told.calls, product)))
     otherwise = "no inner_product implementation takes these integers"
     return keep_optimized(operation, otherwise, post_ops=len(arguments["post_ops"]))
 
@@ -181,21 +156,43 @@ def integer_weight(node: fx.Node, context: LoweringContext) -> tuple[Tensor, Ten
     return kept.detach(), scales
 
 
-def _constants(node: fx.Node, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Weights:
-    """Float32 [3, N]: the scales, bias / scales, and minus the sums of the weight's rows."""
+@dataclass(frozen=True)
+class _Told:
+    """What each call tells a product: factors [1, N], then where there is a summand that [1, N], in temporary 0.
+
+    calls  that compute them
+    """
+
+    calls: tuple[Template, ...]
+    has_summand: bool
+
+
+def _tell(node: fx.Node, weight: Tensor, scales: Tensor, bias: Tensor | None) -> _Told:
+    """How factors = scale * scales, and summand = bias / scales / scale - zero_point * sums, are computed in a call."""
     if bias is not None and not isinstance(bias, Tensor):
         raise NotLowered("bias is not a constant")
-    in_steps = torch.zeros_like(scales) if bias is None else bias.detach().double() / scales
-    plain = torch.stack((scales, in_steps, -weight.sum(1, dtype=torch.float64))).float()
-    key = f"{constant_name(node, 'bias')} in steps of {node.args[2].args[0]}"
-    return Weights(key, plain, row_major(tuple(plain.shape), torch.float32), is_streamed=False)
+    n, name, calls = len(scales), node.args[2].args[0], Primitives("factors")
+    line = row_major((1, n), torch.float32)
+
+    def constant(plain: Tensor, what: str) -> Weights:
+        return Weights(f"{what} [1, {n}] of {name}", plain.float().reshape(1, n), line, is_streamed=False)
+
+    one = row_major((1, 1), torch.float32)
+    scale, inverse, zero_point = (Operand(1, one, which * one.size_bytes) for which in range(3))
+    factors, summand = Temporary(0, line), Temporary(0, line, line.size_bytes)
+    calls.binary("mul", constant(scales, "scales"), scale, factors)
+    if bias is not None:
+        steps = constant(bias.detach().double() / scales, f"{constant_name(node, 'bias')} in steps")
+        calls.binary("mul", steps, inverse, summand)
+    shifts = _has_zero_point(node.args[1])
+    if shifts:
+        sums = constant(-weight.sum(1, dtype=torch.float64), "sums")
+        calls.binary("mul", sums, zero_point, summand, *([("sum", 1.0)] if bias is not None else []))
+    if calls.templates is None:
+        raise NotLowered("the library has no primitives that tell it its scales")
+    return _Told(tuple(calls.templates), bias is not None or shifts)
 
 
-def _tell(chosen: Tensor, constants: Tensor, out: Tensor) -> None:
-    """Factors and summand of one call."""
-    scale, inverse, zero_point, _ = chosen.unbind()
-    scales, bias, sums = constants.unbind()
-    factors, summand = out.unbind()
-    torch.mul(scales, scale, out=factors)
-    torch.mul(bias, inverse, out=summand)
-    summand.addcmul_(sums, zero_point)
+def _has_zero_point(chosen: object) -> bool:
+    """Whether what is chosen has one, as far as anybody knows."""
+    return not is_call(chosen, ops.choose_scale) or not chosen.args[5] or chosen.args[4] != torch.int8

@@ -1,6 +1,6 @@
 """Linear layers of values whose rows (tokens) are quantized by scales that each call chooses.
 
-choose_row_scales  PyTorch's smallest and largest of each row, then a few operations on a number for each row
+choose_row_scales  reductions and arithmetic on a number for each row (scales.py)
 quantize_rows_by   a binary primitive that multiplies each row, rounds and bounds; one more where there are zero points
 row_scaled_linear  inner_product on integers, then one binary primitive in place
                        sums = src @ weight.T                        exact, as float32
@@ -10,8 +10,6 @@ row_scaled_linear  inner_product on integers, then one binary primitive in place
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,60 +37,26 @@ from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, c
 from fx_passes.lower.post_ops import Chain, build_chain, fits_view
 from fx_passes.lower.primitives import first_optimized, keep_optimized, optimized_implementations
 from fx_passes.lower.products.dynamic import integer_weight
+from fx_passes.lower.products.scales import Primitives, Range, choice, choose, rows_of
 from fx_passes.lower.quantized import RANGES
-from fx_passes.ops.quantized import ASYMMETRIC, row_zero_points
+from fx_passes.ops.quantized import ASYMMETRIC
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 _SCALE, _INVERSE, _ZERO_POINT = range(3)  # along dimension 0 of what choose_row_scales returns
-_FEW = 1 << 16  # numbers of which absolute values are quicker made than both ends found
 
 
 def lower_choose_row_scales(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.choose_row_scales: PyTorch's, into the arena."""
+    """Lower ops.choose_row_scales: reductions, and arithmetic on a number for each row."""
     src, spec = context.tensor(node.args[0], "src"), context.values.specs[node]
     if src.dtype != torch.float32 or src.ndim < 2:
         raise NotLowered(f"src {src} is no float32 rows")
-    how, low, high, eps = (context.values.concrete(argument) for argument in node.args[1:])
-    desc, dst = row_major(src.shape, context.dtype(src)), row_major(spec.shape, torch.float32)
-    template = TorchTemplate(_choosing(how, low, high, eps), "", into=True)
-    candidate = Candidate("torch", (desc,), dst, (template,))
-    return Operation(node, node.name, "choose_scale", (node.args[0],), spec, [candidate])
-
-
-def _choosing(how: str, low: int, high: int, eps: float) -> Callable[[Tensor, Tensor], None]:
-    """A function of rows and of where their scales, inverse scales and zero points go."""
-
-    def by_largest(values: Tensor, out: Tensor) -> None:
-        scale, inverse, zero_point = out.unbind()
-        if values.numel() <= _FEW and values.dtype == torch.float32:
-            torch.amax(values.abs(), -1, True, out=scale)
-        else:
-            lowest, highest = _ends(values)
-            torch.maximum(lowest.neg_(), highest, out=scale)
-        if how == "largest":
-            scale.clamp_(min=eps).div_(high)
-        else:
-            scale.div_((high - low) / 2).clamp_(min=eps)
-        scale.addcmul_(scale, zero_point.zero_())  # of an infinite number: not a number, as in eager
-        torch.reciprocal(scale, out=inverse)
-
-    def by_both_ends(values: Tensor, out: Tensor) -> None:
-        scale, inverse, zero_point = out.unbind()
-        lowest, highest = _ends(values)
-        lowest, highest = lowest.clamp_(max=0), highest.clamp_(min=0)
-        torch.sub(highest, lowest, out=scale).div_(high - low).clamp_(min=eps)
-        scale.addcmul_(scale, zero_point.zero_())
-        torch.reciprocal(scale, out=inverse)
-        zero_point.copy_(row_zero_points(how, lowest.div_(scale), highest.div_(scale), low, high))
-
-    return by_both_ends if how in ASYMMETRIC else by_largest
-
-
-def _ends(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and largest number of each row, [..., 1]; aminmax and vector_norm take 5 to 20 times as long."""
-    return values.amin(-1, keepdim=True).float(), values.amax(-1, keepdim=True).float()
+    kept = context.dtype(src)
+    calls = Primitives()
+    how = Range(*(context.values.concrete(argument) for argument in node.args[1:]))
+    choose(calls, how, rows_of(src.shape), kept, by_rows=True)
+    return choice(node, context, calls, row_major(src.shape, kept), row_major(spec.shape, torch.float32))
 
 
 def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation:
@@ -108,7 +72,7 @@ def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation
     if low == -127 and (dtype != torch.int8 or how in ASYMMETRIC):
         raise NotLowered("it leaves out an integer that rounding may reach")
     have, want = row_major(src.shape, context.dtype(src)), row_major(src.shape, dtype)
-    rows = _rows(src.shape)
+    rows = rows_of(src.shape)
     seen, kept, column = row_major(rows, have.dtype), row_major(rows, dtype), row_major((rows[0], 1), torch.float32)
     srcs = (have, row_major(context.values.specs[node.args[1]].shape, torch.float32))
     operation = Operation(node, node.name, "quantize", tuple(node.args[:2]), context.values.specs[node])
@@ -135,10 +99,6 @@ def _binary(kind: str, a: Operand | Temporary, b: Operand, dst: Result | Tempora
 def _how(chosen: object) -> str:
     """How rows were chosen, as far as it counts: with zero points of their own where nobody knows."""
     return str(chosen.args[1]) if is_call(chosen, ops.choose_row_scales) else ASYMMETRIC[0]
-
-
-def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    return math.prod(shape[:-1]), shape[-1]
 
 
 def _of_rows(which: int, column: MemoryDesc) -> Operand:
@@ -209,7 +169,7 @@ def lower_row_scaled_linear(node: fx.Node, context: LoweringContext) -> Operatio
     if not all(fits_view(post_op) for post_op in post_ops):
         raise SplitPostOps(len(arguments["post_ops"]) - 1)
     operands = run_time_operands((arguments["src"], arguments["chosen"]), post_ops)
-    (m, k), n = _rows(src.shape), weight.shape[0]
+    (m, k), n = rows_of(src.shape), weight.shape[0]
     dst, across = row_major(base.shape, torch.float32), row_major((1, n), torch.float32)
     bias = _bias(node, arguments["bias"], across)
     begin = PostOps().binary("mul", across)

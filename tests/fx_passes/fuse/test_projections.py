@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 import zendnn_cffi
 from fx_passes.fuse.projections import fuse_projections
+from tests.fx_passes.lower.products.test_dynamic import dynamic
+from tests.fx_passes.lower.products.test_dynamic_rows import by_token
 from tests.support.graphs import count, model_of, traced
+from tests.support.lowering import noise
+from tests.support.quantized import RANGES, Integers, Weight, ran, through
 from tests.tolerance import assert_close
 
 
@@ -86,3 +90,51 @@ def test_projections_that_absorb_something_stay_apart() -> None:
 
     gm = fuse_projections(traced(Gated().eval(), torch.randn(2, 8)))
     assert count(gm)["linear"] == 2
+
+
+QUANTIZED: dict[str, Callable[[Tensor], Tensor]] = {
+    "constant scale": lambda x: through(x, 0.03, 128),
+    "scale of the call": dynamic,
+    "scales of rows": by_token,
+    "scales of rows, zero points": lambda x: by_token(x, "choose_qparams_per_token_asymmetric"),
+}
+
+
+def projections_of_integers(w: Any, x: Tensor, how: Callable[[Tensor], Tensor], moved: bool = True) -> Any:
+    """Each layer quantizes its input itself, as torchao's graphs have it."""
+    parts = [nn.functional.linear(how(x), weight(), weight.bias) for weight in w]
+    return tuple(part.view(2, 3, -1, 4).transpose(1, 2) for part in parts) if moved else sum(parts)
+
+
+@pytest.mark.parametrize("bias", [(True, False, True), (False, False, False)])
+@pytest.mark.parametrize("how", QUANTIZED)
+def test_projections_of_integers_become_one_product(how: str, bias: tuple[bool, ...]) -> None:
+    weights = [Weight(n, 16, bias=b) for n, b in zip((8, 4, 12), bias, strict=True)]
+    model = Integers(lambda w, x: projections_of_integers(w, x, QUANTIZED[how]), *weights)
+    x = noise(2, 3, 16)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    with torch.no_grad():
+        for mine, other in zip(fast(x), model(x), strict=True):
+            torch.testing.assert_close(mine, other, atol=1e-3, rtol=1e-4)
+    products = [dtype for kind, dtype, name in ran(fast) if kind in ("inner_product", "matmul") and name != "torch"]
+    assert len(products) == 1 and products[0] in RANGES
+
+
+@pytest.mark.parametrize("how", QUANTIZED)
+def test_projections_of_integers_that_are_added_stay_apart(how: str) -> None:
+    model = Integers(lambda w, x: projections_of_integers(w, x, QUANTIZED[how], False), Weight(8, 16), Weight(8, 16))
+    fast = zendnn_cffi.optimize(model, (noise(2, 3, 16),), tune="off")
+    fast(noise(2, 3, 16))
+    assert [dtype in RANGES for kind, dtype, name in ran(fast) if kind != "binary" and name != "torch"].count(True) == 2
+
+
+def test_weights_with_other_zero_points_stay_apart() -> None:
+    one, other = Weight(8, 16), Weight(8, 16)
+    other.zero_points += 3
+    model = Integers(lambda w, x: projections_of_integers(w, x, QUANTIZED["constant scale"]), one, other)
+    fast = zendnn_cffi.optimize(model, (noise(2, 3, 16),), tune="off")
+    x = noise(2, 3, 16)
+    with torch.no_grad():
+        for mine, expected in zip(fast(x), model(x), strict=True):
+            torch.testing.assert_close(mine, expected, atol=1e-3, rtol=1e-4)
+    assert [kind for kind, _, _ in ran(fast)].count("matmul") == 2
