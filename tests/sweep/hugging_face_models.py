@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,11 +31,34 @@ _WIDTHS = (
     "hidden_dim",
     "decoder_hidden_size",
 )
-_INNER = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
-_INNER += ("moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim")
+_INNER: tuple[str, ...] = (
+    "intermediate_size",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "ffn_dim",
+    "d_ff",
+    "n_inner",
+    "ffn_hidden_size",
+)
+_INNER += (
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "mlp_dim",
+)
 _HEADS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads", "n_head", "n_heads", "num_heads")
-_LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "n_layer", "n_layers", "num_layers", "depth")
-_LAYERS += ("num_decoder_layers", "num_encoder_layers")
+_LAYERS: tuple[str, ...] = (
+    "num_hidden_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "depth",
+)
+_LAYERS += (
+    "num_decoder_layers",
+    "num_encoder_layers",
+)
 _LISTS_OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types")
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 
@@ -80,7 +104,7 @@ def _build(name: str) -> Case:
     for way in _RULES:
         try:
             config = _shrunk(transformers.CONFIG_MAPPING[name](), way)
-            parameters_of(lambda config=config: transformers.AutoModel.from_config(config), _MOST_PARAMETERS)
+            parameters_of(partial(transformers.AutoModel.from_config, config), _MOST_PARAMETERS)
             torch.manual_seed(0)
             model = transformers.AutoModel.from_config(config).eval().float()
         except Exception as error:  # numbers that do not fit, packages that are not there
