@@ -136,14 +136,15 @@ def _faults(found: Found) -> list[str]:
 
 
 def _notes(found: Found) -> list[str]:
-    answers = found["answers"]
-    return [
+    lines = [
         f"- {name}: {outcome.note}"
-        for name, verdict in answers.items()
+        for part in found.values()
+        for name, verdict in part.items()
         if verdict
         for outcome in verdict.entries.values()
         if outcome.note
     ]
+    return [*dict.fromkeys(lines)]
 
 
 def _slower(timed: Iterable[Verdict]) -> list[str]:
