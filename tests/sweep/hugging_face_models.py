@@ -59,7 +59,7 @@ _LAYERS += (
     "num_decoder_layers",
     "num_encoder_layers",
 )
-_LISTS_OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types")
+_LISTS_OF_LAYERS: tuple[str, ...] = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types")
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 
 # What the names of a configuration's numbers become, by way of shrinking.
