@@ -142,13 +142,14 @@ def _encode_arguments(traced: Traced) -> dict[str, Any]:
     if traced.guards is None or traced.example is None:
         return rows
     args, kwargs = traced.example
-    structure, leaves, sizes = traced.guards.description()
+    structure, leaves, sizes, conditions = traced.guards.description()
     try:
         values = [encode(tuple(leaf) if tensor else leaf, lambda _: None) for tensor, leaf in leaves]
     except NotSaved as reason:
         raise NotSaved(f"it was exported with {reason}") from None
     tensors = [tensor for tensor, _ in leaves]
     guards = {"structure": dump_structure(structure), "leaves": values, "tensors": tensors, "sizes": sizes}
+    guards["conditions"] = conditions
     return {**rows, "guards": guards, "positional": len(args), "keywords": [*kwargs]}
 
 
@@ -159,7 +160,9 @@ def _decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     if "guards" in data:
         row = data["guards"]
         leaves = [(tensor, decode(v, lambda _: None)) for tensor, v in zip(row["tensors"], row["leaves"], strict=True)]
-        found["guards"] = Guards.described(load_structure(row["structure"]), leaves, row["sizes"])
+        found["guards"] = Guards.described(
+            load_structure(row["structure"]), leaves, row["sizes"], row.get("conditions")
+        )
         found["example"] = ((None,) * data["positional"], dict.fromkeys(data["keywords"]))
     return found
 

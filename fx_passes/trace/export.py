@@ -22,6 +22,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph, replace
+from fx_passes.trace.conditions import Conditions, conditions_of
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.seeding import refuse_seeding
@@ -79,20 +80,36 @@ class Guards:
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
         self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
 
-    def description(self) -> tuple[pytree.TreeSpec, list[tuple[bool, Any]], list[Any] | None]:
-        """What a file keeps: the arguments' structure; what they are; sizes and strides that the check let through.
+    def description(self) -> tuple[pytree.TreeSpec, list[tuple[bool, Any]], list[Any] | None, list[Any] | None]:
+        """What a file keeps: the arguments' structure; what they are; sizes and strides that the check let through; the
+        check itself.
 
-        A tensor is (True, (dtype, device, rank)), anything else (False, itself). Sizes are None where all are right.
+        A tensor is (True, (dtype, device, rank)), anything else (False, itself). Sizes are None where all are right,
+        the check is None where it cannot be written down.
         """
         leaves = [(True, tuple(leaf)) if isinstance(leaf, _TensorLike) else (False, leaf) for leaf in self._leaves]
         passed = [[[list(shape), list(strides)] for shape, strides in sizes] for sizes in self._passed]
-        return self._in_spec, leaves, None if self._check is None else passed
+        check = self._conditions()
+        return self._in_spec, leaves, None if self._check is None else passed, check and check.rows
+
+    def _conditions(self) -> Conditions | None:
+        """The check as data."""
+        if self._check is None or isinstance(self._check, Conditions):
+            return self._check
+        known = []
+        for sizes in self._passed:
+            shapes = iter(shape for shape, _ in sizes)
+            known.append([next(shapes) if isinstance(leaf, _TensorLike) else None for leaf in self._leaves])
+        return conditions_of(self._check, self._leaves, known)
 
     @classmethod
-    def described(cls, structure: pytree.TreeSpec, leaves: Sequence[tuple[bool, Any]], sizes: Any) -> Guards:
-        """The guards of this description: of sizes, those alone that were let through before."""
+    def described(
+        cls, structure: pytree.TreeSpec, leaves: Sequence[tuple[bool, Any]], sizes: Any, conditions: Any = None
+    ) -> Guards:
+        """The guards of this description: without conditions, those sizes alone that were let through before."""
         found = cls.__new__(cls)
-        found._check, found._in_spec = None if sizes is None else _refuse, structure
+        check = _refuse if conditions is None else Conditions(conditions, len(leaves))
+        found._check, found._in_spec = None if sizes is None else check, structure
         found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
         found._n_flat = None
         found._passed = {tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ()}
