@@ -36,7 +36,7 @@ def bound(node: fx.Node, weight: torch.Tensor, others: tuple[object, ...]) -> fl
     others  the further arguments of node
     """
     ones = torch.ones(weight.shape[0], *(1 for _ in weight.shape[1:]), dtype=torch.float64)
-    return _largest(weight) * _largest(node.target(ones, *others))  # type: ignore[operator]
+    return _largest(weight) * _largest(node.target(ones, *others))
 
 
 def _largest(values: torch.Tensor) -> float:

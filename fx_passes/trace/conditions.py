@@ -144,5 +144,5 @@ def _value(row: Row, sizes: Sizes) -> int:
         return row
     kind, left, right = row
     if kind == "size":
-        return sizes[left][right]  # type: ignore[index]
+        return sizes[left][right]
     return _OPERATORS[kind](_value(left, sizes), _value(right, sizes))

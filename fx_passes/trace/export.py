@@ -90,7 +90,7 @@ class Guards:
         leaves = [(True, tuple(leaf)) if isinstance(leaf, _TensorLike) else (False, leaf) for leaf in self._leaves]
         passed = [[[list(shape), list(strides)] for shape, strides in sizes] for sizes in self._passed]
         check = self._conditions()
-        return self._in_spec, leaves, None if self._check is None else passed, check and check.rows
+        return self._in_spec, leaves, None if self._check is None else passed, None if check is None else check.rows
 
     def _conditions(self) -> Conditions | None:
         """The check as data."""
