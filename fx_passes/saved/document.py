@@ -38,7 +38,7 @@ from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.programs import Context, decode_program, encode_program, packed_weights
 from fx_passes.saved.released import assembled, decode_kept, encode_kept, keep_parts, packed_as
 from fx_passes.saved.tree import decode_tree, encode_tree
-from fx_passes.trace.export import Guards
+from fx_passes.trace.export import Description, Guards
 from fx_passes.trace.trace import WHOLE, Traced
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.primitives.verification.records import machine
@@ -142,19 +142,20 @@ def _encode_arguments(traced: Traced) -> dict[str, Any]:
     if traced.guards is None or traced.example is None:
         return rows
     args, kwargs = traced.example
-    structure, leaves, sizes, without_gradients = traced.guards.description()
+    found = traced.guards.description()
     try:
-        values = [encode(tuple(leaf) if tensor else leaf, lambda _: None) for tensor, leaf in leaves]
+        values = [encode(tuple(leaf) if tensor else leaf, lambda _: None) for tensor, leaf in found.leaves]
     except NotSaved as reason:
         raise NotSaved(f"it was exported with {reason}") from None
-    tensors = [tensor for tensor, _ in leaves]
+    tensors = [tensor for tensor, _ in found.leaves]
     guards: dict[str, Any] = {
-        "structure": dump_structure(structure),
+        "structure": dump_structure(found.structure),
         "leaves": values,
         "tensors": tensors,
-        "sizes": sizes,
+        "sizes": found.sizes,
+        "conditions": found.conditions,
     }
-    if without_gradients:
+    if found.without_gradients:
         guards["without_gradients"] = True
     return {**rows, "guards": guards, "positional": len(args), "keywords": [*kwargs]}
 
@@ -166,8 +167,15 @@ def _decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     if "guards" in data:
         row = data["guards"]
         leaves = [(tensor, decode(v, lambda _: None)) for tensor, v in zip(row["tensors"], row["leaves"], strict=True)]
-        modes = row.get("without_gradients") is True
-        found["guards"] = Guards.described(load_structure(row["structure"]), leaves, row["sizes"], modes)
+        found["guards"] = Guards.described(
+            Description(
+                load_structure(row["structure"]),
+                leaves,
+                sizes=row["sizes"],
+                conditions=row.get("conditions"),
+                without_gradients=row.get("without_gradients") is True,
+            )
+        )
         found["example"] = ((None,) * data["positional"], dict.fromkeys(data["keywords"]))
     return found
 

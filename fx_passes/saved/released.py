@@ -49,7 +49,7 @@ def keep_parts(gm: OptimizedModule) -> None:
     guards, example = traced.guards, traced.example
     if guards is not None and example is not None and not traced.restored:
         args, kwargs = example
-        guards, example = Guards.described(*guards.description()), ((None,) * len(args), dict.fromkeys(kwargs))
+        guards, example = Guards.described(guards.description()), ((None,) * len(args), dict.fromkeys(kwargs))
     traced = replace(traced, graph=None, guards=guards, example=example, restored=True)
     parts = {name: Part.of(module) for name, module in gm._held.items() if name not in tree._modules}
     gm._source = traced, build_released, {"graph": copy_graph(gm.graph), "parts": parts}

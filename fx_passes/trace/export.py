@@ -22,6 +22,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph, replace
+from fx_passes.trace.conditions import Conditions, conditions_of
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
@@ -62,6 +63,23 @@ class _TensorLike(NamedTuple):
         )
 
 
+class Description(NamedTuple):
+    """What a file keeps of guards.
+
+    structure   of the arguments
+    leaves      of each argument (True, (dtype, device, rank)) if it is a tensor, else (False, itself)
+    sizes       sizes and strides that the check let through; None: all are right
+    conditions  the check as data; None where it cannot be written down
+    without_gradients  whether gradients must be off
+    """
+
+    structure: pytree.TreeSpec
+    leaves: Sequence[tuple[bool, Any]]
+    sizes: list[Any] | None
+    conditions: list[Any] | None
+    without_gradients: bool
+
+
 _MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
 
 
@@ -81,23 +99,36 @@ class Guards:
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
         self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
 
-    def description(self) -> tuple[pytree.TreeSpec, list[tuple[bool, Any]], list[Any] | None, bool]:
-        """What a file keeps: the arguments' structure; what they are; sizes and strides that the check let through;
-        whether gradients must be off.
-
-        A tensor is (True, (dtype, device, rank)), anything else (False, itself). Sizes are None where all are right.
-        """
+    def description(self) -> Description:
+        """The guards as data; the sizes known so far among them."""
         leaves = [(True, tuple(leaf)) if isinstance(leaf, _TensorLike) else (False, leaf) for leaf in self._leaves]
         passed = [[[list(shape), list(strides)] for shape, strides in sizes] for sizes in self._passed]
-        return self._in_spec, leaves, None if self._check is None else passed, self._without_gradients
+        check = self._conditions()
+        return Description(
+            self._in_spec,
+            leaves,
+            sizes=None if self._check is None else passed,
+            conditions=None if check is None else check.rows,
+            without_gradients=self._without_gradients,
+        )
+
+    def _conditions(self) -> Conditions | None:
+        """The check as data."""
+        if self._check is None or isinstance(self._check, Conditions):
+            return self._check
+        known = []
+        for sizes in self._passed:
+            shapes = iter(shape for shape, _ in sizes)
+            known.append([next(shapes) if isinstance(leaf, _TensorLike) else None for leaf in self._leaves])
+        return conditions_of(self._check, self._leaves, known)
 
     @classmethod
-    def described(
-        cls, structure: pytree.TreeSpec, leaves: Sequence[tuple[bool, Any]], sizes: Any, without_gradients: bool
-    ) -> Guards:
-        """The guards of this description: of sizes, those alone that were let through before."""
+    def described(cls, description: Description) -> Guards:
+        """The guards of this description: without conditions, those sizes alone that were let through before."""
+        structure, leaves, sizes, conditions, without_gradients = description
         found = cls.__new__(cls)
-        found._check, found._in_spec = None if sizes is None else _refuse, structure
+        check = _refuse if conditions is None else Conditions(conditions, len(leaves))
+        found._check, found._in_spec = None if sizes is None else check, structure
         found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
         found._n_flat, found._without_gradients = None, without_gradients
         found._passed = {tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ()}

@@ -8,6 +8,8 @@ In EfficientNet's early squeeze-and-excitation blocks the value has 20 to 780 ti
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -44,11 +46,11 @@ def gates_into_weights(graph: fx.Graph, values: RegionValues) -> None:
 
 def _gated(conv: fx.Node, values: RegionValues) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """(product, value, gate) of a convolution that reads a product worth leaving out."""
-    product = conv.args[0]
-    if not is_call(product, ops.binary) or product.args[2] != "mul" or only_user(product) is not conv:
-        return None
-    weight = values.constants.get(conv.args[1])
+    product: Any = conv.args[0]
+    weight: Any = values.constants.get(conv.args[1]) if is_call(product, ops.binary) else None
     if not isinstance(weight, torch.Tensor) or weight.dim() != 4 or values.arguments(conv)["groups"] != 1:
+        return None
+    if product.args[2] != "mul" or only_user(product) is not conv:
         return None
     spec = values.specs[product]
     gate_shape = (1, *spec.shape[1:2], 1, 1)

@@ -327,3 +327,41 @@ print("equal")
     command = [sys.executable, "-c", code, str(tmp_path / "m"), str(tmp_path / "expected")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr
+
+
+class Step(nn.Module):
+    """A decoding step: keys and values that grow by what it adds, and the attention over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.both(x).chunk(3, -1))
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        return F.scaled_dot_product_attention(q, keys, values), keys, values
+
+
+def test_a_decoder_with_a_growing_cache_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    def call(length: int) -> tuple[torch.Tensor, ...]:
+        return noise(1, 1, 32), noise(1, 2, length, 16), noise(1, 2, length, 16)
+
+    torch.manual_seed(0)
+    model = Step().eval()
+    with torch.no_grad():
+        exported = torch.export.export(model, call(5), dynamic_shapes=(None, *({2: torch.export.Dim.AUTO},) * 2))
+        fast = zendnn_cffi.optimize(exported, tune="off")
+        for length in (5, 6):
+            fast(*call(length))
+        zendnn_cffi.save(fast, tmp_path / "one")
+        zendnn_cffi.save(zendnn_cffi.load(tmp_path / "one"), tmp_path / "two")
+        for path in (tmp_path / "one", tmp_path / "two"):
+            loaded = zendnn_cffi.load(path)
+            for length in (7, 5, 64, 3):
+                args = call(length)
+                for actual, expected in zip(loaded(*args), model(*args), strict=True):
+                    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+            with pytest.raises(ValueError, match="saved for other arguments"):
+                loaded(noise(2, 1, 32), noise(2, 2, 5, 16), noise(2, 2, 5, 16))
+            with pytest.raises(ValueError, match="saved for other arguments"):
+                loaded(noise(1, 1, 32), noise(1, 3, 5, 16), noise(1, 3, 5, 16))
