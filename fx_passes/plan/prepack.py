@@ -57,7 +57,7 @@ class WeightStore:
                 self._note(key[1], weights.desc)
             return packed
 
-    def _note(self, layout: bytes, desc: MemoryDesc | PackedLayout) -> None:
+    def _note(self, layout: bytes, desc: MemoryDesc) -> None:
         """Remember a layout; those that no program has weights in any longer go now and then."""
         self._descs[layout] = desc
         if len(self._descs) > _SPARE_DESCS + 2 * len(self._packed):
