@@ -211,8 +211,8 @@ class Candidate:
     slices_bytes    of a concatenation whose pieces may be written in place: the offset of each in the result; its calls
                     copy one piece each
     cost_ns         measured or estimated time
-    from_memory     whether that is the time with the weights, and all else, in no cache
     check           of numbers that its calls leave in a temporary
+    from_memory     whether cost_ns is the time with the weights, and all else, in no cache
     """
 
     implementation: str
@@ -223,9 +223,9 @@ class Candidate:
     may_overwrite: int | None = None
     slices_bytes: tuple[int, ...] = ()
     cost_ns: float = 0.0
-    from_memory: bool = False
     offset_bytes: int = 0
     check: Check | None = None
+    from_memory: bool = False
 
     @property
     def is_view(self) -> bool:

@@ -161,11 +161,11 @@ def _decode_operation(
         srcs,
         layouts.at(row["dst"]),
         tuple(_decode_call(call, layouts) for call in row["calls"]),
-        row["overwrites"],
-        row["may_overwrite"],
-        tuple(row["slices_bytes"]),
-        row["cost_ns"],
-        row["offset_bytes"],
+        overwrites=row["overwrites"],
+        may_overwrite=row["may_overwrite"],
+        slices_bytes=tuple(row["slices_bytes"]),
+        cost_ns=row["cost_ns"],
+        offset_bytes=row["offset_bytes"],
     )
     operands = tuple(nodes[name] for name in row["operands"])
     _check(candidate, len(operands), node.name)
