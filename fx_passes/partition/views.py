@@ -19,6 +19,7 @@ from fx_passes import ops
 from fx_passes.graph.graph import is_shape
 
 _SAME_SHAPE = ops.having(shape="same")
+_SEVERAL = ops.having(several=True)
 
 
 def keep_views_outside(gm: fx.GraphModule, nodes: list[fx.Node]) -> list[fx.Node]:
@@ -47,7 +48,7 @@ def _bases(inside: dict[fx.Node, None]) -> dict[fx.Node, fx.Node]:
     base: dict[fx.Node, fx.Node] = {}
     for node in inside:
         source = node.args[0] if node.target in ops.MOVEMENT or node.target is operator.getitem else None
-        if source in inside:
+        if source in inside and (source in base or source.target not in _SEVERAL):  # several results are no views
             first = base.get(source, source)
             if all(base.get(n, n) is first or n in _as_large_as(first) for n in _sized(node, inside)):
                 base[node] = first

@@ -25,7 +25,7 @@ def torch_is_fastest(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
     database = Database("PyTorch is fastest", None)
     monkeypatch.setattr(tuner, "database_for", lambda threads, **_: database)
     monkeypatch.setattr(Bench, "check_and_time", check_and_time)
-    monkeypatch.setattr(measure, "fastest_ns", lambda *_: 1.0)
+    monkeypatch.setattr(measure, "fastest_ns", lambda *_, **__: 1.0)
     monkeypatch.setattr(compile, "refine", lambda operations, choice, *_: list(choice))  # it would measure again
     monkeypatch.setattr(variants, "_CLEARLY_FASTER", 1e-9)  # or the whole region would go back to PyTorch
     return measured

@@ -131,3 +131,12 @@ def test_sizes_that_are_free() -> None:
     gm = compile_graph(model, (image(),))
     for shape in ((2, 3, 9, 7), (5, 3, 9, 7)):
         check_equal(model, gm, image(*shape))
+
+
+def test_several_results_of_a_layer_are_no_views_of_each_other() -> None:
+    model = nn.LSTM(24, 16, 2).eval()
+    inputs = (noise(7, 3, 24), (noise(2, 3, 16), noise(2, 3, 16)))
+    fast = zendnn_cffi.optimize(model, inputs, tune="off")
+    check_equal(model, fast, *inputs)
+    (region,) = fast.regions().values()
+    assert all(lowered is not None for lowered in region.lowered.values()) and region.lowered
