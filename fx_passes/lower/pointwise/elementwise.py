@@ -20,6 +20,7 @@ from fx_passes.candidates.candidates import (
 from fx_passes.candidates.layouts import activation_layouts, row_major
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.pointwise.to_integers import gated_to_integers
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from fx_passes.lower.windows.depthwise import gated
@@ -106,6 +107,7 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
     operation = Operation(node, node.name, "binary", operands, spec)
     if kind == "mul" and constant is None and shape == (*spec.shape[:2], 1, 1) != spec.shape:
         operation.candidates += gated(spec, dtype, (a, b))
+        operation.candidates += gated_to_integers(node, context)
     constant_name = str(node.args[1] if node.args[0] is a else node.args[0])
     for desc in activation_layouts(spec.shape, dtype):
         full = b_spec.shape == spec.shape

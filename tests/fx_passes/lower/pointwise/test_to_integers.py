@@ -1,4 +1,4 @@
-"""Batch normalizations that leave integers, by one binary primitive."""
+"""Batch normalizations and gated values that leave integers, by one binary primitive."""
 
 from __future__ import annotations
 
@@ -58,3 +58,34 @@ def test_what_is_also_read_in_float32_is_not_rounded() -> None:
 
     fast = optimized(Integers(forward), noise(1, CHANNELS, 9, 8))
     assert ("binary", U8, "jit:uni") not in ran(fast)
+
+
+def gated(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x.mean((2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 90), (S8, 0), (S8, -7)])
+def test_a_gate_writes_integers(dtype: torch.dtype, zero_point: int, batch: int) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        return kept(gated(F.silu(through(x, 0.02, 100))), 0.01, zero_point, dtype)
+
+    fast = optimized(Integers(forward), noise(batch, CHANNELS, 19, 18))
+    assert ran(fast)[-1] == ("binary", F32, "jit:uni") and (F32, dtype) not in reorders(fast)[1:]
+
+
+def test_a_gated_value_that_is_also_read_in_float32_is_not_rounded() -> None:
+    def forward(w: Any, x: Tensor) -> Any:
+        y = gated(F.silu(through(x, 0.02, 100)))
+        return kept(y, 0.01, 90), F.silu(y)
+
+    fast = optimized(Integers(forward), noise(2, CHANNELS, 19, 18))
+    assert (F32, U8) in reorders(fast)[1:]
+
+
+def test_a_gated_value_in_bf16_is_not_written_as_integers() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        return kept(gated(F.silu(through(x, 0.02, 100))), 0.01, 90)
+
+    fast = optimized(Integers(forward), noise(1, CHANNELS, 19, 18), steps=3.0, most_apart=0.2, dtype=torch.bfloat16)
+    assert ("binary", F32, "jit:uni") not in ran(fast)
