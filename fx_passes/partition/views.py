@@ -48,7 +48,9 @@ def _bases(inside: dict[fx.Node, None]) -> dict[fx.Node, fx.Node]:
     base: dict[fx.Node, fx.Node] = {}
     for node in inside:
         source = node.args[0] if node.target in ops.MOVEMENT or node.target is operator.getitem else None
-        if source in inside and (source in base or source.target not in _SEVERAL):  # several results are no views
+        if not isinstance(source, fx.Node) or source not in inside:
+            continue
+        if source in base or source.target not in _SEVERAL:  # several results are no views of each other
             first = base.get(source, source)
             if all(base.get(n, n) is first or n in _as_large_as(first) for n in _sized(node, inside)):
                 base[node] = first

@@ -37,6 +37,7 @@ from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
 from fx_passes.trace.state import Snapshot
+from fx_passes.trace.tuples import in_tuples
 from zendnn_cffi.locks import making
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -226,7 +227,7 @@ class SubmoduleTracer(fx.Tracer):
             return forward(*args, **kwargs)
         before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
         try:
-            return super().call_module(m, forward, args, kwargs)
+            return in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
         except Exception:
             if self.failed is None:
                 self.failed = self.path_of_module(m)

@@ -142,6 +142,8 @@ def quantized(src: TensorSpec, scale: Any, zero_point: Any, axis: Any, *rest: An
     """ops.quantize and ops.dequantize of whole tensors or their channels."""
     if isinstance(axis, str) or (axis is not None and not is_row_major(src)):
         raise Unclear  # scales of rows may broadcast, and promote
+    if axis is not None and src.shape and src.shape[axis] == 1:
+        raise Unclear  # one channel of several scales becomes several
     return replace(elementwise(src), dtype=rest[-1])
 
 
