@@ -35,7 +35,7 @@ def bound(node: fx.Node, weight: torch.Tensor, others: tuple[object, ...]) -> fl
 
     others  the further arguments of node
     """
-    ones = torch.ones(weight.shape[0], *(1 for _ in weight.shape[1:]), dtype=torch.float64)
+    ones = torch.ones(weight.shape[0], *(1 for _ in weight.shape[1:]), dtype=torch.float64, device="cpu")
     return _largest(weight) * _largest(node.target(ones, *others))
 
 
