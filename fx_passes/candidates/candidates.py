@@ -266,10 +266,14 @@ def arguments_of(template: Template) -> tuple[Argument, ...]:
     return tuple(template.args.values()) if isinstance(template, PrimitiveTemplate) else template.args
 
 
+def weights_of(candidate: Candidate) -> list[Weights]:
+    """The constants that the candidate's calls read."""
+    return [a for template in candidate.calls for a in arguments_of(template) if isinstance(a, Weights)]
+
+
 def weights_bytes(candidate: Candidate) -> int:
     """Bytes of the constants that the candidate's calls read."""
-    arguments = (argument for template in candidate.calls for argument in arguments_of(template))
-    return sum(argument.desc.size_bytes for argument in arguments if isinstance(argument, Weights))
+    return sum(weights.desc.size_bytes for weights in weights_of(candidate))
 
 
 def temporaries_bytes(candidate: Candidate) -> dict[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from fx_passes.candidates.candidates import Candidate, Operation, Weights, arguments_of, measurable
+from fx_passes.candidates.candidates import Candidate, Operation, measurable, weights_of
 from fx_passes.plan.prepack import WeightStore, layout_key
 
 LITTLE = 1.02  # times the time of the fastest, that may be given for it
@@ -57,10 +57,5 @@ def _sparing(
 
 def added_bytes(candidate: Candidate, store: WeightStore, storages: Collection[int]) -> int:
     """Bytes of weights that have to be packed for a candidate, or are kept for it alone."""
-    wanted = {
-        (argument.key, layout_key(argument.desc), argument.transposed): argument
-        for template in candidate.calls
-        for argument in arguments_of(template)
-        if isinstance(argument, Weights)
-    }
+    wanted = {(w.key, layout_key(w.desc), w.transposed): w for w in weights_of(candidate)}
     return sum(store.added_bytes(weights, storages) for weights in wanted.values())

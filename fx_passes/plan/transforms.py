@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fx_passes.candidates.candidates import Candidate, Operation, Weights, arguments_of
+from fx_passes.candidates.candidates import Candidate, Operation, weights_of
 
 _TRANSFORMED_SHARE = 0.05  # of all parameters' bytes, that transformed weights may take in addition
 
@@ -25,5 +25,5 @@ def limit_transforms(operations: Sequence[Operation], parameters_bytes: int) -> 
 
 def _transformed_bytes(candidate: Candidate) -> int:
     """Bytes of weights that plain ones cannot be made from."""
-    weights = [a for t in candidate.calls for a in arguments_of(t) if isinstance(a, Weights)]
+    weights = weights_of(candidate)
     return sum(w.desc.size_bytes for w in weights if w.desc.outer_strides is None)

@@ -27,6 +27,7 @@ from fx_passes.candidates.candidates import (
     Temporary,
     Weights,
     arguments_of,
+    weights_of,
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
@@ -78,8 +79,7 @@ def encode_program(lowered: LoweredRegion, layouts: Layouts) -> dict[str, Any]:
 def packed_weights(lowering: Lowering) -> Iterable[Weights]:
     """The constants that its calls read."""
     for candidate in lowering.choice:
-        for template in candidate.calls:
-            yield from (argument for argument in arguments_of(template) if isinstance(argument, Weights))
+        yield from weights_of(candidate)
 
 
 @unchecked()  # what was saved was compared with plain PyTorch, by the same library on the same kind of CPU

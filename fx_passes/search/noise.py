@@ -13,6 +13,7 @@ from fx_passes.candidates.candidates import Candidate, Operation, measurable
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import argument, is_call
 from fx_passes.lower.context import NotLowered
+from fx_passes.lower.products.dynamic import has_zero_point
 from fx_passes.lower.quantized import RANGES, numerics_of
 from fx_passes.ops.quantized import ASYMMETRIC
 from zendnn_cffi.primitives.checks import has_internal_overlap
@@ -32,7 +33,7 @@ def noise_for(values: RegionValues, node: fx.Node, generator: torch.Generator) -
         kept = _repeated(spec.numel, generator).mul_(_STEPS).round_().add_(numerics.zero_point).clamp_(low, high)
         return kept.sub_(numerics.zero_point).mul_(numerics.scale).to(spec.dtype).reshape(spec.shape)
     if is_call(node, ops.choose_scale):
-        zero_point = 0 if node.args[5] and node.args[4] == torch.int8 else _zero_point(node.args[4])
+        zero_point = _zero_point(node.args[4]) if has_zero_point(node) else 0
         bits = torch.tensor([zero_point], dtype=torch.int32, device="cpu").view(torch.float32)
         numbers = torch.tensor([1.0 / _STEPS, _STEPS, zero_point], dtype=torch.float32, device="cpu")
         return torch.cat([numbers, bits])

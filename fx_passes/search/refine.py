@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fx_passes.candidates.candidates import Candidate, Operation, Weights, arguments_of, measurable
+from fx_passes.candidates.candidates import Candidate, Operation, measurable, weights_of
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.plan.prepack import as_wanted
 from fx_passes.search.database import Database, Result, kept_ns
@@ -83,8 +83,7 @@ def _expected_seconds(choices: Sequence[Sequence[Candidate]]) -> float:
 
 def _packed_bytes(candidate: Candidate) -> int:
     """Bytes of the constants that are brought into another layout. Tables of embeddings are read where they lie."""
-    constants = (a for template in candidate.calls for a in arguments_of(template) if isinstance(a, Weights))
-    return sum(constant.desc.size_bytes for constant in constants if as_wanted(constant) is None)
+    return sum(weights.desc.size_bytes for weights in weights_of(candidate) if as_wanted(weights) is None)
 
 
 def _alternatives(operation: Operation, chosen: Candidate) -> list[Candidate]:

@@ -106,7 +106,7 @@ class Tuner:
             operation.candidates = self._estimated(operation)
         if self.mode in ("off", "near"):
             for operation in operations:
-                operation.candidates = self._without_rivals(operation)
+                operation.candidates = _without_rivals(operation.candidates)
             return
         self.turn.give_time(_CALLS * sum(map(_best_estimate_ns, operations)) / 1e9)
         order = self._most_promising_first(operations)
@@ -136,12 +136,16 @@ class Tuner:
 
         Where the times that ship with the package know an operation with its weights in a cache alone, those count.
         """
-        if not exceed_the_cache(operations):
+        bound = [
+            (operation, rivals)
+            for operation in operations
+            if (rivals := measurable(operation.candidates))
+            and is_bound_by_weights(operation, rivals[0])
+            and weights_bytes(rivals[0]) >= LEAST_BYTES
+        ]
+        if not bound or not exceed_the_cache(operations):
             return
-        for operation in operations:
-            rivals = measurable(operation.candidates)
-            if not rivals or not is_bound_by_weights(operation, rivals[0]) or weights_bytes(rivals[0]) < LEAST_BYTES:
-                continue
+        for operation, rivals in bound:
             keys = {_place_in_memory(c): (c, self._key(c)) for c in rivals}
             from_memory = {place: (c, FROM_MEMORY + key) for place, (c, key) in keys.items()}
             ships = any(self.database.ships(key) for _, key in keys.values())
@@ -265,15 +269,6 @@ class Tuner:
         from_memory = operation in self._from_memory
         times = known + [(c, scales.get(product_of(c), scale) * c.cost_ns) for c in estimated]
         return [replace(c, cost_ns=time_ns, from_memory=from_memory) for c, time_ns in times]
-
-    def _without_rivals(self, operation: Operation) -> list[Candidate]:
-        """What is chosen from by estimate: what PyTorch computes where nothing else does, or reads weights faster."""
-        from_memory = operation in self._from_memory
-        ours = [
-            c for c in operation.candidates
-            if not is_rival(c) or _saves_much(c) or (from_memory and product_of(c) == MATRIX_VECTOR)
-        ]  # fmt: skip
-        return ours or operation.candidates
 
     def _most_promising_first(self, operations: Sequence[Operation]) -> list[Operation]:
         """Those first that the most time goes to, equal work taken together: it is measured once."""
@@ -419,6 +414,11 @@ def _near_the_best_of_its_layouts(candidates: Sequence[Candidate], costs_ns: Seq
     for place, cost_ns in zip(places, costs_ns, strict=True):
         best[place] = min(best.get(place, math.inf), cost_ns)
     return {i for i, place in enumerate(places) if costs_ns[i] <= _PROSPECTS * best[place]}
+
+
+def _without_rivals(candidates: list[Candidate]) -> list[Candidate]:
+    """What is chosen from by estimate: what PyTorch computes where nothing else does, or reads weights faster."""
+    return [c for c in candidates if not is_rival(c) or _saves_much(c) or c.from_memory] or candidates
 
 
 def _saves_much(candidate: Candidate) -> bool:

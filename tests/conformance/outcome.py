@@ -91,10 +91,10 @@ def difference(ours: Outcome, eager: Outcome, exact: Callable[[], Outcome], rule
     return ""
 
 
-def brief(error: BaseException | None) -> str:
-    """Type and first line of an error."""
+def brief(error: BaseException | None, most: int = 200) -> str:
+    """Type and first line of an error, so many characters of that."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+    return f"{type(error).__name__}: {lines[0][:most] if lines else ''}"
 
 
 def _exact(wide: list[Outcome], exact: Callable[[], Outcome], what: str) -> Any:

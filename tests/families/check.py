@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
+from tests.conformance.outcome import brief
 from tests.families.rows import Row
 from tests.zoo.check import count_offloaded, in_turns
 from zendnn_cffi import backend
@@ -168,7 +169,7 @@ def _first_call(
         if outcome.fault and entry == COMPILE:
             _ask_dynamo(outcome, row, model, answers)
     except Exception as error:
-        outcome.fault = f"raised {_first_line(error)}"
+        outcome.fault = f"raised {brief(error, 160)}"
         return None, outcome
     modules = [fast] if entry == OPTIMIZE else backend.compiled_modules()
     counts = [count_offloaded(zendnn_cffi.explain(module)) for module in modules]
@@ -218,10 +219,5 @@ def _by_inductor(model: nn.Module, row: Row, expected: Any) -> tuple[Callable[..
     except Different as found:
         return None, f"wrong: {found}"
     except Exception as error:
-        return None, _first_line(error)
+        return None, brief(error, 160)
     return compiled, ""
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"

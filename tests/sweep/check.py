@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 
 import zendnn_cffi
 from fx_passes.report.explain import Explanation
+from tests.conformance.outcome import brief
 from tests.support.hugging_face import tensors_of
 from tests.sweep.case import Case, NotRun, Source
-from tests.zoo.check import in_turns, is_slower, ratio_quartiles
+from tests.zoo.check import count_offloaded, in_turns, is_slower, ratio_quartiles
 from zendnn_cffi import backend
 
 RIGHT, WRONG, RAISED, CRASHED, HUNG, NOT_RUN = "right", "wrong", "raised", "crashed", "hung", "not run"
@@ -191,12 +192,6 @@ def _double(tree: Any) -> Any:
     return pytree.tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, tree)
 
 
-def count_offloaded(explanation: Explanation) -> tuple[int, int]:
-    """Return (operations that ZenDNN runs, all operations); views, sizes and assertions are left out."""
-    computing = [node for node in explanation.nodes if node.computes]
-    return sum(node.offloaded for node in computing), len(computing)
-
-
 def _left(explanations: list[Explanation]) -> str:
     """The most frequent reasons for which operations outside of regions stayed there."""
     counts: dict[str, int] = {}
@@ -204,9 +199,3 @@ def _left(explanations: list[Explanation]) -> str:
         counts[node.reason] = counts.get(node.reason, 0) + 1
     most = sorted(counts.items(), key=lambda item: -item[1])[:2]
     return "; ".join(f"{count} x {reason[:100]}" for reason, count in most)
-
-
-def brief(error: BaseException) -> str:
-    """Type and first line of an error."""
-    lines = [line for line in str(error).strip().splitlines() if line]
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from demo import vision
+from tests.conformance.outcome import brief
 from tests.sweep.case import Case, NotRun, Source, parameters_of
 
 _LENGTH, _BATCH, _FRAMES, _SAMPLES, _VOCABULARY = 12, 2, 4, 8000, 160
@@ -108,7 +109,7 @@ def _build(name: str) -> Case:
             torch.manual_seed(0)
             model = transformers.AutoModel.from_config(config).eval().float()
         except Exception as error:  # numbers that do not fit, packages that are not there
-            why = why or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+            why = why or brief(error, 120)
             continue
         case = _with_inputs(model)
         if isinstance(case, Case):
@@ -168,7 +169,7 @@ def _with_inputs(model: nn.Module) -> Case | str:
                 model(**kwargs)
             return Case(model, (), kwargs)
         except Exception as error:  # these are not the arguments
-            why = why or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
+            why = why or brief(error, 120)
     return why or "no arguments known"
 
 

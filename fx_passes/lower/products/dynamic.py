@@ -184,7 +184,7 @@ def _tell(node: fx.Node, weight: Tensor, scales: Tensor, bias: Tensor | None) ->
     if bias is not None:
         steps = constant(bias.detach().double() / scales, f"{constant_name(node, 'bias')} in steps")
         calls.binary("mul", steps, inverse, summand)
-    shifts = _has_zero_point(node.args[1])
+    shifts = has_zero_point(node.args[1])
     if shifts:
         sums = constant(-weight.sum(1, dtype=torch.float64), "sums")
         calls.binary("mul", sums, zero_point, summand, *([("sum", 1.0)] if bias is not None else []))
@@ -193,6 +193,6 @@ def _tell(node: fx.Node, weight: Tensor, scales: Tensor, bias: Tensor | None) ->
     return _Told(tuple(calls.templates), bias is not None or shifts)
 
 
-def _has_zero_point(chosen: object) -> bool:
+def has_zero_point(chosen: object) -> bool:
     """Whether what is chosen has one, as far as anybody knows."""
     return not is_call(chosen, ops.choose_scale) or not chosen.args[5] or chosen.args[4] != torch.int8

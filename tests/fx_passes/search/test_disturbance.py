@@ -36,6 +36,16 @@ def kept(folder: Path) -> Database:
     return Database("machine", folder)
 
 
+def is_kept(folder: Path, patch: pytest.MonkeyPatch, seconds: float) -> bool:
+    """Whether a time goes to disk that took so many seconds to measure."""
+    database, clock = Database("machine", folder), [100.0, 100.0 + seconds]
+    patch.setattr(disturbance.time, "perf_counter", lambda: clock.pop(0))
+    with measuring(database):
+        database.put("time", TIME)
+    database.save()
+    return kept(folder).get("time") == TIME
+
+
 @pytest.mark.parametrize(("step", "known"), [(0, True), (4, True), (10**6, False)], ids=["quiet", "few", "busy"])
 def test_times_go_to_disk_unless_disturbed(
     step: int, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,16 +67,10 @@ def test_times_go_to_disk_unless_disturbed(
 
 def test_the_limit_is_a_rate_for_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for factor, known in ((0.9, True), (1.1, False)):
-        database = Database("machine", tmp_path / str(factor))
         switches = [0, int(factor * disturbance.SWITCHES_LIMIT * 10 * torch.get_num_threads())]
-        seconds = [100.0, 110.0]
         with monkeypatch.context() as patch:
             patch.setattr(disturbance, "involuntary_switches", lambda s=switches: s.pop(0))
-            patch.setattr(disturbance.time, "perf_counter", lambda s=seconds: s.pop(0))
-            with measuring(database):
-                database.put("time", TIME)
-        database.save()
-        assert (kept(tmp_path / str(factor)).get("time") == TIME) is known
+            assert is_kept(tmp_path / str(factor), patch, 10.0) is known
 
 
 @pytest.mark.parametrize(
@@ -76,30 +80,19 @@ def test_the_longest_wait_of_a_thread_decides(
     waited_s: float, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of ten seconds. Threads that ended or began meanwhile count as far as they are known; switches do not."""
-    database = Database("machine", tmp_path)
     counting(monkeypatch, 10**6)
     looks = [{"1": 7, "2": 10**12, "3": 5}, {"1": 7, "2": 10**12 + int(waited_s * 1e9), "4": 10**6}]
-    seconds = [100.0, 110.0]
     with monkeypatch.context() as patch:
         patch.setattr(disturbance, "waited_ns", lambda: looks.pop(0))
-        patch.setattr(disturbance.time, "perf_counter", lambda: seconds.pop(0))
-        with measuring(database):
-            database.put("time", TIME)
-    database.save()
-    assert (kept(tmp_path).get("time") == TIME) is known
+        assert is_kept(tmp_path, patch, 10.0) is known
 
 
 def test_a_single_wait_of_a_short_time_is_no_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for waited, known in ((4 * 10**6, True), (8 * 10**6, False)):
-        database = Database("machine", tmp_path / str(waited))
-        looks, seconds = [{"1": 0}, {"1": waited}], [100.0, 100.004]
+        looks = [{"1": 0}, {"1": waited}]
         with monkeypatch.context() as patch:
             patch.setattr(disturbance, "waited_ns", lambda s=looks: s.pop(0))
-            patch.setattr(disturbance.time, "perf_counter", lambda s=seconds: s.pop(0))
-            with measuring(database):
-                database.put("time", TIME)
-        database.save()
-        assert (kept(tmp_path / str(waited)).get("time") == TIME) is known
+            assert is_kept(tmp_path / str(waited), patch, 0.004) is known
 
 
 def test_an_error_while_measuring_keeps_nothing_doubtful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
