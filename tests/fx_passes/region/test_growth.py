@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from typing import Any
 
 import torch
@@ -39,14 +40,16 @@ def test_objects_do_not_pile_up_over_many_lengths() -> None:
         gc.collect()
         gc.disable()
         try:
-            before, count, fakes = len(gc.get_objects()), 10, FakeTensorMode.cache_info().size
-            for _ in range(count):
+            fakes, growths, garbages = FakeTensorMode.cache_info().size, [], []
+            for _ in range(10):
+                before = len(gc.get_objects())
                 fast(noise(1, next(lengths), 16))
-            growth = (len(gc.get_objects()) - before) / count
-            garbage = gc.collect() / count
+                growths.append(len(gc.get_objects()) - before)
+                garbages.append(gc.collect())
         finally:
             gc.enable()
     assert sum(len(region.lowered) for region in fast.regions().values()) == MAX_PROGRAMS
-    assert garbage < 30, "what lowering leaves is freed at once: 640 objects a length before"
-    assert growth < 250, "descriptors, until their caches are full: 940 objects a length before"
+    # The median, as other threads and what runs once in a process leave objects behind, too.
+    assert statistics.median(garbages) < 30, "what lowering leaves is freed at once: 640 objects a length before"
+    assert statistics.median(growths) < 250, "descriptors, until their caches are full: 940 objects a length before"
     assert FakeTensorMode.cache_info().size == fakes, "that cache has no bound"
