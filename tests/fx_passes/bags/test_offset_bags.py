@@ -132,7 +132,11 @@ def test_what_eager_computes_or_raises(args: Any) -> None:
             with pytest.raises(type(error)):
                 _OPTIMIZED(*args)
         else:
-            torch.testing.assert_close(_OPTIMIZED(*args), expected)
+            result = _OPTIMIZED(*args)
+            if (args[1].diff(dim=1) < 0).any():  # of bags that end before they begin PyTorch returns unwritten memory
+                assert result.shape == expected.shape
+            else:
+                torch.testing.assert_close(result, expected)
 
 
 _OPTIMIZED, _ = optimized(Model())
