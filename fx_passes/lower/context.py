@@ -38,7 +38,7 @@ class LoweringContext:
     compute_dtype   dtype of activations and weights inside; None keeps each node's own
     overwritable    (reader, operand) -> whether reader is the last to read operand's memory and may write there
     allow_winograd  whether Winograd convolutions are candidates
-    exponentials    whether attentions without a softmax are candidates
+    without         kinds of candidates that are not offered: their guards failed
     operations      what nodes before this one were lowered to
     """
 
@@ -46,7 +46,7 @@ class LoweringContext:
     compute_dtype: torch.dtype | None
     overwritable: Callable[[fx.Node, fx.Node], bool]
     allow_winograd: bool = True
-    exponentials: bool = True
+    without: Sequence[str] = ()
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
 
     def plain_strides(self, node: fx.Node) -> list[tuple[int, ...]]:

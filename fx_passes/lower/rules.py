@@ -141,7 +141,7 @@ def lower_graph(
     *,
     compute_dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
-    exponentials: bool = True,
+    without: Sequence[str] = (),
     join_rows: bool = True,
 ) -> tuple[list[Operation], RegionValues]:
     """Return an operation for every node that computes a tensor at run time, and what all nodes stand for.
@@ -162,7 +162,7 @@ def lower_graph(
             readers.append(Readers(graph))
         return readers[0].last_to_read(reader, operand)
 
-    context = LoweringContext(values, compute_dtype, overwritable, allow_winograd, exponentials)
+    context = LoweringContext(values, compute_dtype, overwritable, allow_winograd, without)
     operations = []
     for node in graph.nodes:  # split_post_ops inserts after the node at hand: the walk comes to what it inserted
         if node.op != "call_function" or node not in values.specs:

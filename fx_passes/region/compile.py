@@ -156,7 +156,7 @@ def lower_region(
         parameters,
         compute_dtype=options.dtype,
         allow_winograd=options.allow_winograd,
-        exponentials=options.exponentials,
+        without=options.without,
         join_rows=measures and not options.release_weights,
     )
     if options.release_weights:

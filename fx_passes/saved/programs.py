@@ -97,7 +97,7 @@ def decode_program(
             readers.append(Readers(graph))
         return readers[0].last_to_read(reader, operand)
 
-    rules = LoweringContext(values, options.dtype, overwritable, options.allow_winograd, options.exponentials)
+    rules = LoweringContext(values, options.dtype, overwritable, options.allow_winograd, options.without)
     operations, choice = [], []
     for row in data["operations"]:
         operation, candidate = _decode_operation(row, nodes, rules, layouts)
@@ -120,7 +120,7 @@ def _encode_operation(operation: Operation, candidate: Candidate, layouts: Layou
     if operation.fallback_reason:
         return {**row, "torch": operation.fallback_reason}
     try:
-        if candidate.check is not None:
+        if candidate.guard is not None:  # a function
             raise NoForm
         return {
             **row,
