@@ -87,13 +87,18 @@ class LoweringContext:
             raise NotLowered(f"{what} has dtype {str(value.dtype).removeprefix('torch.')}")
         return value
 
-    def post_ops(self, entries: Sequence[tuple[Any, ...]], base: TensorSpec) -> list[PostOp]:
-        """Translate vocabulary post-ops; SplitPostOps at the first that cannot be absorbed."""
+    def post_ops(
+        self, entries: Sequence[tuple[Any, ...]], base: TensorSpec, takes: Callable[[Sequence[PostOp]], bool] = bool
+    ) -> list[PostOp]:
+        """Translate vocabulary post-ops; SplitPostOps at the first that cannot be absorbed.
+
+        takes  whether the primitive takes all that is given, which ends in the one at hand (default: whatever it is)
+        """
         translated: list[PostOp] = []
         for index, entry in enumerate(entries):
             post_op = translate(entry, base, self.values)
             together = None if post_op is None else append_post_ops(translated, post_op)
-            if together is None:
+            if together is None or not takes(together):
                 raise SplitPostOps(index)
             translated = together
         return translated
