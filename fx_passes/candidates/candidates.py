@@ -106,14 +106,16 @@ class Temporary:
 
 
 @dataclass(frozen=True)
-class Check:
-    """What is to hold of the f32 numbers in temporary number `index` when all of a program has run.
+class Guard:
+    """What must hold of the f32 numbers in temporary number `index` when all of a program has run.
 
-    function  is given those of all candidates that have it, as one tensor
+    kind   of candidates that rest on it: where it does not hold, the region is lowered without them, and run again
+    holds  is given the numbers of all candidates of the kind, as one tensor
     """
 
+    kind: str
     index: int
-    function: Callable[[torch.Tensor], None]
+    holds: Callable[[torch.Tensor], bool]
 
 
 Argument = Operand | Result | Weights | Scratchpad | Temporary
@@ -211,7 +213,7 @@ class Candidate:
     slices_bytes    of a concatenation whose pieces may be written in place: the offset of each in the result; its calls
                     copy one piece each
     cost_ns         measured or estimated time
-    check           of numbers that its calls leave in a temporary
+    guard           of numbers that its calls leave in a temporary
     from_memory     whether cost_ns is the time with the weights, and all else, in no cache
     """
 
@@ -224,7 +226,7 @@ class Candidate:
     slices_bytes: tuple[int, ...] = ()
     cost_ns: float = 0.0
     offset_bytes: int = 0
-    check: Check | None = None
+    guard: Guard | None = None
     from_memory: bool = False
 
     @property

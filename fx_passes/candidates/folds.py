@@ -36,9 +36,10 @@ def bound(node: fx.Node, weight: torch.Tensor, others: tuple[object, ...]) -> fl
     others  the further arguments of node
     """
     ones = torch.ones(weight.shape[0], *(1 for _ in weight.shape[1:]), dtype=torch.float64, device="cpu")
-    return _largest(weight) * _largest(node.target(ones, *others))
+    return largest_absolute(weight) * largest_absolute(node.target(ones, *others))
 
 
-def _largest(values: torch.Tensor) -> float:
+def largest_absolute(values: torch.Tensor) -> float:
+    """The largest absolute value; nan where there is one."""
     low, high = (float(number) for number in torch.aminmax(values))
     return math.nan if math.isnan(low) or math.isnan(high) else max(-low, high)

@@ -85,11 +85,20 @@ ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
 
 def is_shape(node: Any) -> bool:
     """Whether node is a number (or tuple of them) that follows from the shapes of tensors alone."""
-    if not isinstance(node, fx.Node) or node.op != "call_function":
+    if not isinstance(node, fx.Node):
         return False
-    if node.target in ops.SHAPE:
-        return True
-    return node.target in ARITHMETIC and bool(node.all_input_nodes) and all(map(is_shape, node.all_input_nodes))
+    waiting, seen = [node], {node}  # not recursive: sums may be deeper than Python's stack
+    while waiting:
+        found = waiting.pop()
+        if found.op != "call_function":
+            return False
+        if found.target in ops.SHAPE:
+            continue
+        if found.target not in ARITHMETIC or not found.all_input_nodes:
+            return False
+        waiting += (source for source in found.all_input_nodes if source not in seen)
+        seen.update(found.all_input_nodes)
+    return True
 
 
 def nodes_in(argument: Any) -> list[fx.Node]:

@@ -38,7 +38,7 @@ class LoweringContext:
     compute_dtype   dtype of activations and weights inside; None keeps each node's own
     overwritable    (reader, operand) -> whether reader is the last to read operand's memory and may write there
     allow_winograd  whether Winograd convolutions are candidates
-    exponentials    whether attentions without a softmax are candidates
+    without         kinds of candidates that are not offered: their guards failed
     operations      what nodes before this one were lowered to
     """
 
@@ -46,7 +46,7 @@ class LoweringContext:
     compute_dtype: torch.dtype | None
     overwritable: Callable[[fx.Node, fx.Node], bool]
     allow_winograd: bool = True
-    exponentials: bool = True
+    without: Sequence[str] = ()
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
 
     def plain_strides(self, node: fx.Node) -> list[tuple[int, ...]]:
@@ -87,13 +87,18 @@ class LoweringContext:
             raise NotLowered(f"{what} has dtype {str(value.dtype).removeprefix('torch.')}")
         return value
 
-    def post_ops(self, entries: Sequence[tuple[Any, ...]], base: TensorSpec) -> list[PostOp]:
-        """Translate vocabulary post-ops; SplitPostOps at the first that cannot be absorbed."""
+    def post_ops(
+        self, entries: Sequence[tuple[Any, ...]], base: TensorSpec, takes: Callable[[Sequence[PostOp]], bool] = bool
+    ) -> list[PostOp]:
+        """Translate vocabulary post-ops; SplitPostOps at the first that cannot be absorbed.
+
+        takes  whether the primitive takes all that is given, which ends in the one at hand (default: whatever it is)
+        """
         translated: list[PostOp] = []
         for index, entry in enumerate(entries):
             post_op = translate(entry, base, self.values)
             together = None if post_op is None else append_post_ops(translated, post_op)
-            if together is None:
+            if together is None or not takes(together):
                 raise SplitPostOps(index)
             translated = together
         return translated

@@ -185,8 +185,12 @@ def _dtype(desc: MemoryDesc) -> torch.dtype:
     return desc.dtype
 
 
-def fits_view(entry: PostOp, channel_axis: int = -1) -> bool:
-    """Whether it can be seen on [M, N], all dimensions but one made one: in full, or along that one alone."""
+def fit_view(entries: Sequence[PostOp], channel_axis: int = -1) -> bool:
+    """Whether all can be seen on [M, N], all dimensions but one made one: in full, or along that one alone."""
+    return all(_fits_view(entry, channel_axis) for entry in entries)
+
+
+def _fits_view(entry: PostOp, channel_axis: int) -> bool:
     if isinstance(entry, EltwisePostOp):
         return True
     others = [n for axis, n in enumerate(entry.shape) if axis != channel_axis % len(entry.shape)]

@@ -106,12 +106,22 @@ class Readers:
     """Who reads a value's memory last, so that a later result may take it over.
 
     Values that may share memory form a group: views with what they view, and concatenations with their pieces.
+    The graph is looked at when somebody asks, and again after an edit.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._order = {node: i for i, node in enumerate(graph.nodes)}
-        self._group: dict[fx.Node, list[fx.Node]] = {node: [node] for node in graph.nodes}
-        for node in graph.nodes:
+        self._graph = graph
+        self._order: dict[fx.Node, int] = {}
+        self._group: dict[fx.Node, list[fx.Node]] = {}
+
+    def edited(self) -> None:
+        """The graph is another one now."""
+        self._order = {}
+
+    def _look(self) -> None:
+        self._order = {node: i for i, node in enumerate(self._graph.nodes)}
+        self._group = {node: [node] for node in self._graph.nodes}
+        for node in self._graph.nodes:
             if node.op == "call_function" and node.target in SHARING:
                 for source in node.all_input_nodes:
                     self._join(self._group[source], self._group[node])
@@ -124,6 +134,8 @@ class Readers:
 
     def last_to_read(self, reader: fx.Node, operand: fx.Node) -> bool:
         """Whether reader may write over operand: computed in this region, not read later, nor twice by reader."""
+        if not self._order:
+            self._look()
         group = self._group[operand]
         if any(node.op != "call_function" for node in group):
             return False
@@ -141,7 +153,7 @@ def lower_graph(
     *,
     compute_dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
-    exponentials: bool = True,
+    without: Sequence[str] = (),
     join_rows: bool = True,
 ) -> tuple[list[Operation], RegionValues]:
     """Return an operation for every node that computes a tensor at run time, and what all nodes stand for.
@@ -155,14 +167,8 @@ def lower_graph(
     gates_into_weights(graph, values)
     if join_rows and compute_dtype in (None, torch.float32):
         join_gated_rows(graph, values)
-    readers: list[Readers] = []
-
-    def overwritable(reader: fx.Node, operand: fx.Node) -> bool:
-        if not readers:
-            readers.append(Readers(graph))
-        return readers[0].last_to_read(reader, operand)
-
-    context = LoweringContext(values, compute_dtype, overwritable, allow_winograd, exponentials)
+    readers = Readers(graph)
+    context = LoweringContext(values, compute_dtype, readers.last_to_read, allow_winograd, without)
     operations = []
     for node in graph.nodes:  # split_post_ops inserts after the node at hand: the walk comes to what it inserted
         if node.op != "call_function" or node not in values.specs:
@@ -175,7 +181,7 @@ def lower_graph(
                 break
             except SplitPostOps as split:
                 split_post_ops(node, split.keep, values)
-                readers.clear()
+                readers.edited()
     return operations, values
 
 

@@ -40,6 +40,8 @@ from zendnn_cffi.runtime.calls import Call
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import OutputSpec, Program
 
+Holds = Callable[[torch.Tensor], bool]
+
 
 @dataclass
 class Step:
@@ -63,7 +65,8 @@ class Schedule:
     buffers: list[Buffer] = field(default_factory=list)
     places: dict[fx.Node, list[tuple[Layout, Buffer]]] = field(default_factory=dict)
     takeovers: list[tuple[int, Buffer, Buffer]] = field(default_factory=list)
-    checked: dict[Callable[[torch.Tensor], None], list[Buffer]] = field(default_factory=dict)
+    guarded: dict[tuple[str, Holds], list[Buffer]] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
 
     def new_buffer(self, desc: Layout) -> Buffer:
         return self._new_memory(desc.size_bytes)
@@ -129,8 +132,8 @@ class Schedule:
                 buffer.touch(len(self.steps))
             scratchpad, place = self._scratchpad(template), (result, candidate.dst)
             self.steps.append(Step(operation.name, operation, template, sources, place, scratchpad, temporaries))
-        if candidate.check is not None:
-            self.checked.setdefault(candidate.check.function, []).append(temporaries[candidate.check.index])
+        if (guard := candidate.guard) is not None:
+            self.guarded.setdefault((guard.kind, guard.holds), []).append(temporaries[guard.index])
         self.places[operation.node] = [(candidate.dst, result)]
 
     def _needed(self, candidate: Candidate, sources: Sequence[Buffer], result: Buffer) -> Sequence[Template]:
@@ -152,9 +155,9 @@ class Schedule:
             self._reorder(f"{node.name} out", have, buffer, want, root)
         root.space, root.index, root.last = "output", number, END
 
-    def append_checks(self) -> None:
-        """Let the numbers that are to be checked lie side by side, kept until all else has run."""
-        for function, buffers in self.checked.items():
+    def append_guards(self) -> None:
+        """Let the numbers that guards look at lie side by side, kept until all else has run."""
+        for (kind, holds), buffers in self.guarded.items():
             size_bytes = sum(buffer.size_bytes for buffer in buffers)
             whole = self._new_memory(size_bytes)
             offset_bytes = 0
@@ -163,8 +166,8 @@ class Schedule:
                 offset_bytes += buffer.size_bytes
             desc = row_major((size_bytes // torch.float32.itemsize,), torch.float32)
             numbers = Result(desc)  # read, and left as they are
-            template = TorchTemplate(_only_reading(function), "", into=True, args=(numbers, numbers))
-            self.steps.append(Step(function.__name__, None, template, [], (whole, desc)))
+            template = TorchTemplate(_noting(self.failed, kind, holds), "", into=True, args=(numbers, numbers))
+            self.steps.append(Step(kind, None, template, [], (whole, desc)))
 
     def settle_takeovers(self) -> None:
         """Let results take over the memory of inputs that nothing reads later."""
@@ -197,13 +200,13 @@ def build_program(
         schedule.compute(operation, candidate)
     for number, (node, spec) in enumerate(outputs):
         schedule.leave(number, node, eager_layout(spec))
-    schedule.append_checks()
+    schedule.append_guards()
     schedule.settle_takeovers()
     slots, arena_bytes = assign_slots(schedule.buffers)
     constants = Prepacked(weights)
     calls = [_call(step, slots, constants) for step in schedule.steps]
     specs = [OutputSpec(spec.shape, spec.strides, spec.dtype, spec.grows) for _, spec in outputs]
-    return Program(calls, specs, constants.tensors, arena_bytes)
+    return Program(calls, specs, constants.tensors, arena_bytes, schedule.failed)
 
 
 def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Call:
@@ -231,10 +234,11 @@ def _place(
             return slots[step.scratchpad], desc
 
 
-def _only_reading(function: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """A call that writes to its last argument what is there."""
+def _noting(failed: set[str], kind: str, holds: Holds) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """A call that notes the kind where its guard does not hold; it writes to its last argument what is there."""
 
-    def read(numbers: torch.Tensor, _: torch.Tensor) -> None:
-        function(numbers)
+    def look(numbers: torch.Tensor, _: torch.Tensor) -> None:
+        if not holds(numbers):
+            failed.add(kind)
 
-    return read
+    return look

@@ -156,7 +156,7 @@ def lower_region(
         parameters,
         compute_dtype=options.dtype,
         allow_winograd=options.allow_winograd,
-        exponentials=options.exponentials,
+        without=options.without,
         join_rows=measures and not options.release_weights,
     )
     if options.release_weights:
@@ -169,10 +169,7 @@ def lower_region(
         tuner = Tuner(options.tune, show, turn)
         tuner.price(operations, values)
     laps.end("measuring each alone" if measures else "estimating")
-    placeholders = graph.find_nodes(op="placeholder")
-    arriving = {node: eager_layout(values.specs[node]) for node in placeholders}
-    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
-    leaving = [(node, values.specs[node]) for node in results]
+    arriving, leaving = boundary(graph, values)
     wanted = {node: eager_layout(spec) for node, spec in leaving}
     plain = parameters.plain if isinstance(parameters, Kept) else parameters.values()
     storages = {tensor.untyped_storage().data_ptr() for tensor in plain}
@@ -206,6 +203,13 @@ def lower_region(
     if not keep:
         _let_go(operations, values)
     return LoweredRegion(program, reports, alone_ns, measures, laps.times_ns, tuple(inputs), lowering)
+
+
+def boundary(graph: fx.Graph, values: RegionValues) -> tuple[dict[fx.Node, Layout], list[tuple[fx.Node, TensorSpec]]]:
+    """The inputs with the layout each arrives in, and the outputs with the tensor each becomes."""
+    arriving = {node: eager_layout(values.specs[node]) for node in graph.find_nodes(op="placeholder")}
+    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
+    return arriving, [(node, values.specs[node]) for node in results]
 
 
 def _let_go(operations: Sequence[Operation], values: RegionValues) -> None:

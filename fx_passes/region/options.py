@@ -18,7 +18,7 @@ class RegionOptions:
     tune            "auto", "off" or "full": how implementations are chosen (fx_passes.search.tuner)
     release_weights whether weights are to be few: the parameters will be given up (fx_passes.region.release)
     tune_seconds    how long "auto" may measure for one signature (fx_passes.search.turn); large networks longer
-    exponentials    whether attention may leave out the softmax's maximum (fx_passes.lower.attention.exponentials)
+    without         kinds of candidates that are not offered, as their guards failed (fx_passes.candidates.Guard)
     """
 
     dtype: torch.dtype | None = None
@@ -26,9 +26,9 @@ class RegionOptions:
     tune: str = "auto"
     release_weights: bool = False
     tune_seconds: float = TUNE_SECONDS
-    exponentials: bool = True
+    without: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """What measurements depend on."""
-        return f"{self.dtype} {self.allow_winograd} {self.release_weights} {self.exponentials}"
+        return f"{self.dtype} {self.allow_winograd} {self.release_weights} {self.without}"

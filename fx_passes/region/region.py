@@ -23,7 +23,7 @@ from torch import fx, nn
 from fx_passes.candidates.specs import TensorSpec, evaluate_constants
 from fx_passes.graph.free_sizes import growing_inputs
 from fx_passes.graph.interpreter import Interpreter
-from fx_passes.lower.attention.exponentials import counted
+from fx_passes.lower.attention.exponentials import KIND as EXPONENTIALS
 from fx_passes.lower.context import NotLowered
 from fx_passes.memoize.masks import OTHER, kind_of, mask_inputs, specialize
 from fx_passes.memoize.watched import is_watched
@@ -116,7 +116,7 @@ class ZenRegion(nn.Module):
             self.invalidate()
         threads: Any = torch.get_num_threads()
         if self._masks:
-            threads = threads, *(kind_of(inputs[i], keys=self.options.exponentials) for i in self._masks)
+            threads = threads, *(kind_of(inputs[i], keys=EXPONENTIALS not in self.options.without) for i in self._masks)
         if self._growing:
             signature = (threads, *map(self.key_of, range(len(inputs)), inputs))
         else:
@@ -128,19 +128,19 @@ class ZenRegion(nn.Module):
             self._touch(signature)
         if lowered is None:
             return self.run_plain(inputs)
-        run, before = lowered.sharing or lowered.program, counted.out_of_range
+        run = lowered.sharing or lowered.program
         outputs = run(inputs) if self.on_run is None else self.on_run(self, lowered.program, inputs)
-        if counted.out_of_range != before:
-            self._give_up_exponentials()
+        if lowered.program.failed:
+            self._do_without(lowered.program.failed)
             return self.forward(*inputs)
         return outputs[0] if self._single else tuple(outputs)
 
-    def _give_up_exponentials(self) -> None:
-        """Scores were too large for attention without a softmax: lower without from now on."""
+    def _do_without(self, kinds: set[str]) -> None:
+        """Guards of such candidates failed: lower without them from now on."""
         with self._lock:
-            if self.options.exponentials:
-                log.info("%s: large scores: attention is lowered again, with a softmax", self.name)
-                self.options = replace(self.options, exponentials=False)
+            if further := sorted(kinds.difference(self.options.without)):
+                log.info("%s: a guard failed: it is lowered again without %s", self.name, ", ".join(further))
+                self.options = replace(self.options, without=(*self.options.without, *further))
                 self.clear()
 
     def key_of(self, number: int, value: torch.Tensor | TensorSpec) -> tuple[Any, ...]:

@@ -31,11 +31,11 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
-from fx_passes.lower.context import LoweringContext, eager_layout, torch_operation
+from fx_passes.lower.context import LoweringContext, torch_operation
 from fx_passes.lower.rules import Readers, lower_node
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
-from fx_passes.region.compile import LoweredRegion, Lowering, NodeReport
+from fx_passes.region.compile import LoweredRegion, Lowering, NodeReport, boundary
 from fx_passes.region.options import RegionOptions
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError
@@ -90,24 +90,15 @@ def decode_program(
     graph, options = decode_graph(data["graph"]), context.options
     values = RegionValues(graph, inputs, context.parameters)
     nodes = {node.name: node for node in graph.nodes}
-    readers: list[Readers] = []
-
-    def overwritable(reader: fx.Node, operand: fx.Node) -> bool:
-        if not readers:
-            readers.append(Readers(graph))
-        return readers[0].last_to_read(reader, operand)
-
-    rules = LoweringContext(values, options.dtype, overwritable, options.allow_winograd, options.exponentials)
+    overwritable = Readers(graph).last_to_read
+    rules = LoweringContext(values, options.dtype, overwritable, options.allow_winograd, options.without)
     operations, choice = [], []
     for row in data["operations"]:
         operation, candidate = _decode_operation(row, nodes, rules, layouts)
         rules.operations[operation.node] = operation
         operations.append(operation)
         choice.append(candidate)
-    arriving = {node: eager_layout(values.specs[node]) for node in graph.find_nodes(op="placeholder")}
-    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
-    leaving = [(node, values.specs[node]) for node in results]
-    program = build_program(operations, choice, arriving, leaving, context.weights)
+    program = build_program(operations, choice, *boundary(graph, values), context.weights)
     reports = tuple(NodeReport(**{**row, "post_ops": tuple(row["post_ops"])}) for row in data["reports"])
     lowering = Lowering(graph, operations, choice) if keep else None
     return LoweredRegion(
@@ -120,7 +111,7 @@ def _encode_operation(operation: Operation, candidate: Candidate, layouts: Layou
     if operation.fallback_reason:
         return {**row, "torch": operation.fallback_reason}
     try:
-        if candidate.check is not None:
+        if candidate.guard is not None:  # a function
             raise NoForm
         return {
             **row,

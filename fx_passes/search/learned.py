@@ -172,11 +172,5 @@ def _numbers(given: Sequence[float], count: int) -> tuple[float, ...]:
 
 def learned_for(threads: int) -> Learned | None:
     """The estimates of this kind of CPU, of the number of threads nearest to this one; None where there are none."""
-    if shipped.is_off() or not shipped.FOLDER.is_dir():
-        return None
-    paths = shipped.FOLDER.glob(f"{shipped.machine()}-*-{FORMAT}.estimates.json")
-
-    def distance(path: Path) -> float:
-        return abs(math.log(int(path.name.rsplit("-", 2)[1]) / threads))
-
-    return next((found for path in sorted(paths, key=distance) if (found := read(path)) is not None), None)
+    paths = shipped.nearest_first(f"{shipped.machine()}-*-{FORMAT}.estimates.json", threads)
+    return next((found for path in paths if (found := read(path)) is not None), None)

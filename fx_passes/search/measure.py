@@ -23,6 +23,7 @@ from fx_passes.candidates.candidates import (
     temporaries_bytes,
 )
 from fx_passes.candidates.conversions import conversion
+from fx_passes.candidates.folds import largest_absolute
 from fx_passes.candidates.layouts import Layout, Quantized, in_memory, row_major
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.layout.reorder import reorder_into
@@ -218,8 +219,10 @@ class Bench:
         finite = expected.isfinite()
         if not torch.equal(actual.isfinite(), finite):
             return math.nan
+        if not bool(finite.any()):
+            return 0.0
         actual, expected = actual[finite], expected[finite]
-        return _largest_difference(actual, expected) / max(_largest(expected), 1e-30) if expected.numel() else 0.0
+        return _largest_difference(actual, expected) / max(largest_absolute(expected), 1e-30)
 
     def _steps(self, result: torch.Tensor, desc: Quantized) -> float:
         """Largest difference from the expected result in integers; nan where that is one number throughout."""
@@ -242,12 +245,12 @@ class Bench:
     @cached_property
     def _scale(self) -> float:
         """The largest result; of few numbers, which may all be small by chance, the largest of several draws."""
-        largest = _largest(self.expected)
+        largest = largest_absolute(self.expected)
         for draw in range(self.draws if self.draws > 1 else 0):
             generator = torch.Generator().manual_seed(draw)
             given = {node: noise_for(self.values, node, generator) for node in dict.fromkeys(self.operation.operands)}
             with torch.no_grad():
-                other = _largest(self._noisy.compute(self.operation.node, given))
+                other = largest_absolute(self._noisy.compute(self.operation.node, given))
             largest = max(largest, other) if math.isfinite(other) else largest
         return largest
 
@@ -255,13 +258,7 @@ class Bench:
 def _largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     if actual.dtype in RANGES:
         actual, expected = actual.short(), expected.short()  # 8 bits wrap around
-    return _largest(actual - expected)
-
-
-def _largest(values: torch.Tensor) -> float:
-    """The largest absolute value; nan where there is one."""
-    low, high = torch.aminmax(values)
-    return float(torch.maximum(-low, high))
+    return largest_absolute(actual - expected)
 
 
 def aligned_buffer(desc: Layout) -> torch.Tensor:

@@ -111,17 +111,19 @@ def times_for(threads: int) -> Shipped | None:
 
 def hints_for(threads: int) -> Sequence[Shipped]:
     """The times of other numbers of threads and kinds of CPU, nearest first: they say which of several is faster."""
-    if is_off() or not FOLDER.is_dir():
-        return ()
-    own = path_of(machine(), threads)
-    version = machine().partition("-")[0]
-    others = [path for path in sorted(FOLDER.glob(f"{version}-*-{FORMAT}.times")) if path != own]
+    version, own = machine().partition("-")[0], path_of(machine(), threads)
+    others = [path for path in nearest_first(f"{version}-*-{FORMAT}.times", threads) if path != own]
+    return [found for path in others if (found := read(path)) is not None]
+
+
+def nearest_first(pattern: str, threads: int) -> list[Path]:
+    """The shipped files whose names match: of this kind of CPU first, then of the nearest number of threads."""
 
     def distance(path: Path) -> tuple[bool, float]:
-        name, count, _ = path.stem.rsplit("-", 2)
+        name, count, _ = path.name.rsplit("-", 2)
         return name != machine(), abs(math.log(int(count) / threads))
 
-    return [found for path in sorted(others, key=distance) if (found := read(path)) is not None]
+    return [] if is_off() else sorted(sorted(FOLDER.glob(pattern)), key=distance)
 
 
 def is_off() -> bool:

@@ -63,6 +63,7 @@ class Turn:
         self._begun = math.nan
         self._lock: int | None = None
         self._disturbed = 0
+        self._observed: Observed | None = None  # of the measurement at hand
 
     def __enter__(self) -> Turn:
         return self
@@ -101,9 +102,19 @@ class Turn:
 
     @contextmanager
     def measuring(self) -> Iterator[Observed]:
-        """Around a measurement: what other work disturbed stays out of the file; too often, and the turn ends."""
-        with measuring(self.database) as observed:
-            yield observed
+        """Around a measurement: what other work disturbed stays out of the file; too often, and the turn ends.
+
+        One inside another is part of that.
+        """
+        if self._observed is not None:
+            yield self._observed
+            return
+        try:
+            with measuring(self.database) as self._observed:
+                observed = self._observed
+                yield observed
+        finally:
+            self._observed = None
         self._disturbed = self._disturbed + 1 if observed.disturbed else 0
         if self._disturbed >= MOST_DISTURBED and not self.insists:
             self.close("the machine is busy")

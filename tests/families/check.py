@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 import zendnn_cffi
 from tests.conformance.outcome import brief
 from tests.families.rows import Row
-from tests.zoo.check import count_offloaded, in_turns
+from tests.support.answers import offloaded, relative_error
+from tests.zoo.check import in_turns
 from zendnn_cffi import backend
 
 OPTIMIZE, COMPILE = "optimize", "torch.compile"
@@ -107,17 +109,12 @@ def _tensors_differ(actual: Tensor, expected: Tensor, where: str) -> float:
     for name in ("dtype", "shape", "requires_grad"):
         if getattr(actual, name) != getattr(expected, name):
             raise Different(f"{where} has {name} {getattr(actual, name)}, eager's {getattr(expected, name)}")
-    if not expected.is_floating_point():
-        if not torch.equal(actual, expected):
-            raise Different(f"{where}: other integers than eager's")
-        return 0.0
-    finite = expected.isfinite()
-    if not torch.equal(actual[~finite].nan_to_num(), expected[~finite].nan_to_num()):
+    error = relative_error(actual, expected)
+    if error and not expected.is_floating_point():
+        raise Different(f"{where}: other integers than eager's")
+    if math.isinf(error):
         raise Different(f"{where}: other infinities than eager's")
-    if not bool(finite.any()):
-        return 0.0
-    largest = expected[finite].double().abs().max().clamp_min(1e-30)
-    return float(((actual[finite].double() - expected[finite].double()).abs().max() / largest).item())
+    return error
 
 
 def check(row: Row, *, timed: bool = False, inductor: bool = True) -> Verdict:
@@ -172,9 +169,7 @@ def _first_call(
         outcome.fault = f"raised {brief(error, 160)}"
         return None, outcome
     modules = [fast] if entry == OPTIMIZE else backend.compiled_modules()
-    counts = [count_offloaded(zendnn_cffi.explain(module)) for module in modules]
-    outcome.offloaded, outcome.nodes = (sum(count[i] for count in counts) for i in (0, 1))
-    outcome.regions = sum(len(module.regions()) for module in modules)
+    outcome.offloaded, outcome.nodes, outcome.regions = offloaded(modules)
     return fast, outcome
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.families.rows import TOLERANCE, Row
+from tests.families.rows import Row
+from tests.support.answers import TOLERANCE
 from tests.support.torchvision_models import import_torchvision, provide_nms, randomize
 
 DETECTION, SEGMENTATION, VIDEO = "detection", "segmentation", "video"

@@ -24,19 +24,18 @@ import torch
 from torch import nn
 
 import zendnn_cffi
+from tests.support.answers import TOLERANCE, relative_error
 from tests.support.hugging_face import MEDIUM, models, tensors_of
 from tests.zoo.check import in_turns, is_slower, ratio_quartiles
 from zendnn_cffi import backend
 
-TOLERANCE = 1e-4  # of the largest output: float32 sums in another order
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _BEYOND_EAGER = 1.5  # times eager's error in bf16: of random weights and few outputs, both are chance
 
 
 def error_of(actual: Any, expected: Any) -> float:
     """The largest error of any output, relative to that output's largest value."""
-    pairs = list(zip(tensors_of(actual), tensors_of(expected), strict=True))
-    return max(float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)) for a, b in pairs)
+    return max(relative_error(a, b) for a, b in zip(tensors_of(actual), tensors_of(expected), strict=True))
 
 
 def cast(tensors: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -15,18 +15,16 @@ from torch.utils import _pytree as pytree
 import zendnn_cffi
 from fx_passes.report.explain import Explanation
 from tests.conformance.outcome import brief
+from tests.support.answers import TOLERANCE, offloaded, relative_error
 from tests.support.hugging_face import tensors_of
 from tests.sweep.case import Case, NotRun, Source
-from tests.zoo.check import count_offloaded, in_turns, is_slower, ratio_quartiles
+from tests.zoo.check import in_turns, is_slower, ratio_quartiles
 from zendnn_cffi import backend
 
 RIGHT, WRONG, RAISED, CRASHED, HUNG, NOT_RUN = "right", "wrong", "raised", "crashed", "hung", "not run"
 FAULTS = (WRONG, RAISED, CRASHED, HUNG)
 ENTRIES = ("optimize", "compile")
 
-# Largest error relative to the largest output. Winograd and another order of summation cost about 1e-6 a layer; the
-# deepest of these models has 300.
-TOLERANCE = 1e-4
 _BEYOND_EAGER = 3.0  # times eager's own error against float64, where that is large: then both are chance
 _SEED = 15
 
@@ -103,11 +101,8 @@ def _compared(case: Case, eager: Any, eager_s: float, entry: str, tune: str, rou
         second = _call(run, case)
     modules = [run] if entry == "optimize" else backend.compiled_modules()
     found = Verdict(RIGHT, first_s=round(first_s, 2), eager_s=round(eager_s, 3))
-    explanations = [zendnn_cffi.explain(module) for module in modules]
-    counts = [count_offloaded(e) for e in explanations]
-    found.offloaded, found.nodes = sum(c[0] for c in counts), sum(c[1] for c in counts)
-    found.regions = sum(len(module.regions()) for module in modules)
-    found.left = _left(explanations)
+    found.offloaded, found.nodes, found.regions = offloaded(modules)
+    found.left = _left([zendnn_cffi.explain(module) for module in modules])
     for which, theirs in (("first call", answer), ("second call", second)):
         error, how = difference(theirs, eager)
         found.error = max(found.error, error)
@@ -152,23 +147,10 @@ def difference(ours: Any, eager: Any) -> tuple[float, str]:
     for i, (a, e) in enumerate(zip(mine, theirs, strict=True)):
         if a.shape != e.shape or a.dtype != e.dtype:
             return float("inf"), f"output {i}: {a.dtype} {tuple(a.shape)}, eager's {e.dtype} {tuple(e.shape)}"
-        error = _error(a, e)
+        error = relative_error(a, e)
         if error > worst:
             worst, how = error, f"output {i} of {len(mine)}: error {error:.1e}"
     return worst, how
-
-
-def _error(a: torch.Tensor, e: torch.Tensor) -> float:
-    if torch.equal(a, e) or not e.numel():
-        return 0.0
-    wide = torch.complex128 if e.is_complex() else torch.float64
-    a, e = a.to(wide), e.to(wide)
-    finite = e.isfinite()
-    if not torch.equal(finite, a.isfinite()) or not bool(((a == e) | (a.isnan() & e.isnan()))[~finite].all()):
-        return float("inf")
-    if not bool(finite.any()):
-        return 0.0
-    return float((a - e)[finite].abs().max() / e[finite].abs().max().clamp_min(1e-30))
 
 
 def _is_chance(case: Case, ours: Any, eager: Any) -> bool:
@@ -183,7 +165,7 @@ def _is_chance(case: Case, ours: Any, eager: Any) -> bool:
     if not len(mine) == len(theirs) == len(exact) or any(m.shape != x.shape for m, x in zip(mine, exact, strict=True)):
         return False
     return all(
-        _error(m, x) <= max(TOLERANCE, _BEYOND_EAGER * _error(e, x))
+        relative_error(m, x) <= max(TOLERANCE, _BEYOND_EAGER * relative_error(e, x))
         for m, e, x in zip(mine, theirs, exact, strict=True)
     )
 

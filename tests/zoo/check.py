@@ -14,11 +14,7 @@ import torch
 
 import zendnn_cffi
 from demo import vision
-from fx_passes.report.explain import Explanation
-
-# Largest error relative to the largest output. Winograd and another order of summation cost about 1e-6 a layer; the
-# deepest of these models has 300.
-TOLERANCE = 1e-4
+from tests.support.answers import TOLERANCE, offloaded, relative_error
 
 # A turn of a contender: calls that are not counted, for the others have emptied the caches, then calls that are.
 SETTLE, CALLS = 1, 3
@@ -117,16 +113,10 @@ def check(name: str, batch: int = 1, seed: int = 0, *, tune: str = "auto", round
         answer = optimized(images)
         ready_s = time.perf_counter() - began
         assert bool(expected.isfinite().all()), "the model itself overflowed"
-        error = ((answer - expected).abs().max() / expected.abs().max()).item()
+        error = relative_error(answer, expected)
         times = _compare(model, optimized, images, rounds) if rounds else None
-    offloaded, nodes = count_offloaded(zendnn_cffi.explain(optimized))
-    return Verdict(name, error, offloaded, nodes, ready_s, times)
-
-
-def count_offloaded(explanation: Explanation) -> tuple[int, int]:
-    """Return (operations that ZenDNN runs, all operations); views, sizes and assertions are left out."""
-    computing = [node for node in explanation.nodes if node.computes]
-    return sum(node.offloaded for node in computing), len(computing)
+    ran, nodes, _ = offloaded([optimized])
+    return Verdict(name, error, ran, nodes, ready_s, times)
 
 
 def failed(name: str, failure: str) -> Verdict:

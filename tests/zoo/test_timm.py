@@ -8,7 +8,7 @@ from torch import nn
 
 import zendnn_cffi
 from demo import vision
-from tests.zoo.check import TOLERANCE
+from tests.support.answers import TOLERANCE
 
 # What is peculiar, and the most regions that torch.fx or torch.export may cut the network into.
 NETWORKS = {

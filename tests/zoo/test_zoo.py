@@ -9,7 +9,8 @@ import torch
 
 import zendnn_cffi
 from demo import vision
-from tests.zoo.check import CALLS, SETTLE, TOLERANCE, Times, Verdict, check, in_turns
+from tests.support.answers import TOLERANCE
+from tests.zoo.check import CALLS, SETTLE, Times, Verdict, check, in_turns
 
 # One of every kind of network, small ones first.
 DOZEN = {

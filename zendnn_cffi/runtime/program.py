@@ -46,6 +46,7 @@ class Program:
     outputs      shapes, strides (elements) and dtypes of the tensors a run returns
     constants    prepacked weights and other tensors that never change, kept alive here
     arena_bytes  size of the arena that the slots' offsets fit in
+    failed       calls that look whether the results may be used add to it what did not hold, in whichever run
     Raises       ZenDNNError naming the call when the library refuses one.
     """
 
@@ -57,11 +58,13 @@ class Program:
         outputs: Sequence[OutputSpec],
         constants: Sequence[torch.Tensor] = (),
         arena_bytes: int = 0,
+        failed: set[str] | None = None,
     ) -> None:
         self.calls = tuple(calls)
         self.outputs = tuple(outputs)
         self.constants = tuple(constants)
         self.arena_bytes = arena_bytes
+        self.failed = set() if failed is None else failed
         self._set_data_handle = load().lib.zendnn_memory_set_data_handle
         self._cast = load().ffi.cast
         self._void = load().ffi.typeof("void *")

@@ -37,6 +37,11 @@ class SlicedProgram:
         return self.program.constants
 
     @property
+    def failed(self) -> set[str]:
+        """As Program.failed."""
+        return self.program.failed
+
+    @property
     def last_used(self) -> int:
         return self.program.last_used
 

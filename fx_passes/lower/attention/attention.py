@@ -18,6 +18,7 @@ from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
 from fx_passes.candidates.layouts import is_known_dtype, row_major, strided
 from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.attention.exponentials import KIND as EXPONENTIALS
 from fx_passes.lower.attention.exponentials import in_exponentials
 from fx_passes.lower.attention.steps import Heads, in_steps
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout, torch_operation
@@ -58,7 +59,7 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
         live = any(m.target is ops.additive_mask for m in masks)
         given = Heads(q, k, v, srcs[3] if masks else None, dst, scale, bool(options["is_causal"]), live)
         steps = in_steps(given)
-        if steps and context.exponentials:
+        if steps and EXPONENTIALS not in context.without:
             for heads in _arrangements(given):
                 steps += in_exponentials(heads)
         if steps:  # now there is something to measure it beside

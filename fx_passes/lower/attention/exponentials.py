@@ -6,8 +6,7 @@
 
 A softmax subtracts each row's maximum so that no exponential overflows; that takes f32 scores in memory and two passes
 over them. Most scores are small enough without. Whether they were, the sums tell, those of all attentions of a
-program at its end: where one is too large or too small (or no number), that is counted, and the region is lowered
-another way and run again.
+program at its end: a guard, which fails where one is too large or too small (or no number).
 
 A mask of keys alone [B, 1, 1, S], added, is a weight of each key: exp(s + m) = exp(s) * exp(m). Values are multiplied
 by it, and it stands in place of the ones. Causal attention in blocks of rows leaves out most of what comes later.
@@ -15,7 +14,6 @@ by it, and it stands in place of the ones. Causal attention in blocks of rows le
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,7 +24,7 @@ from fx_passes.candidates.candidates import (
     Argument,
     Arguments,
     Candidate,
-    Check,
+    Guard,
     Operand,
     PrimitiveTemplate,
     Result,
@@ -45,18 +43,10 @@ from zendnn_cffi.primitives.memory import MemoryDesc
 # Sums of exponentials between these are those of rows whose largest score is between -58 and 58 or so (trained models
 # have 46), and are so far from where f32 and bf16 end that products with values below 1e12 are none too large.
 _LEAST, _MOST = 2.0**-84, 2.0**84
+KIND = "exponentials"
 _MOST_BLOCKS, _FEWEST_ROWS = 4, 64  # of causal attention
 _SLICE_BYTES = 4 << 20  # f32 scores of samples whose shares stay in second-level caches
 _SHARES, _SUMS, _KEPT, _VALUES = range(4)  # temporaries
-
-
-class _Counted(threading.local):
-    """How many runs of this thread had sums out of range."""
-
-    out_of_range = 0
-
-
-counted = _Counted()
 
 
 def in_exponentials(heads: Heads) -> Iterator[Candidate]:
@@ -111,7 +101,7 @@ class _Exponentials:
         calls: tuple[PrimitiveTemplate | TorchTemplate, ...] = (*weighing, *products, division)
         srcs = (heads.query, heads.key, heads.value, *(() if heads.mask is None else (heads.mask,)))
         return Candidate(
-            f"{implementations(products)}, no softmax", srcs, heads.result, calls, check=Check(_SUMS, sums_in_range)
+            f"{implementations(products)}, no softmax", srcs, heads.result, calls, guard=Guard(KIND, _SUMS, in_range)
         )
 
     def _blocks(self) -> Iterator[_Block]:
@@ -210,11 +200,10 @@ class _Exponentials:
         return first_optimized(args, "binary", descriptors.binary, "div", result, sums, result, flops=0)
 
 
-def sums_in_range(sums: Tensor) -> None:
-    """Count where a row's sum is out of range, or no number."""
+def in_range(sums: Tensor) -> bool:
+    """Whether each row's sum is a number in range."""
     low, high = torch.aminmax(sums)  # nan where there is one
-    if not (low.item() >= _LEAST and high.item() <= _MOST):
-        counted.out_of_range += 1
+    return low.item() >= _LEAST and high.item() <= _MOST
 
 
 def _weigh(mask: Tensor, value: Tensor, kept: Tensor, out: Tensor) -> None:

@@ -29,8 +29,8 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import in_memory, row_major
 from fx_passes.graph.graph import is_call
-from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, constant_name, run_time_operands
-from fx_passes.lower.post_ops import build_chain, fits_view
+from fx_passes.lower.context import LoweringContext, NotLowered, constant_name, run_time_operands
+from fx_passes.lower.post_ops import build_chain, fit_view
 from fx_passes.lower.primitives import keep_optimized, optimized_implementations
 from fx_passes.lower.products.scales import Primitives, Range, choice, choose, rows_of, zero_point_bits
 from fx_passes.lower.quantized import RANGES
@@ -107,9 +107,7 @@ def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
     weight, scales = integer_weight(node, context)
     n, k = weight.shape
     m = src.numel // k
-    post_ops = context.post_ops(arguments["post_ops"], base)
-    if not all(fits_view(post_op) for post_op in post_ops):
-        raise SplitPostOps(len(arguments["post_ops"]) - 1)
+    post_ops = context.post_ops(arguments["post_ops"], base, fit_view)
     operands = run_time_operands((arguments["src"], arguments["chosen"]), post_ops)
     dst = row_major(base.shape, dtype)
     chain = build_chain(post_ops, operands, dst, dtype, view=(m, n))

@@ -33,8 +33,8 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import Layout, in_memory, row_major
 from fx_passes.graph.graph import is_call
-from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, constant_name, run_time_operands
-from fx_passes.lower.post_ops import Chain, build_chain, fits_view
+from fx_passes.lower.context import LoweringContext, NotLowered, constant_name, run_time_operands
+from fx_passes.lower.post_ops import Chain, build_chain, fit_view
 from fx_passes.lower.primitives import first_optimized, keep_optimized, optimized_implementations
 from fx_passes.lower.products.dynamic import integer_weight
 from fx_passes.lower.products.scales import Primitives, Range, choice, choose, rows_of
@@ -165,9 +165,7 @@ def lower_row_scaled_linear(node: fx.Node, context: LoweringContext) -> Operatio
     if src.ndim < 2 or base.dtype != torch.float32:
         raise NotLowered(f"{src} to {base} is not rows to float32")
     weight, scales = integer_weight(node, context)
-    post_ops = context.post_ops(arguments["post_ops"], base)
-    if not all(fits_view(post_op) for post_op in post_ops):
-        raise SplitPostOps(len(arguments["post_ops"]) - 1)
+    post_ops = context.post_ops(arguments["post_ops"], base, fit_view)
     operands = run_time_operands((arguments["src"], arguments["chosen"]), post_ops)
     (m, k), n = rows_of(src.shape), weight.shape[0]
     dst, across = row_major(base.shape, torch.float32), row_major((1, n), torch.float32)

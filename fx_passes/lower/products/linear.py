@@ -25,13 +25,12 @@ from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
-    SplitPostOps,
     bias_weights,
     constant_name,
     residual_to_overwrite,
     run_time_operands,
 )
-from fx_passes.lower.post_ops import Chain, PostOp, build_chain, fits_view
+from fx_passes.lower.post_ops import Chain, PostOp, build_chain, fit_view
 from fx_passes.lower.primitives import (
     candidates,
     implementations,
@@ -56,9 +55,7 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     if src.dtype != weight.dtype or src.ndim < 2 or weight.ndim != 2:
         raise NotLowered(f"src {src} with weight {list(weight.shape)} of {weight.dtype}")
     dtype, base = context.dtype(src), context.values.base(node)
-    post_ops = context.post_ops(arguments["post_ops"], base)
-    if not all(fits_view(post_op) for post_op in post_ops):
-        raise SplitPostOps(len(arguments["post_ops"]) - 1)
+    post_ops = context.post_ops(arguments["post_ops"], base, fit_view)
     operands = run_time_operands((arguments["src"],), post_ops)
     n, k = weight.shape
     m = src.numel // k

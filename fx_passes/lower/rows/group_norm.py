@@ -23,7 +23,6 @@ from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
-    SplitPostOps,
     constant_name,
     run_time_operands,
 )
@@ -46,9 +45,8 @@ def lower_group_norm(node: fx.Node, context: LoweringContext) -> Operation:
         for name in ("weight", "bias")
         if arguments[name] is not None
     }
-    post_ops = context.post_ops(arguments["post_ops"], context.values.base(node))
-    if post_ops and not affine:
-        raise SplitPostOps(0)  # the second primitive takes them, and there is none
+    # the second primitive takes them, where there is one
+    post_ops = context.post_ops(arguments["post_ops"], context.values.base(node), lambda chain: bool(affine))
     operands = run_time_operands((arguments["src"],), post_ops)
     chain = build_chain(post_ops, operands, desc, dtype)
     calls = _normalization(rows, arguments["eps"])

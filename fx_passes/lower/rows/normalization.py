@@ -22,7 +22,6 @@ from fx_passes.candidates.layouts import Quantized, activation_layouts, layout, 
 from fx_passes.lower.context import (
     LoweringContext,
     NotLowered,
-    SplitPostOps,
     constant_name,
 )
 from fx_passes.lower.pointwise.to_integers import batch_norm_to_integers
@@ -54,9 +53,7 @@ def lower_batch_norm(node: fx.Node, context: LoweringContext) -> Operation:
     if src.ndim < 2:
         raise NotLowered(f"src {src} has no channel dimension")
     dtype = context.dtype(src)
-    post_ops = context.post_ops(arguments["post_ops"], context.values.base(node))
-    if post_ops and (post_ops[0] != _RELU or len(post_ops) > 1):
-        raise SplitPostOps(1 if post_ops[0] == _RELU else 0)
+    post_ops = context.post_ops(arguments["post_ops"], context.values.base(node), lambda chain: chain == [_RELU])
     channels = src.shape[1]
     constants: dict[int, Argument] = {}
     stats = row_major((channels,), torch.float32)

@@ -21,7 +21,7 @@ from fx_passes.lower.context import (
     residual_to_overwrite,
     run_time_operands,
 )
-from fx_passes.lower.post_ops import PostOp, build_chain, fits_view
+from fx_passes.lower.post_ops import PostOp, build_chain, fit_view
 from fx_passes.lower.primitives import (
     candidates,
     implementations,
@@ -96,7 +96,7 @@ def lower_convolution(node: fx.Node, context: LoweringContext) -> Operation:
     for result in result_dtypes(node, conv.dtype, context):
         for src, dst in _layout_pairs(conv, conv.dtype, result):
             operation.candidates += _candidates(conv, post_ops, operands, src, dst, "direct", sum_node)
-        if _is_matrix_product(conv) and all(fits_view(p, channel_axis=1) for p in post_ops):
+        if _is_matrix_product(conv) and fit_view(post_ops, channel_axis=1):
             operation.candidates += _inner_product_candidates(conv, post_ops, operands, sum_node, result)
     operation.candidates += _integer_candidates(node, conv, post_ops, operands, sum_node, context)
     if takes_winograd(node, context):

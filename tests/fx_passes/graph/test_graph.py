@@ -60,6 +60,16 @@ def test_shapes() -> None:
     assert not any(map(is_shape, (x, values, both, 3)))
 
 
+def test_sizes_that_many_sums_lead_to() -> None:
+    """Deeper than Python's stack; as many ways lead down as 2 to the power of the depth."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    total, values = graph.call_function(ops.size, (x, 0)), x
+    for _ in range(2000):
+        total, values = (graph.call_function(operator.add, (node, node)) for node in (total, values))
+    assert is_shape(total) and not is_shape(values)
+
+
 def test_readers() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")

@@ -163,7 +163,7 @@ def test_no_other_function_can_be_named(
 
 def test_another_version_says_so(saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
     _rewritten(saved[0], lambda document: document.update(version=99), tmp_path / "m")
-    with pytest.raises(FileError, match="version 99, this package reads version 1: save it again"):
+    with pytest.raises(FileError, match="version 99, this package reads version 2: save it again"):
         zendnn_cffi.load(tmp_path / "m")
 
 

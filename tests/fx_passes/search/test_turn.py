@@ -74,6 +74,26 @@ def test_time_runs_from_the_first_unknown_and_is_shared_out(
     assert leave.left_out == 4 and leave.reason == "it is over"
 
 
+def test_a_measurement_inside_another_is_part_of_it(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def waited_ns() -> dict[int, int]:  # one thread waits 10 s from one look to the next
+        nonlocal asked
+        asked += 1
+        return {1: asked * 10**10}
+
+    monkeypatch.setattr(disturbance, "waited_ns", waited_ns)
+    leave = Turn(database, 1)
+    for number in range(1, turn.MOST_DISTURBED + 1):
+        assert leave.allows()
+        with leave.measuring() as outer:
+            for _ in range(5):
+                with leave.measuring() as inner:
+                    assert inner is outer
+        assert outer.disturbed and asked == 2 * number
+    assert leave.reason == "the machine is busy"
+
+
 def test_no_time_is_none_however_large_the_network(database: Database) -> None:
     leave = Turn(database, 1, seconds=0.0)
     leave.give_time(10.0)

@@ -55,7 +55,7 @@ def by_torch(operation: Operation) -> list[Candidate]:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    n=st.integers(1, 80).filter(lambda n: any(n % d == 0 for d in range(2, 9))),
+    n=st.integers(1, 80).filter(lambda n: n % 2 == 0 or n % 3 == 0),  # pieces for one thread, too
     k=st.integers(1, 70),
     bias=st.booleans(),
     rank=st.integers(2, 4),
