@@ -25,6 +25,7 @@ from fx_passes.graph.free_sizes import growing_inputs
 from fx_passes.graph.graph import signature_of
 from zendnn_cffi.engine.openmp import single_threaded
 from zendnn_cffi.primitives.checks import strides_overlap
+from zendnn_cffi.runtime.courtesy import give_way
 
 __all__ = ["Constants", "RegionValues", "TensorSpec", "evaluate_constants"]
 
@@ -121,6 +122,7 @@ class RegionValues:
                 spec = next(placeholders)
                 self._record(node, TensorSpec(spec.shape, spec.dtype, spec.strides))
             elif node.op in ("call_function", "get_attr"):
+                give_way()
                 self.infer(node)
         for node in (*growing_inputs(graph), *graph.find_nodes(op="call_function", target=ops.grow)):
             self.specs[node] = replace(self.specs[node], grows=True)

@@ -21,6 +21,7 @@ from torch import fx
 
 from fx_passes.candidates.candidates import Candidate, Operation
 from fx_passes.candidates.layouts import Layout, same_bytes
+from zendnn_cffi.runtime.courtesy import give_way
 
 MAX_TABLE = 1 << 20
 Table = tuple[tuple[int, ...], np.ndarray]
@@ -58,6 +59,7 @@ def assign_layouts(
     for node, desc in inputs.items():
         states[node] = _with_reorders([State(None, (desc,), 0.0)], wanted.get(node, []), cost)
     for operation in operations:
+        give_way()
         own = [State(c, (c.dst,), c.expected_ns) for c in kept[operation.node]]
         states[operation.node] = _with_reorders(own, wanted.get(operation.node, []), cost)
 
@@ -72,6 +74,7 @@ def assign_layouts(
         costs = [s.cost_ns + (reading(s, outputs[node]) if node in outputs else 0.0) for s in own]
         tables.append(((index[node],), np.array(costs)))
     for operation in operations:
+        give_way()
         readers = states[operation.node]
         for position, operand in enumerate(operation.operands):
             wants = [s.candidate.srcs[position] for s in readers if s.candidate is not None]

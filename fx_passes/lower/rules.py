@@ -45,6 +45,7 @@ from fx_passes.lower.windows.deconvolution import lower_deconvolution
 from fx_passes.lower.windows.gated_weights import gates_into_weights
 from fx_passes.lower.windows.pooling import lower_adaptive_pool, lower_pool, lower_reduce
 from fx_passes.lower.windows.resampling import lower_resample
+from zendnn_cffi.runtime.courtesy import give_way
 
 Rule = Callable[[fx.Node, LoweringContext], Operation]
 
@@ -173,6 +174,7 @@ def lower_graph(
     for node in graph.nodes:  # split_post_ops inserts after the node at hand: the walk comes to what it inserted
         if node.op != "call_function" or node not in values.specs:
             continue
+        give_way()
         while True:
             try:
                 operation = context.operations[node] = lower_node(node, context)

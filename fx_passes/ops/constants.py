@@ -6,7 +6,7 @@ Computed in float64 and rounded once, to the dtype of the parameter they replace
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fx_passes.ops.registry import CONSTANT, op
 from zendnn_cffi.runtime import huge_pages
@@ -39,13 +39,28 @@ def _times(weight: Tensor, factor: Tensor) -> Tensor:
     """
     if torch.is_grad_enabled():
         return (weight.double() * factor).to(weight.dtype)
-    result = huge_pages.empty_like(weight)
+    result, wide = _memory_for(weight)
     rows = max(1, _BLOCK_NUMBERS * weight.shape[0] // max(1, weight.numel()))
     blocks = [weight.split(rows), result.split(rows)]
     factors = factor.split(rows) if factor.shape[0] == weight.shape[0] else [factor] * len(blocks[0])
     for block, own, product in zip(blocks[0], factors, blocks[1], strict=True):
-        torch.mul(block, own, out=product)
+        if wide is None:
+            torch.mul(block, own, out=product)
+        else:
+            numbers = wide[: block.numel()].view(block.shape)
+            product.copy_(numbers.copy_(block).mul_(own))
     return result
+
+
+def _memory_for(weight: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Memory for the result, and for a block in f64 where that is not to be allocated."""
+    memory = huge_pages.lent()
+    if memory is None or type(weight) not in (Tensor, nn.Parameter) or not weight.is_cpu or not weight.numel():
+        return huge_pages.empty_like(weight), None
+    row = weight.numel() // weight.shape[0]
+    own_bytes, wide_bytes = -(-weight.nbytes // 64) * 64, 8 * max(row, min(weight.numel(), _BLOCK_NUMBERS))
+    taken = memory.take(own_bytes + wide_bytes)
+    return huge_pages.like(weight, taken[: weight.nbytes]), taken[own_bytes:].view(torch.float64)
 
 
 @op(kind=CONSTANT)

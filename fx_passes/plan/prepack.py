@@ -12,7 +12,7 @@ import torch
 from fx_passes.candidates.candidates import Weights
 from fx_passes.candidates.layouts import same_bytes, strided
 from zendnn_cffi.locks import new_lock
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.primitives.lpgemm import PackedLayout
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
@@ -32,6 +32,17 @@ class Packed(NamedTuple):
     transposed: bool
 
 
+class Workspace:
+    """Memory that packing one weight needs for a moment, used again by the next. Not thread-safe.
+
+    Fresh pages cost a fault each. A ResNet-50 would take 80 MB of them for Winograd's transforms and folded weights.
+    """
+
+    def __init__(self) -> None:
+        self.folded = huge_pages.Reused()
+        self.scratchpad = huge_pages.Reused()
+
+
 class WeightStore:
     """Prepacked weights by (name, layout), for as long as a program uses them.
 
@@ -44,7 +55,9 @@ class WeightStore:
         self._given: Mapping[tuple[str, str, bool], torch.Tensor] = {}
         self._lock = new_lock()
 
-    def get(self, weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
+    def get(
+        self, weights: Weights, allocate: Allocate = huge_pages.allocate, workspace: Workspace | None = None
+    ) -> torch.Tensor:
         """Return a tensor whose memory holds the weights in weights.desc; allocate makes it where there is none."""
         key = weights.key, layout_key(weights.desc), weights.transposed
         with self._lock:
@@ -52,7 +65,7 @@ class WeightStore:
             if packed is None:
                 given = self._given.get((weights.key, layout_digest(weights.desc), weights.transposed))
                 if given is None or given.nbytes < weights.desc.size_bytes:
-                    given = prepack(weights, allocate)
+                    given = prepack(weights, allocate, workspace)
                 packed = self._packed[key] = given
                 self._note(key[1], weights.desc)
             return packed
@@ -124,33 +137,46 @@ def as_it_lies(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage(), first, (size_bytes,))
 
 
-def prepack(weights: Weights, allocate: Allocate = huge_pages.allocate) -> torch.Tensor:
+def prepack(
+    weights: Weights, allocate: Allocate = huge_pages.allocate, workspace: Workspace | None = None
+) -> torch.Tensor:
     """Return weights.plain in the layout weights.desc: itself where it lies so already, else a new uint8 tensor.
 
     plain may have another shape than desc where only ones differ (a bias [C] seen as [1, C, 1, 1]).
     """
-    weights = weights.computed()
+    workspace = workspace or Workspace()
+    is_temporary = weights.late is not None
+    with huge_pages.lending(workspace.folded):
+        weights = weights.computed()
     if weights.below:
         return stack((weights.plain, *weights.below), weights.desc, allocate)
     if (lies := as_wanted(weights)) is not None:
+        if is_temporary:
+            return _allocated(allocate, weights.desc).copy_(as_it_lies(lies, weights.desc.size_bytes))
         if weights.is_streamed:
             huge_pages.advise([lies])
         return lies
     desc = weights.desc
     if isinstance(desc, PackedLayout):
-        with torch.inference_mode(False):
-            packed = allocate(desc.size_bytes)
+        packed = _allocated(allocate, desc)
         desc.pack(weights.plain.detach().to(desc.dtype).contiguous(), packed)
         return packed
     plain = _as_seen(weights, desc)
     if desc.outer_strides is None and desc.dtype is not None:
         plain = plain.to(desc.dtype).contiguous()  # Winograd's transform is a reorder from that alone
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
-    with torch.inference_mode(False):
-        packed = allocate(desc.size_bytes)
+    packed = _allocated(allocate, desc)
     primitive = Primitive(PrimitiveDesc.reorder(have, desc))
-    primitive.execute({ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)})
+    memories = {ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)}
+    if (needed := primitive.pd.scratchpad_desc) is not None:
+        memories[ARG_SCRATCHPAD] = Memory(needed, workspace.scratchpad.take(needed.size_bytes))
+    primitive.execute(memories)
     return packed
+
+
+def _allocated(allocate: Allocate, desc: MemoryDesc | PackedLayout) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return allocate(desc.size_bytes)
 
 
 def as_wanted(weights: Weights) -> torch.Tensor | None:
@@ -185,12 +211,12 @@ class Prepacked:
     def __init__(self, store: WeightStore) -> None:
         self._store = store
         self._slots: dict[int, Slot] = {}
-        self._pool = huge_pages.Pool()
+        self._pool, self._workspace = huge_pages.Pool(), Workspace()
         self.tensors: list[torch.Tensor] = []
 
     def slot(self, weights: Weights) -> Slot:
         """Where the program finds these weights."""
-        tensor = self._store.get(weights, self._pool.allocate)
+        tensor = self._store.get(weights, self._pool.allocate, self._workspace)
         slot = self._slots.get(id(tensor))
         if slot is None:
             slot = self._slots[id(tensor)] = Slot("constant", len(self.tensors))

@@ -37,6 +37,7 @@ from fx_passes.plan.materialise import materialise
 from fx_passes.plan.prepack import Prepacked, WeightStore
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.runtime.calls import Call
+from zendnn_cffi.runtime.courtesy import give_way
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import OutputSpec, Program
 
@@ -210,6 +211,8 @@ def build_program(
 
 
 def _call(step: Step, slots: Mapping[Buffer, Slot], constants: Prepacked) -> Call:
+    give_way()
+
     def place(argument: Argument) -> tuple[Slot, MemoryDesc]:
         return _place(argument, step, slots, constants)
 

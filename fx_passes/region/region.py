@@ -38,8 +38,9 @@ from fx_passes.region.variants import choose_variant, turn_of
 from fx_passes.search.noise import made_up
 from fx_passes.search.tuner import database_of
 from zendnn_cffi.engine.library import is_available, unavailable_reason
-from zendnn_cffi.locks import making, new_lock
+from zendnn_cffi.locks import is_awaited, making, new_lock
 from zendnn_cffi.primitives.checks import check_storage
+from zendnn_cffi.runtime.courtesy import giving_way
 
 log = logging.getLogger("zendnn_cffi.region")
 
@@ -217,23 +218,42 @@ class ZenRegion(nn.Module):
         for signature, specs in list(self._provisional.items()):
             if _threads(signature) != torch.get_num_threads():
                 continue
-            if not database_of(self.options.tune, torch.get_num_threads()).reload() and interrupted():
-                return False
             inputs, kinds = list(map(made_up, specs)), self._kinds(signature)
+            if database_of(self.options.tune, torch.get_num_threads()).reload() and self._lower_anew(signature, inputs):
+                continue
+            if interrupted():
+                return False
             lowered, _, is_provisional = self._try_lower(inputs, kinds, interrupted, WeightStore())
             if lowered is not None:
                 lowered.program.close()
-            if is_provisional:
+            if is_provisional or not self._lower_anew(signature, inputs):
                 return False
-            with self._lock:
-                known = self._lowered.get(signature, _MISSING)
-                if self._provisional.pop(signature, None) is None or known is _MISSING:
-                    continue
-                lowered, reason, _ = self._try_lower(inputs, kinds, interrupted=lambda: True)  # all of it is known
-                self._keep(signature, lowered, reason)
-            del lowered
-            give_back_free_memory()  # what measuring took
         return not self._provisional
+
+    def _lower_anew(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> bool:
+        """Lower by what is known, beside calls, and let these run it; False where it is to be done later.
+
+        The lock is not held meanwhile: a call that lowers something else has it, and waits until nothing is made.
+        """
+        with giving_way(is_awaited):
+            lowered, reason, is_provisional = self._try_lower(inputs, self._kinds(signature), lambda: True)
+        while not (is_locked := self._lock.acquire(timeout=_POLL_SECONDS)) and not is_awaited():
+            pass
+        try:
+            is_wanted = signature in self._provisional and signature in self._lowered
+            is_kept = is_locked and is_wanted and not is_provisional
+            if is_kept:
+                self._keep(signature, lowered, reason)
+            elif lowered is not None:
+                lowered.close()
+            if is_locked and (is_kept or not is_wanted):  # else it was forgotten meanwhile, or its weights changed
+                self._provisional.pop(signature, None)
+        finally:
+            if is_locked:
+                self._lock.release()
+        del lowered
+        give_back_free_memory()  # what measuring took
+        return signature not in self._provisional
 
     def lowered_to_keep(self, threads: Sequence[int] | None = None) -> list[ToKeep]:
         """Lower again for each signature there is, with everything measured; return what programs are built from.
@@ -450,3 +470,4 @@ def weights_bytes(regions: Sequence[ZenRegion]) -> tuple[int, int]:
 _regions: weakref.WeakSet[ZenRegion] = weakref.WeakSet()
 _TENSORS = (torch.Tensor, nn.Parameter)
 _MISSING: Any = object()
+_POLL_SECONDS = 0.02

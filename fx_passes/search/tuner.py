@@ -40,6 +40,7 @@ from fx_passes.search.scratch import Scratch
 from fx_passes.search.shipped import hints_for, times_for
 from fx_passes.search.turn import Turn
 from zendnn_cffi.errors import ZenDNNError
+from zendnn_cffi.runtime.courtesy import give_way
 
 log = logging.getLogger("zendnn_cffi.search")
 
@@ -103,6 +104,7 @@ class Tuner:
         start = time.perf_counter()
         self._find_those_from_memory(operations)
         for operation in operations:
+            give_way()
             operation.candidates = self._estimated(operation)
         if self.mode in ("off", "near"):
             for operation in operations:
@@ -116,6 +118,7 @@ class Tuner:
             for number, (operation, candidates) in enumerate(zip(order, estimated, strict=True)):
                 if self.progress is not None:
                     self.progress(number, len(order))
+                give_way()
                 self._price(operation, values, candidates, choose)
         self.let_go()
         if self.measured:

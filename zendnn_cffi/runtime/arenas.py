@@ -59,6 +59,11 @@ class Arena:
         """The run has ended."""
         self._taken.release()
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a run has it."""
+        return self._taken.locked() and not self.is_outgrown
+
     def retire(self) -> bool:
         """Let nothing run in it any more, if nobody has it now."""
         if self.take():  # for good
@@ -83,6 +88,12 @@ def size_bytes() -> int:
     """Bytes of all arenas there are."""
     with _lock:
         return sum(arena.size_bytes for arena in _arenas)
+
+
+def are_in_use() -> bool:
+    """Whether any program runs just now."""
+    with _lock:
+        return any(arena.is_in_use for arena in _arenas)
 
 
 def register(program: Program) -> None:

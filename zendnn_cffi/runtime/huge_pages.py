@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -54,8 +55,13 @@ def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     """As torch.empty_like, on huge pages where it fills one: a first write to 100 MB then takes 15 ms, not 57."""
     if tensor.nbytes < HUGE_PAGE_BYTES or type(tensor) is not torch.Tensor or not tensor.is_cpu:
         return torch.empty_like(tensor)
+    return like(tensor, allocate(tensor.nbytes))
+
+
+def like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """As torch.empty_like, in memory that is there: as many bytes."""
     own = torch.empty_like(tensor, device="meta")  # which has the strides: gaps go, the order stays
-    return allocate(tensor.nbytes).view(tensor.dtype).as_strided(own.shape, own.stride())
+    return memory.view(tensor.dtype).as_strided(own.shape, own.stride())
 
 
 def advise(tensors: Iterable[torch.Tensor]) -> None:
@@ -124,6 +130,44 @@ class Pool:
         piece = self._free[:size_bytes]
         self._free = self._free[-(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES :]
         return piece
+
+
+class Reused:
+    """Memory for one tensor at a time, which the next one overwrites: only the first costs page faults.
+
+    On ordinary pages: a few are recycled, where a new huge page may be one that a host has to find memory for.
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def take(self, size_bytes: int) -> torch.Tensor:
+        """Return a uint8 tensor of size_bytes, on a cache line's boundary, not initialised."""
+        if self._memory.numel() < size_bytes:
+            with torch.inference_mode(False):
+                raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device="cpu")
+                self._memory = _aligned(raw, ALIGNMENT_BYTES, size_bytes)
+        return self._memory[:size_bytes]
+
+
+_lent = threading.local()
+
+
+@contextlib.contextmanager
+def lending(memory: Reused) -> Iterator[None]:
+    """Let what this thread computes next lie in memory: it is gone when memory is taken again."""
+    _lent.memory = memory
+    try:
+        yield
+    finally:
+        _lent.memory = None
+
+
+def lent() -> Reused | None:
+    """What the thread was lent, for one who computes a large result; the next one finds none."""
+    memory, _lent.memory = getattr(_lent, "memory", None), None
+    return memory
 
 
 def _aligned(raw: torch.Tensor, alignment: int, size_bytes: int) -> torch.Tensor:

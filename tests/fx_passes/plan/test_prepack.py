@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 import zendnn_cffi
+from fx_passes import ops
 from fx_passes.candidates.candidates import Weights
 from fx_passes.candidates.layouts import row_major
-from fx_passes.plan.prepack import WeightStore
+from fx_passes.plan.prepack import WeightStore, Workspace, prepack
+from fx_passes.region.region import ZenRegion
 
 
 @torch.no_grad()
@@ -40,3 +42,40 @@ def test_layouts_that_no_program_uses_any_longer_are_forgotten() -> None:
 
 def _ones(length: int) -> Weights:
     return Weights("ones", torch.ones(1, length), row_major((1, length), torch.float32))
+
+
+@torch.no_grad()
+def test_weights_folded_in_shared_memory_do_not_change_with_the_next() -> None:
+    """Those that lie as wanted once they are folded are copied: their memory is the next one's."""
+    store, workspace = WeightStore(), Workspace()
+    generator = torch.Generator().manual_seed(0)
+    plain = [torch.randn(rows, 24, generator=generator) for rows in (40, 8, 64)]
+    factor = [torch.rand(len(weight), generator=generator) for weight in plain]
+    packed = [
+        store.get(_late(str(number), weight, by), workspace=workspace)
+        for number, (weight, by) in enumerate(zip(plain, factor, strict=True))
+    ]
+    for found, weight, by in zip(packed, plain, factor, strict=True):
+        expected = (weight.double() * by.double().unsqueeze(1)).float()
+        assert torch.equal(found.view(torch.float32).view(weight.shape), expected)
+
+
+def test_the_library_finds_its_scratchpad_in_the_workspace() -> None:
+    """Winograd's transform takes one as large as its result; the second time no memory is added."""
+    weight = torch.randn(64, 64, 3, 3, generator=torch.Generator().manual_seed(0))
+    fast = zendnn_cffi.optimize(nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()).eval(), tune="off")
+    with torch.no_grad():
+        fast(torch.ones(1, 64, 56, 56))
+    (region,) = [module for module in fast.modules() if isinstance(module, ZenRegion)]
+    (packed,) = [p for row in region.weights.by_name().values() for p in row if p.desc.size_bytes > weight.nbytes]
+    workspace = Workspace()
+    wanted = Weights("w", weight, packed.desc)
+    first, own = prepack(wanted, workspace=workspace), workspace.scratchpad.take(1).data_ptr()
+    second = prepack(wanted, workspace=workspace)
+    assert torch.equal(first, second) and first.data_ptr() != second.data_ptr()
+    assert workspace.scratchpad.take(packed.desc.size_bytes // 2).data_ptr() == own
+
+
+def _late(name: str, weight: torch.Tensor, factor: torch.Tensor) -> Weights:
+    desc = row_major(tuple(weight.shape), torch.float32)
+    return Weights(name, weight.to("meta"), desc, late=lambda: ops.scale_channels(weight, factor))

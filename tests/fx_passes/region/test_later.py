@@ -20,6 +20,7 @@ from fx_passes.region import later as module
 from fx_passes.region.later import Later
 from fx_passes.region.region import ZenRegion
 from fx_passes.search.database import Database
+from fx_passes.search.noise import made_up
 from fx_passes.search.tuner import database_for
 from tests.support.lowering import net, noise
 from zendnn_cffi.locks import making
@@ -220,3 +221,50 @@ def test_without_the_library_a_region_is_plain_pytorch(fresh: Path, monkeypatch:
     torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
     (signature,) = region.lowered
     assert region.lowered[signature] is None and region.reason(signature) == "there is none"
+
+
+def test_a_call_that_lowers_meanwhile_is_not_waited_for(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the region's lock, and waits until nothing is made: who makes something gives up."""
+    _, _, region, _ = hurried()
+    lower = region._try_lower
+    monkeypatch.setattr(region, "_try_lower", lambda *args: (*lower(*args)[:2], False))
+    first, locked = program(region), threading.Event()
+
+    def call() -> None:
+        with region._lock:
+            locked.set()
+            with making():
+                pass
+
+    ((signature, inputs),) = waiting(region).items()
+    thread = threading.Thread(target=call)
+    with making():
+        thread.start()
+        assert locked.wait(10)
+        assert not region._lower_anew(signature, inputs)
+    thread.join(10)
+    assert not thread.is_alive() and program(region) is first
+    assert region._lower_anew(signature, inputs) and program(region) is not first
+
+
+def test_weights_that_change_while_it_is_lowered_forget_it(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, fast, region, x = hurried()
+    lower = region._try_lower
+
+    def changing(*args: Any) -> Any:
+        found = lower(*args)
+        with torch.no_grad():
+            next(model.parameters()).mul_(2)
+        fast.invalidate()
+        return found
+
+    monkeypatch.setattr(region, "_try_lower", changing)
+    ((signature, inputs),) = waiting(region).items()
+    region._lower_anew(signature, inputs)
+    assert not region.lowered and not region._provisional
+    monkeypatch.undo()
+    torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def waiting(region: ZenRegion) -> dict[Any, list[torch.Tensor]]:
+    return {signature: [made_up(spec) for spec in specs] for signature, specs in region._provisional.items()}

@@ -161,3 +161,12 @@ def test_without_huge_pages_it_is_ordinary_memory(monkeypatch):
 def test_more_than_there_is_raises_memory_error():
     with pytest.raises(MemoryError, match="cannot allocate"):
         allocate(1 << 60)
+
+
+def test_reused_memory_is_the_same_until_more_is_wanted():
+    memory = huge_pages.Reused()
+    first = memory.take(1000)
+    assert memory.take(10).data_ptr() == memory.take(1000).data_ptr() == first.data_ptr()
+    larger = memory.take(5000)
+    assert larger.numel() == 5000 and larger.data_ptr() % ALIGNMENT_BYTES == 0
+    assert memory.take(5000).data_ptr() == larger.data_ptr()
