@@ -107,7 +107,7 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
     operation = Operation(node, node.name, "binary", operands, spec)
     if kind == "mul" and constant is None and shape == (*spec.shape[:2], 1, 1) != spec.shape:
         operation.candidates += gated(spec, dtype, (a, b))
-        operation.candidates += gated_to_integers(node, context)
+        operation.candidates += gated_to_integers(node, a, context)
     constant_name = str(node.args[1] if node.args[0] is a else node.args[0])
     for desc in activation_layouts(spec.shape, dtype):
         full = b_spec.shape == spec.shape

@@ -74,6 +74,27 @@ def test_a_gate_writes_integers(dtype: torch.dtype, zero_point: int, batch: int)
     assert ran(fast)[-1] == ("binary", F32, "jit:uni") and (F32, dtype) not in reorders(fast)[1:]
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 9), (S8, -7)])
+def test_a_gate_reads_and_writes_integers(dtype: torch.dtype, zero_point: int, batch: int) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        x = through(x, 0.02, zero_point, dtype)
+        return kept(x * torch.sigmoid(x.mean((2, 3), keepdim=True)), 0.01, 40)
+
+    fast = optimized(Integers(forward), noise(batch, CHANNELS, 29, 28))
+    assert ran(fast).count(("binary", dtype, "jit:uni")) == (batch if zero_point else 1)
+    assert (F32, U8) not in reorders(fast)[1:]
+
+
+def test_a_gate_of_more_images_than_make_a_program_is_in_float32() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        x = through(x, 0.02, 9)
+        return kept(x * torch.sigmoid(x.mean((2, 3), keepdim=True)), 0.01, 40)
+
+    fast = optimized(Integers(forward), noise(65, 3, 5, 4))
+    assert not [source for kind, source, _ in ran(fast) if kind == "binary" and source == U8]
+
+
 def test_a_gated_value_that_is_also_read_in_float32_is_not_rounded() -> None:
     def forward(w: Any, x: Tensor) -> Any:
         y = gated(F.silu(through(x, 0.02, 100)))
