@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from zendnn_cffi.api.quantization.attempt import Attempt
 from zendnn_cffi.api.quantization.choose import Limits
+from zendnn_cffi.api.quantization.gates import share_observers
 from zendnn_cffi.api.quantization.inputs import calls_of, kept_calls
 from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
 from zendnn_cffi.api.quantization.smooth import smooth_linears
@@ -86,6 +87,7 @@ def quantize(
     if smooth:
         smooth_linears(exported, kept)
     prepared = pt2e.prepare(exported, dynamic)
+    share_observers(prepared)
     with torch.no_grad():
         calibrate(prepared, kept, calls)
         attempt = Attempt(model, pt2e, prepared, kept, dtype, tune)
