@@ -7,7 +7,8 @@ takes 52 us; reorders to float32 and back, with the normalization between, took 
 
     value (f32 or u8), gate (f32) -> mul -> quantize -> q (u8)  q' = round(value * gate / scale + z)
 
-A squeeze-and-excitation block ends so: its product is not written in float32 first.
+A squeeze-and-excitation block ends so: its product is not written in float32 first. The same goes for products and sums
+with constants, as SmoothQuant leaves them before linear layers.
 """
 
 from __future__ import annotations
@@ -73,6 +74,18 @@ def batch_norm_to_integers(
         }
         found = implementations(descriptors.binary, "mul", in_memory(have), channels, dst.desc, attr=Attr(post_ops))
         yield from candidates(found[:1], args, "binary", (have,), dst)
+
+
+def scaled_to_integers(node: fx.Node, kind: str, constant: Weights, context: LoweringContext) -> Iterator[Candidate]:
+    """Candidates for a float32 value times or plus a constant that broadcasts to it, where all quantize it alike."""
+    spec, wanted = context.values.specs[node], wanted_of(node, context.values)
+    if wanted is None or kind not in ("mul", "add") or context.dtype(spec) != torch.float32:
+        return
+    src, dst = row_major(spec.shape, torch.float32), row_major(spec.shape, wanted.dtype)
+    attr = Attr(PostOps().eltwise("linear", 1.0 / wanted.scale, float(wanted.zero_point)))
+    args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_SRC_1: constant, ARG_DST: Result(dst)}
+    found = optimized_implementations(descriptors.binary, kind, src, constant.desc, dst, attr=attr)
+    yield from candidates(found[:1], args, "binary", (src,), Quantized(dst, wanted))
 
 
 def gated_to_integers(node: fx.Node, value: fx.Node, context: LoweringContext) -> Iterator[Candidate]:

@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import attempts
-from zendnn_cffi.api.quantization.layers import Call
+from zendnn_cffi.api.quantization.attention import KEYS, ROLE
+from zendnn_cffi.api.quantization.layers import ANNOTATION, Call
 
 
 class Pt2e:
     """torchao's functions, with its quantizer for x86."""
 
     def __init__(self) -> None:
-        from torchao.quantization.pt2e import quantize_pt2e
+        from torchao.quantization.pt2e import quantize_pt2e, quantizer
         from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer
 
-        self._functions, self._x86 = quantize_pt2e, x86_inductor_quantizer
+        self._functions, self._quantizers, self._x86 = quantize_pt2e, quantizer, x86_inductor_quantizer
 
     def prepare(self, exported: fx.GraphModule, dynamic: bool) -> fx.GraphModule:
-        quantizer = self._x86.X86InductorQuantizer()
-        quantizer.set_global(self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+        """Insert observers, also into what take_attention_apart wrote."""
+        config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+        quantizer = self._x86.X86InductorQuantizer().set_global(config)
+        annotate = quantizer.annotate
+
+        def with_attention(model: fx.GraphModule) -> fx.GraphModule:
+            model = annotate(model)
+            self._annotate_attention(model, config.input_activation)
+            return model
+
+        quantizer.annotate = with_attention
         prepared: fx.GraphModule = self._functions.prepare_pt2e(exported, quantizer)
         return prepared
+
+    def _annotate_attention(self, exported: fx.GraphModule, kept: Any) -> None:
+        """Say how products of attention keep their operands; kept: as uint8."""
+        keys = dataclasses.replace(
+            kept, dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric
+        )
+        for node in exported.graph.nodes:
+            if ROLE in node.meta:
+                first, second = node.args
+                specs = {first: kept, second: keys if node.meta[ROLE] == KEYS else kept}
+                annotation = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
+                node.meta[ANNOTATION] = annotation
 
     def convert(self, prepared: fx.GraphModule) -> fx.GraphModule:
         converted: fx.GraphModule = self._functions.convert_pt2e(prepared)

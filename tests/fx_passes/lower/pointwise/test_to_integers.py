@@ -110,3 +110,27 @@ def test_a_gated_value_in_bf16_is_not_written_as_integers() -> None:
 
     fast = optimized(Integers(forward), noise(1, CHANNELS, 19, 18), steps=3.0, most_apart=0.2, dtype=torch.bfloat16)
     assert ("binary", F32, "jit:uni") not in ran(fast)
+
+
+@pytest.mark.parametrize("shape", [(5, CHANNELS), (2, 5, CHANNELS), (2, 3, 5, CHANNELS)])
+@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 90), (S8, -7)])
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_a_value_scaled_by_a_constant_is_written_as_integers(
+    is_sum: bool, dtype: torch.dtype, zero_point: int, shape: tuple[int, ...]
+) -> None:
+    constant = torch.rand(CHANNELS) + 0.5
+
+    def forward(w: Any, x: Tensor) -> Any:
+        y = F.layer_norm(x, (CHANNELS,))
+        return kept(y + constant if is_sum else y * constant, 0.03, zero_point, dtype), y
+
+    fast = optimized(Integers(forward), noise(*shape), steps=1.0, most_apart=0.02)
+    assert [kind for kind, _, _ in ran(fast)] == ["layer_normalization", "binary"] and not reorders(fast)
+
+
+def test_a_scaled_value_that_is_also_read_in_float32_is_not_rounded() -> None:
+    def forward(w: Any, x: Tensor) -> Any:
+        y = F.layer_norm(x, (CHANNELS,)) * (torch.arange(CHANNELS) + 1.0)
+        return kept(y, 0.03, 90), y.softmax(-1)
+
+    assert (F32, U8) in reorders(optimized(Integers(forward), noise(5, CHANNELS)))
