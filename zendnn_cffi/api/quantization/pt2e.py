@@ -13,7 +13,7 @@ from torch import fx, nn
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import attempts
 from zendnn_cffi.api.quantization.attention import KEYS, ROLE
-from zendnn_cffi.api.quantization.layers import ANNOTATION, Call
+from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, kind
 
 
 class Pt2e:
@@ -26,35 +26,43 @@ class Pt2e:
         self._functions, self._quantizers, self._x86 = quantize_pt2e, quantizer, x86_inductor_quantizer
 
     def prepare(self, exported: fx.GraphModule, dynamic: bool) -> fx.GraphModule:
-        """Insert observers, also into what take_attention_apart wrote."""
+        """Insert observers: those of torchao's quantizer for x86, and those of products that it does not see."""
         config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
         quantizer = self._x86.X86InductorQuantizer().set_global(config)
         annotate = quantizer.annotate
 
-        def with_attention(model: fx.GraphModule) -> fx.GraphModule:
+        def annotate_all(model: fx.GraphModule) -> fx.GraphModule:
             model = annotate(model)
-            self._annotate_attention(model, config.input_activation)
+            for node in model.graph.nodes:
+                specs = _other_product(node, config.input_activation, config.weight)
+                if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
+                    found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
+                    node.meta[ANNOTATION] = found
             return model
 
-        quantizer.annotate = with_attention
+        quantizer.annotate = annotate_all
         prepared: fx.GraphModule = self._functions.prepare_pt2e(exported, quantizer)
         return prepared
-
-    def _annotate_attention(self, exported: fx.GraphModule, kept: Any) -> None:
-        """Say how products of attention keep their operands; kept: as uint8."""
-        keys = dataclasses.replace(
-            kept, dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric
-        )
-        for node in exported.graph.nodes:
-            if ROLE in node.meta:
-                first, second = node.args
-                specs = {first: kept, second: keys if node.meta[ROLE] == KEYS else kept}
-                annotation = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
-                node.meta[ANNOTATION] = annotation
 
     def convert(self, prepared: fx.GraphModule) -> fx.GraphModule:
         converted: fx.GraphModule = self._functions.convert_pt2e(prepared)
         return converted
+
+
+def _other_product(node: fx.Node, activation: Any, weight: Any) -> dict[fx.Node, Any]:
+    """How a product keeps its operands that the quantizer does not see: it looks for linear layers by their module.
+
+    Those of nn.MultiheadAttention are functions in another module. Keys are counted from 0 (attention.py).
+    """
+    if ROLE in node.meta:
+        keys = dataclasses.replace(
+            activation, dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric
+        )
+        first, second = node.args
+        return {first: activation, second: keys if node.meta[ROLE] == KEYS else activation}
+    if node.op == "call_function" and kind(node) == "linear" and node.args[1].op == "get_attr":
+        return {node.args[0]: activation, node.args[1]: weight}
+    return {}
 
 
 def torchao() -> Pt2e:
