@@ -19,7 +19,7 @@ def conversion(have: Layout, want: Layout) -> PrimitiveTemplate:
         scale *= have.numerics.scale
         zero_points[ARG_SRC] = have.numerics.zero_point
     if isinstance(want, Quantized):
-        scale *= 1.0 / want.numerics.scale
+        scale /= want.numerics.scale
         zero_points[ARG_DST] = want.numerics.zero_point
     args |= zero_point_arguments(zero_points)
     attr = Attr(output_scales=None if scale == 1.0 else scale, zero_points=zero_point_masks(zero_points))

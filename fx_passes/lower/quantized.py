@@ -26,7 +26,7 @@ from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name
 from fx_passes.lower.post_ops import BinaryPostOp, Chain, EltwisePostOp, PostOp, build_chain
 from fx_passes.ops.quantized import plain_axis
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, Attr
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 RANGES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
@@ -128,6 +128,7 @@ class Factors:
     key     names it among packed weights
     scales  float64 [O], of src times the weights of each output
     bias    float64 [O] or None, in real numbers
+    weight_zero_point  of a second operand that is no constant
     """
 
     src: Numerics
@@ -136,6 +137,7 @@ class Factors:
     scales: torch.Tensor
     bias: torch.Tensor | None
     bias_key: str
+    weight_zero_point: int = 0
 
 
 def factors_of(node: fx.Node, context: LoweringContext) -> Factors | None:
@@ -222,7 +224,11 @@ def told(
         if not isinstance(entries[0], BinaryPostOp) or entries[0].node is not sum_node:
             return None  # the bias stands before all post-ops
         shift = -residual.scale * residual.zero_point
-    zero_points = {ARG_SRC: factors.src.zero_point, ARG_DST: 0 if wanted is None else wanted.zero_point}
+    zero_points = {
+        ARG_SRC: factors.src.zero_point,
+        ARG_WEIGHTS: factors.weight_zero_point,
+        ARG_DST: 0 if wanted is None else wanted.zero_point,
+    }
     scales = factors.scales * units.factor
     attr = Attr(
         chain.post_ops,

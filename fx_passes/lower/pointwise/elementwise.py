@@ -20,7 +20,7 @@ from fx_passes.candidates.candidates import (
 from fx_passes.candidates.layouts import activation_layouts, row_major
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
-from fx_passes.lower.pointwise.to_integers import gated_to_integers
+from fx_passes.lower.pointwise.to_integers import gated_to_integers, scaled_to_integers
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from fx_passes.lower.windows.depthwise import gated
@@ -107,7 +107,7 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
     operation = Operation(node, node.name, "binary", operands, spec)
     if kind == "mul" and constant is None and shape == (*spec.shape[:2], 1, 1) != spec.shape:
         operation.candidates += gated(spec, dtype, (a, b))
-        operation.candidates += gated_to_integers(node, context)
+        operation.candidates += gated_to_integers(node, a, context)
     constant_name = str(node.args[1] if node.args[0] is a else node.args[0])
     for desc in activation_layouts(spec.shape, dtype):
         full = b_spec.shape == spec.shape
@@ -118,6 +118,9 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
         srcs = (desc,) if constant is not None else (desc, other_operand)
         found = implementations(descriptors.binary, kind, desc, other, desc)[:1]
         operation.candidates += candidates(found, args, "binary", srcs, desc, may_overwrite=0)
+    if constant is not None:
+        weights = Weights(constant_name, constant, row_major(shape, dtype))
+        operation.candidates += scaled_to_integers(node, kind, weights, context)
     return keep_optimized(operation, f"no optimized binary {kind} takes {list(spec.shape)} and {list(shape)}")
 
 

@@ -5,9 +5,10 @@
 a and b take in the scales and zero points on both sides. On 256 x 56 x 56 numbers and two Zen 5 threads the primitive
 takes 52 us; reorders to float32 and back, with the normalization between, took 200.
 
-    value (f32), gate (f32) -> mul -> quantize -> q (u8)        q' = round(value * gate / scale + z)
+    value (f32 or u8), gate (f32) -> mul -> quantize -> q (u8)  q' = round(value * gate / scale + z)
 
-A squeeze-and-excitation block ends so: its product is not written in float32 first.
+A squeeze-and-excitation block ends so: its product is not written in float32 first. The same goes for products and sums
+with constants, as SmoothQuant leaves them before linear layers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,25 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Argument, Candidate, Operand, Result, Weights
+from fx_passes.candidates.candidates import (
+    Argument,
+    Candidate,
+    Operand,
+    PrimitiveTemplate,
+    Result,
+    Weights,
+    primitive_template,
+)
 from fx_passes.candidates.layouts import Layout, Numerics, Quantized, in_memory, layout, row_major, spatial_tags
 from fx_passes.lower.context import LoweringContext
-from fx_passes.lower.primitives import candidates, implementations
+from fx_passes.lower.primitives import candidates, implementations, optimized_implementations
 from fx_passes.lower.quantized import numerics_of, wanted_of
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.memory import MemoryDesc
+
+F32 = torch.float32
+_MOST_IMAGES = 64  # of a batch: each is a call
 
 
 def batch_norm_to_integers(
@@ -63,17 +76,69 @@ def batch_norm_to_integers(
         yield from candidates(found[:1], args, "binary", (have,), dst)
 
 
-def gated_to_integers(node: fx.Node, context: LoweringContext) -> Iterator[Candidate]:
-    """Candidates for value [N, C, H, W] times gate [N, C, 1, 1] in float32, where all who read it quantize it alike."""
+def scaled_to_integers(node: fx.Node, kind: str, constant: Weights, context: LoweringContext) -> Iterator[Candidate]:
+    """Candidates for a float32 value times or plus a constant that broadcasts to it, where all quantize it alike."""
+    spec, wanted = context.values.specs[node], wanted_of(node, context.values)
+    if wanted is None or kind not in ("mul", "add") or context.dtype(spec) != torch.float32:
+        return
+    src, dst = row_major(spec.shape, torch.float32), row_major(spec.shape, wanted.dtype)
+    attr = Attr(PostOps().eltwise("linear", 1.0 / wanted.scale, float(wanted.zero_point)))
+    args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_SRC_1: constant, ARG_DST: Result(dst)}
+    found = optimized_implementations(descriptors.binary, kind, src, constant.desc, dst, attr=attr)
+    yield from candidates(found[:1], args, "binary", (src,), Quantized(dst, wanted))
+
+
+def gated_to_integers(node: fx.Node, value: fx.Node, context: LoweringContext) -> Iterator[Candidate]:
+    """Candidates for value [N, C, H, W] times gate [N, C, 1, 1], where all who read it quantize it alike.
+
+    The value is in float32, or in the integers that it is exactly some of.
+    """
     spec, wanted = context.values.specs[node], wanted_of(node, context.values)
     if wanted is None or spec.ndim != 4 or context.dtype(spec) != torch.float32:
         return
-    src, dst = layout(spec.shape, torch.float32, "nhwc"), layout(spec.shape, wanted.dtype, "nhwc")
+    dst = layout(spec.shape, wanted.dtype, "nhwc")
     gate = row_major((*spec.shape[:2], 1, 1), torch.float32)
+    src = layout(spec.shape, torch.float32, "nhwc")
     post_ops = PostOps().eltwise("linear", 1.0 / wanted.scale, float(wanted.zero_point))
     args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_SRC_1: Operand(1), ARG_DST: Result(dst)}
     found = implementations(descriptors.binary, "mul", src, gate, dst, attr=Attr(post_ops))
     yield from candidates(found[:1], args, "binary", (src, gate), Quantized(dst, wanted))
+    known = numerics_of(value, context.values)
+    if known is not None and spec.shape[0] <= _MOST_IMAGES:
+        have = Quantized(layout(spec.shape, known.dtype, "nhwc"), known)
+        calls = _gated_images(node, known, gate, dst, wanted)
+        if calls:
+            implementation = calls[0].pd.implementation
+            yield Candidate(implementation, (have, gate), Quantized(dst, wanted), tuple(calls))
+
+
+def _gated_images(
+    node: fx.Node, src: Numerics, gate: MemoryDesc, dst: MemoryDesc, wanted: Numerics
+) -> list[PrimitiveTemplate]:
+    """(src - z) * gate: all images at once where z is 0, else one by one, as no kernel's post-op differs by images."""
+    images = dst.dims[0] if src.zero_point else 1
+    shape, gates = ((dims[0] // images, *dims[1:]) for dims in (dst.dims, gate.dims))
+    whole, result, factors = (
+        layout(shape, src.dtype, "nhwc"),
+        layout(shape, wanted.dtype, "nhwc"),
+        row_major(gates, F32),
+    )
+    number = row_major((1, 1, 1, 1), F32)
+    post_ops = PostOps().binary("mul", factors) if src.zero_point else PostOps()
+    attr = Attr(post_ops.eltwise("linear", src.scale / wanted.scale, float(wanted.zero_point)))
+    operands = ("sub", whole, number, result) if src.zero_point else ("mul", whole, factors, result)
+    found = optimized_implementations(descriptors.binary, *operands, attr=attr)
+    zero_point = _constant(node, "zero point", torch.tensor(src.zero_point), number.dims, src, wanted)
+    calls = []
+    for image in range(images if found else 0):
+        other = Operand(1, factors, image * factors.size_bytes)
+        own: dict[int, Argument] = (
+            {ARG_SRC_1: zero_point, arg_post_op(0): other} if src.zero_point else {ARG_SRC_1: other}
+        )
+        src_argument = Operand(0, whole, image * whole.size_bytes)
+        args = {ARG_SRC: src_argument, **own, ARG_DST: Result(result, image * result.size_bytes)}
+        calls.append(primitive_template(found[0], args, "binary"))
+    return calls
 
 
 def _constant(

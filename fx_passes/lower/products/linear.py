@@ -20,7 +20,7 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
-from fx_passes.candidates.layouts import Quantized, in_memory, row_major, strided
+from fx_passes.candidates.layouts import Numerics, Quantized, in_memory, row_major, strided
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
@@ -215,16 +215,21 @@ def _integer_products(
     post_ops: Sequence[PostOp],
     context: LoweringContext,
 ) -> Iterator[Candidate]:
-    """The product of two values that are integers; kernels take the second one as int8 counted from 0 alone.
+    """The product of two values that are integers; kernels take the second one as int8, and one zero point of the two.
 
     rights  strides of its layouts
     """
     a, b = operation.operands[:2]
     left, right = (numerics_of(node, context.values) for node in (a, b))
-    if left is None or right is None or right.dtype != torch.int8 or right.zero_point:
+    if left is None or right is None:
+        return
+    if right.dtype == torch.uint8:  # the same numbers, counted from 128 less
+        right = Numerics(torch.int8, right.scale, right.zero_point - 128)
+    if left.zero_point and right.zero_point:
         return
     scales = torch.tensor([left.scale * right.scale], dtype=torch.float64, device="cpu")
-    factors = Factors(left, torch.empty(0, dtype=torch.int8, device="cpu"), "", scales, None, "")
+    nothing = torch.empty(0, dtype=torch.int8, device="cpu")
+    factors = Factors(left, nothing, "", scales, None, "", weight_zero_point=right.zero_point)
     src, shape = row_major(context.values.specs[a].shape, left.dtype), context.values.specs[b].shape
     for wanted in dict.fromkeys((None, wanted_of(operation.node, context.values))):
         dst = real if wanted is None else row_major(real.dims, wanted.dtype)

@@ -265,10 +265,29 @@ def test_a_product_of_two_values(rounded: bool, dtype: torch.dtype, zero_point: 
     assert (kind, source) == ("matmul", dtype) and not implementation.startswith("ref")
 
 
-@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 128), (S8, 3)])
-def test_second_operands_that_kernels_do_not_take_are_real_numbers(dtype: torch.dtype, zero_point: int) -> None:
+@pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24), (2, 3, 5, 24)])
+@pytest.mark.parametrize(
+    ("dtypes", "zero_points"),
+    [((U8, U8), (0, 0)), ((S8, U8), (0, 7)), ((U8, U8), (9, 128)), ((U8, S8), (0, 3)), ((U8, U8), (0, 255))],
+)
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_a_second_operand_may_be_uint8_or_have_the_only_zero_point(
+    is_transposed: bool, dtypes: tuple[torch.dtype, torch.dtype], zero_points: tuple[int, int], shape: tuple[int, ...]
+) -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
-        return through(x, 0.02) @ through(x.transpose(-2, -1), 0.03, zero_point, dtype)
+        other = x.transpose(-2, -1) if is_transposed else x[..., :5]
+        x = x if is_transposed else x[..., 5:10]
+        return through(x, 0.02, zero_points[0], dtypes[0]) @ through(other, 0.03, zero_points[1], dtypes[1])
+
+    fast = optimized(Integers(forward), noise(*shape), steps=1e-3)
+    (source,) = [source for kind, source, _ in ran(fast) if kind == "matmul"]
+    assert source == dtypes[0]
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 90), (S8, 3)])
+def test_products_of_two_values_with_zero_points_are_of_real_numbers(dtype: torch.dtype, zero_point: int) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        return through(x, 0.02, 5) @ through(x.transpose(-2, -1), 0.03, zero_point, dtype)
 
     assert [source for _, source, _ in ran(optimized(Integers(forward), noise(2, 5, 24), steps=1e-3))] == [F32]
 

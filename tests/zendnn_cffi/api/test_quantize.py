@@ -170,3 +170,24 @@ def test_decibels() -> None:
     assert sqnr_db({"a": x, "n": 3}, {"a": x.clone(), "n": 3}) == math.inf
     assert sqnr_db(torch.zeros(2), x) == -math.inf
     assert "m: 0 of 0 layers" in str(QuantizationReport("m", (), 30.0))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_projections_of_multihead_attention_are_quantized(dynamic: bool) -> None:
+    """torchao's quantizer finds linear layers by their module, and these have none."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.last = nn.MultiheadAttention(32, 4, batch_first=True), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.attention(x, x, x, need_weights=False)[0])
+
+    torch.manual_seed(0)
+    x = noise(2, 9, 32)
+    fast, report, _ = zendnn_cffi.quantize(Block().eval(), [x], dynamic=dynamic, tune="off", compare=False)
+    assert len(report.layers) == 3 and {layer.computes_in for layer in report.layers} == {"int8"}
+    assert report.sqnr_db > 25
+    linear = [dtype for kind, dtype, _ in ran(fast) if kind in ("inner_product", "matmul") and dtype != torch.float32]
+    assert len(linear) == 3

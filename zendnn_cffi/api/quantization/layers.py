@@ -26,7 +26,7 @@ _PRODUCTS = frozenset(
     + ("linear", "matmul", "bmm")
 )
 _SUMS = frozenset(("add", "add_"))
-_ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
+ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
 Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
@@ -134,23 +134,23 @@ def _copied(prepared: fx.GraphModule) -> fx.GraphModule:
     result = copy.deepcopy(prepared, {id(parameter): parameter for parameter in prepared.parameters()})
     by_name = {node.name: node for node in result.graph.nodes}
     for node in result.graph.nodes:
-        if _ANNOTATION in node.meta:  # a copied graph's annotations name nodes of the original
-            found = node.meta[_ANNOTATION]
+        if ANNOTATION in node.meta:  # a copied graph's annotations name nodes of the original
+            found = node.meta[ANNOTATION]
             inputs = {by_name[source.name]: spec for source, spec in found.input_qspec_map.items()}
-            node.meta[_ANNOTATION] = dataclasses.replace(found, input_qspec_map=inputs)
+            node.meta[ANNOTATION] = dataclasses.replace(found, input_qspec_map=inputs)
     return result
 
 
 def _drop_annotations(gm: fx.GraphModule) -> None:
     """Of values without an observer: convert_pt2e takes annotations for quantized values."""
     for node in gm.graph.nodes:
-        found = node.meta.get(_ANNOTATION)
+        found = node.meta.get(ANNOTATION)
         if found is None:
             continue
         observed = {arg.args[0] for arg in node.all_input_nodes if observer_of(gm, arg) is not None}
         inputs = {source: spec for source, spec in found.input_qspec_map.items() if source in observed}
         output = found.output_qspec if any(observer_of(gm, user) is not None for user in node.users) else None
-        node.meta[_ANNOTATION] = dataclasses.replace(found, input_qspec_map=inputs, output_qspec=output)
+        node.meta[ANNOTATION] = dataclasses.replace(found, input_qspec_map=inputs, output_qspec=output)
 
 
 def _add_to_bias(gm: fx.GraphModule, layer: fx.Node, shift: Tensor) -> None:

@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import attempts
-from zendnn_cffi.api.quantization.layers import Call
+from zendnn_cffi.api.quantization.attention import KEYS, ROLE
+from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, kind
 
 
 class Pt2e:
     """torchao's functions, with its quantizer for x86."""
 
     def __init__(self) -> None:
-        from torchao.quantization.pt2e import quantize_pt2e
+        from torchao.quantization.pt2e import quantize_pt2e, quantizer
         from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer
 
-        self._functions, self._x86 = quantize_pt2e, x86_inductor_quantizer
+        self._functions, self._quantizers, self._x86 = quantize_pt2e, quantizer, x86_inductor_quantizer
 
     def prepare(self, exported: fx.GraphModule, dynamic: bool) -> fx.GraphModule:
-        quantizer = self._x86.X86InductorQuantizer()
-        quantizer.set_global(self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+        """Insert observers: those of torchao's quantizer for x86, and those of products that it does not see."""
+        config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+        quantizer = self._x86.X86InductorQuantizer().set_global(config)
+        annotate = quantizer.annotate
+
+        def annotate_all(model: fx.GraphModule) -> fx.GraphModule:
+            model = annotate(model)
+            for node in model.graph.nodes:
+                specs = _other_product(node, config.input_activation, config.weight)
+                if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
+                    found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
+                    node.meta[ANNOTATION] = found
+            return model
+
+        quantizer.annotate = annotate_all
         prepared: fx.GraphModule = self._functions.prepare_pt2e(exported, quantizer)
         return prepared
 
     def convert(self, prepared: fx.GraphModule) -> fx.GraphModule:
         converted: fx.GraphModule = self._functions.convert_pt2e(prepared)
         return converted
+
+
+def _other_product(node: fx.Node, activation: Any, weight: Any) -> dict[fx.Node, Any]:
+    """How a product keeps its operands that the quantizer does not see: it looks for linear layers by their module.
+
+    Those of nn.MultiheadAttention are functions in another module. Keys are counted from 0 (attention.py).
+    """
+    if ROLE in node.meta:
+        keys = dataclasses.replace(
+            activation, dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric
+        )
+        first, second = node.args
+        return {first: activation, second: keys if node.meta[ROLE] == KEYS else activation}
+    if node.op == "call_function" and kind(node) == "linear" and node.args[1].op == "get_attr":
+        return {node.args[0]: activation, node.args[1]: weight}
+    return {}
 
 
 def torchao() -> Pt2e:

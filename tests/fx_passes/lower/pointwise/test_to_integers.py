@@ -74,6 +74,27 @@ def test_a_gate_writes_integers(dtype: torch.dtype, zero_point: int, batch: int)
     assert ran(fast)[-1] == ("binary", F32, "jit:uni") and (F32, dtype) not in reorders(fast)[1:]
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 9), (S8, -7)])
+def test_a_gate_reads_and_writes_integers(dtype: torch.dtype, zero_point: int, batch: int) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        x = through(x, 0.02, zero_point, dtype)
+        return kept(x * torch.sigmoid(x.mean((2, 3), keepdim=True)), 0.01, 40)
+
+    fast = optimized(Integers(forward), noise(batch, CHANNELS, 29, 28))
+    assert ran(fast).count(("binary", dtype, "jit:uni")) == (batch if zero_point else 1)
+    assert (F32, U8) not in reorders(fast)[1:]
+
+
+def test_a_gate_of_more_images_than_make_a_program_is_in_float32() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        x = through(x, 0.02, 9)
+        return kept(x * torch.sigmoid(x.mean((2, 3), keepdim=True)), 0.01, 40)
+
+    fast = optimized(Integers(forward), noise(65, 3, 5, 4))
+    assert not [source for kind, source, _ in ran(fast) if kind == "binary" and source == U8]
+
+
 def test_a_gated_value_that_is_also_read_in_float32_is_not_rounded() -> None:
     def forward(w: Any, x: Tensor) -> Any:
         y = gated(F.silu(through(x, 0.02, 100)))
@@ -89,3 +110,27 @@ def test_a_gated_value_in_bf16_is_not_written_as_integers() -> None:
 
     fast = optimized(Integers(forward), noise(1, CHANNELS, 19, 18), steps=3.0, most_apart=0.2, dtype=torch.bfloat16)
     assert ("binary", F32, "jit:uni") not in ran(fast)
+
+
+@pytest.mark.parametrize("shape", [(5, CHANNELS), (2, 5, CHANNELS), (2, 3, 5, CHANNELS)])
+@pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 90), (S8, -7)])
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_a_value_scaled_by_a_constant_is_written_as_integers(
+    is_sum: bool, dtype: torch.dtype, zero_point: int, shape: tuple[int, ...]
+) -> None:
+    constant = torch.rand(CHANNELS) + 0.5
+
+    def forward(w: Any, x: Tensor) -> Any:
+        y = F.layer_norm(x, (CHANNELS,))
+        return kept(y + constant if is_sum else y * constant, 0.03, zero_point, dtype), y
+
+    fast = optimized(Integers(forward), noise(*shape), steps=1.0, most_apart=0.02)
+    assert [kind for kind, _, _ in ran(fast)] == ["layer_normalization", "binary"] and not reorders(fast)
+
+
+def test_a_scaled_value_that_is_also_read_in_float32_is_not_rounded() -> None:
+    def forward(w: Any, x: Tensor) -> Any:
+        y = F.layer_norm(x, (CHANNELS,)) * (torch.arange(CHANNELS) + 1.0)
+        return kept(y, 0.03, 90), y.softmax(-1)
+
+    assert (F32, U8) in reorders(optimized(Integers(forward), noise(5, CHANNELS)))
