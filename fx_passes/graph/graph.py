@@ -197,14 +197,18 @@ def sort(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]] = MappingP
     """Restore an order in which every node follows its inputs, moving only nodes that others need earlier.
 
     before  node -> further nodes that it has to follow
+    Raises  AssertionError for a graph that goes in a circle.
     """
     placed: set[fx.Node] = set()
+    opened: set[fx.Node] = set()
     for node in list(graph.nodes):
         pending = [node]
         while pending:
             top = pending[-1]
             missing = [source for source in (*top.all_input_nodes, *before.get(top, ())) if source not in placed]
             if missing and top not in placed:
+                assert top not in opened, f"{top} needs its own result"
+                opened.add(top)
                 pending.extend(reversed(missing))
                 continue
             pending.pop()

@@ -110,18 +110,23 @@ def find_members(
     """Plain operations on sizes, what is_known and each other, whose memory nobody writes to, and no caller sees.
 
     masks  where given, only operations that depend on one of them
+
+    A size of what was computed from one of them is known after the module that computes them all, so it is no argument.
     """
     aliasing: Aliasing | None = None
     found: dict[fx.Node, None] = {}
+    after: set[fx.Node] = set()  # outside, computed from what is inside
     for node in gm.graph.nodes:
-        if not _is_plain_operation(node):
-            continue
         sources = node.all_input_nodes
-        known = all(s in found or s in (masks or ()) or is_shape(s) or is_known(s) for s in sources)
-        if known and (masks is None or any(s in found or s in masks for s in sources)):
-            aliasing = aliasing or Aliasing(gm)
-            if not _is_shared(node, aliasing):
-                found[node] = None
+        if _is_plain_operation(node) and after.isdisjoint(sources):
+            known = all(s in found or s in (masks or ()) or is_shape(s) or is_known(s) for s in sources)
+            if known and (masks is None or any(s in found or s in masks for s in sources)):
+                aliasing = aliasing or Aliasing(gm)
+                if not _is_shared(node, aliasing):
+                    found[node] = None
+                    continue
+        if any(s in found or s in after for s in sources):
+            after.add(node)
     return list(found)
 
 

@@ -72,12 +72,12 @@ def partition(
     root       where constants are looked up (default gm)
     supported  which vocabulary nodes may be in a region
     """
-    before = ordering(gm)
-    for found in find_regions(gm, supported, before):
+    before, constants = ordering(gm), constant_nodes(gm.graph)
+    for found in find_regions(gm, supported, before, constants):
         members = keep_views_outside(gm, found)
-        call = extract(gm, members, make_region, root if root is not None else gm)
+        call = extract(gm, members, make_region, root if root is not None else gm, constants)
         inherit_ordering(before, set(members), call)
-        sort(gm.graph, before)
+    sort(gm.graph, before)  # once: a graph may have a hundred regions
     return finish(gm)
 
 
@@ -106,9 +106,11 @@ def operands(node: fx.Node, constants: Container[fx.Node]) -> dict[fx.Node, None
     return found
 
 
-def find_regions(gm: fx.GraphModule, supported: Callable[[fx.Node], bool], before: Ordering) -> list[list[fx.Node]]:
+def find_regions(
+    gm: fx.GraphModule, supported: Callable[[fx.Node], bool], before: Ordering, constants: Container[fx.Node]
+) -> list[list[fx.Node]]:
     """Return the regions worth making, each a list of nodes in graph order."""
-    growing, constants = growing_nodes(gm), constant_nodes(gm.graph)
+    growing = growing_nodes(gm)
     needs = {node: operands(node, constants) for node in gm.graph.nodes}
     able = [n for n in needs if not (n in growing or n in constants) and is_member(n, supported) and is_real(n)]
     # before there are stages: positions, and what is moved on the way in, would put all later by one
@@ -184,10 +186,11 @@ def inherit_ordering(before: Ordering, members: set[fx.Node], call: fx.Node) -> 
     before[call] = inherited
 
 
-def extract(gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module) -> fx.Node:
+def extract(
+    gm: fx.GraphModule, nodes: list[fx.Node], make_region: MakeRegion, root: nn.Module, constants: Container[fx.Node]
+) -> fx.Node:
     """Move nodes into a graph of their own; return the call of it, which stands where the last of them stood."""
     inside = set(nodes)
-    constants = constant_nodes(gm.graph)
     inputs = list(dict.fromkeys(s for n in nodes for s in operands(n, constants) if s not in inside))
     inner, copies = copy_nodes(nodes, inputs)
     outputs = [n for n in nodes if any(is_read_outside(user, inside) for user in n.users)]

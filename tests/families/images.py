@@ -151,20 +151,18 @@ def _videos() -> list[Row]:
     names = {
         "r3d_18": ("R3D-18, 8 frames of 112", (8, 112)),
         "s3d": ("S3D, 16 frames of 224", (16, 224)),
-        "mvit_v1_b": ("MViT-B, 8 frames of 112", (8, 112)),
+        "mvit_v1_b": ("MViT-B, 16 frames of 224", (16, 224)),
         "swin3d_t": ("Swin3D-T, 8 frames of 112", (8, 112)),
     }
-    fixed = {"mvit_v1_b": {"spatial_size": (112, 112), "temporal_size": 8}}
     return [
         Row(
             VIDEO,
             name,
             what,
-            lambda name=name, sizes=sizes: _from("video", name, **sizes),  # type: ignore[misc]
+            lambda name=name: _from("video", name),  # type: ignore[misc]
             lambda frames=frames, side=side: (torch.randn(1, 3, frames, side, side),),  # type: ignore[misc]
         )
         for name, (what, (frames, side)) in names.items()
-        for sizes in [fixed.get(name, {})]
     ]
 
 

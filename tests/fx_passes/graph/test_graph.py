@@ -126,6 +126,15 @@ def test_order() -> None:
     graph.lint()
 
 
+def test_a_circle_is_an_error() -> None:
+    graph = fx.Graph()
+    a, b = relu(graph, graph.placeholder("x")), relu(graph, graph.placeholder("y"))
+    a.args, b.args = (b, "relu"), (a, "relu")
+    graph.output(a)
+    with pytest.raises(AssertionError, match="needs its own result"):
+        sort(graph)
+
+
 def test_a_copy_has_nodes_of_its_own() -> None:
     graph = fx.symbolic_trace(nn.ReLU()).graph
     copied = copy_graph(graph)

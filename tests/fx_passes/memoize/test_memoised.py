@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from fx_passes import ops
 from fx_passes.memoize.masks import kind_of
-from fx_passes.memoize.memoised import Memoised, find_members
+from fx_passes.memoize.memoised import Memoised, find_members, move_into_module
+
+aten = torch.ops.aten
 
 
 class Counting(Memoised):
@@ -113,3 +116,27 @@ def test_members(masked: bool, expected: tuple[str, ...]) -> None:
     gm = fx.GraphModule(nn.Module(), nodes["mask"].graph)
     found = find_members(gm, lambda node: False, [nodes["mask"]] if masked else None)
     assert found == [nodes[name] for name in expected]
+
+
+def test_a_size_of_a_result_is_no_argument_of_what_computes_it() -> None:
+    """The length of a prompt and a text, of which a mask is made: it is known after the prompt was computed."""
+    graph = fx.Graph()
+    ids = graph.placeholder("ids")
+    ids.meta["val"] = torch.zeros(2, 4, dtype=torch.int64)
+
+    def call(target: Any, *arguments: Any) -> fx.Node:
+        node = graph.call_function(target, arguments)
+        values = fx.node.map_arg(arguments, lambda source: source.meta["val"])
+        node.meta["val"] = target(*values)
+        return node
+
+    prompt = call(aten.repeat.default, call(aten.arange.default, 3), [call(ops.size, ids, 0), 1])
+    both = call(ops.concat, (prompt, ids), 1)
+    numbers = call(aten.arange.default, call(ops.size, both, 1))
+    graph.output((both, call(aten.mul.Tensor, numbers, 2)))
+    gm = fx.GraphModule(nn.Module(), graph)
+    found = find_members(gm, lambda node: False)
+    assert found == [prompt.args[0], prompt]
+    move_into_module(gm, found, "per_size", gm)
+    expected = torch.cat([torch.arange(3).expand(2, 3), torch.ones(2, 4, dtype=torch.int64)], 1)
+    torch.testing.assert_close(gm(torch.ones(2, 4, dtype=torch.int64)), (expected, 2 * torch.arange(7)))

@@ -52,7 +52,7 @@ CHOICES = st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 3
 @given(CHOICES)
 def test_regions_are_convex_and_cover_the_vocabulary(choices: list[tuple[bool, int, int]]) -> None:
     gm = _graph(choices)
-    regions = find_regions(gm, is_vocabulary, ordering(gm))
+    regions = find_regions(gm, is_vocabulary, ordering(gm), constant_nodes(gm.graph))
     covered = [n for region in regions for n in region]
     assert sorted(map(str, covered)) == sorted(str(n) for n in gm.graph.nodes if is_vocabulary(n))
     for region in regions:
@@ -79,7 +79,7 @@ def test_the_graph_computes_the_same(choices: list[tuple[bool, int, int]]) -> No
 def test_no_two_regions_could_be_one(choices: list[tuple[bool, int, int]]) -> None:
     """Maximal: where one region feeds another directly, some path between them is plain."""
     gm = _graph(choices)
-    regions = find_regions(gm, is_vocabulary, ordering(gm))
+    regions = find_regions(gm, is_vocabulary, ordering(gm), constant_nodes(gm.graph))
     for i, first in enumerate(regions):
         for second in regions[i + 1 :]:
             union = {*first, *second}
