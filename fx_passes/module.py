@@ -8,6 +8,7 @@ parameters were released, there is nothing to run them on: copies are made of th
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ class OptimizedModule(fx.GraphModule):
 
     def _read_from(self, traced: Traced, graph: fx.Graph | None) -> None:
         """Compute by this graph, which was made of the traced one, or by the model's forward."""
-        self._checked = bool(traced.specialized or traced.given) or traced.guards is not None
+        self._checked = bool(traced.specialized or traced.given or traced.assumed) or traced.guards is not None
         self._is_whole = WHOLE in traced.leaves
         self.graph = whole_model_graph(traced.root) if graph is None else graph
 
@@ -470,6 +471,8 @@ class WholeModel:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for p, value in zip(self.parameters, values, strict=True):
+            if value is _LeftOut.DEFAULT:
+                value = p.default
             if p.kind is p.VAR_POSITIONAL:
                 args.extend(value)
             elif p.kind is p.VAR_KEYWORD:
@@ -481,6 +484,16 @@ class WholeModel:
         return self.root.forward(*args, **kwargs)
 
 
+class _LeftOut(enum.Enum):
+    """Stands for an argument that was not given, whose default generated code cannot write."""
+
+    DEFAULT = enum.auto()
+
+
+def _is_written(default: Any) -> bool:
+    return default is None or type(default) in (bool, int, float, str)
+
+
 def whole_model_graph(root: nn.Module) -> fx.Graph:
     """One call of root.forward, with its own signature."""
     graph = fx.Graph()
@@ -488,7 +501,7 @@ def whole_model_graph(root: nn.Module) -> fx.Graph:
     values = []
     for p in call.parameters:
         stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
-        default = () if p.default is p.empty else (p.default,)
+        default = () if p.default is p.empty else (p.default if _is_written(p.default) else _LeftOut.DEFAULT,)
         values.append(graph.create_node("placeholder", stars + p.name, default, name=p.name))
     graph.output(graph.call_function(call, tuple(values)))
     return graph

@@ -39,6 +39,7 @@ from fx_passes.saved.programs import Context, decode_program, encode_program, pa
 from fx_passes.saved.released import assembled, decode_kept, encode_kept, keep_parts, packed_as
 from fx_passes.saved.tree import decode_tree, encode_tree
 from fx_passes.trace.export import Description, Guards
+from fx_passes.trace.kinds import Assumption
 from fx_passes.trace.trace import WHOLE, Traced
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.primitives.verification.records import machine
@@ -139,6 +140,8 @@ def _encode_arguments(traced: Traced) -> dict[str, Any]:
     except NotSaved as reason:
         raise NotSaved(f"it was traced for {reason}") from None
     rows: dict[str, Any] = {"specialized": fixed, "given": sorted(traced.given)}
+    if traced.assumed:
+        rows["assumed"] = [_encode_assumption(assumption) for assumption in traced.assumed]
     if traced.guards is None or traced.example is None:
         return rows
     args, kwargs = traced.example
@@ -160,10 +163,30 @@ def _encode_arguments(traced: Traced) -> dict[str, Any]:
     return {**rows, "guards": guards, "positional": len(args), "keywords": [*kwargs]}
 
 
+_KINDS = {
+    kind.__name__: kind for kind in (torch.Tensor, nn.Parameter, bool, int, float, complex, str, list, tuple, dict)
+}
+
+
+def _encode_assumption(assumption: Assumption) -> list[Any]:
+    name, path, kind = assumption
+    if kind is not None and kind not in _KINDS.values():
+        raise NotSaved(f"it was traced for an argument of class {kind.__name__}")
+    return [name, encode(path, lambda _: None), None if kind is None else kind.__name__]
+
+
+def _decode_assumption(row: Any) -> Assumption:
+    name, path, kind = row
+    if kind is not None and kind not in _KINDS:
+        raise FileError(f"no class of an argument is {str(kind)[:80]!r}")
+    return Assumption(str(name), decode(path, lambda _: None), None if kind is None else _KINDS[kind])
+
+
 def _decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     """Those of Traced."""
     fixed = {name: decode(value, lambda _: None) for name, value in data["specialized"].items()}
-    found: dict[str, Any] = {"specialized": fixed, "given": frozenset(data["given"])}
+    assumed = tuple(_decode_assumption(row) for row in data.get("assumed", ()))
+    found: dict[str, Any] = {"specialized": fixed, "given": frozenset(data["given"]), "assumed": assumed}
     if "guards" in data:
         row = data["guards"]
         leaves = [(tensor, decode(v, lambda _: None)) for tensor, v in zip(row["tensors"], row["leaves"], strict=True)]

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
-import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -32,7 +30,10 @@ from fx_passes.graph.graph import CREATED, copy_graph
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
 from fx_passes.trace.extremes import extremes_recorded
+from fx_passes.trace.kinds import Assumption, Kinds
 from fx_passes.trace.outputs import needs_remaking, remake
+from fx_passes.trace.proxies import Questions, RecordingProxy
+from fx_passes.trace.reached import Reached
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
@@ -76,6 +77,7 @@ class Traced:
     leaves       submodule kept whole -> reason
     specialized  optional argument -> the only value the graph is right for
     given        optional arguments that the graph needs (the example had a tensor for them, not the default)
+    assumed      further conditions on arguments, as code asked what they are while it was traced
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
     stateful     submodules whose forward was seen to change more than its result
@@ -88,6 +90,7 @@ class Traced:
     leaves: dict[str, str] = field(default_factory=dict)
     specialized: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
+    assumed: tuple[Assumption, ...] = ()
     guards: Guards | None = None
     example: Call | None = None
     stateful: tuple[str, ...] = ()
@@ -96,7 +99,7 @@ class Traced:
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
-        if (self.specialized or self.given) and not self._agrees(args, kwargs):
+        if (self.specialized or self.given or self.assumed) and not self._agrees(args, kwargs):
             return None
         if self.guards is None or self.example is None:
             return args, kwargs
@@ -108,9 +111,11 @@ class Traced:
         values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
         for name, value in self.specialized.items():
             other = values.get(name, self.parameters[name])
-            if other is not value and (type(other) is not type(value) or other != value):
+            if other is not value and not (type(other) is type(value) and _is_plain(value) and other == value):
                 return False
-        return all(values.get(name) is not None for name in self.given)
+        if not all(values.get(name) is not None for name in self.given):
+            return False
+        return all(assumption.holds(values) for assumption in self.assumed)
 
     def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The same call with the arguments by position that the example had there; None where others are given."""
@@ -152,42 +157,19 @@ class Traced:
             self.graph, self.guards = export(self.root, *self.example)
 
 
-class RecordingProxy(fx.Proxy):
-    """A Proxy that also records rounding, and augmented assignment as what it is.
-
-    fx.Proxy refuses the one, and makes x = x + y of x += y.
-    """
-
-    def _record(self, target: Callable[..., Any], *args: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", target, (self, *args), {})
-
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self._record(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> fx.Proxy:
-        return self._record(operator.isub, other)
-
-    def __imul__(self, other: Any) -> fx.Proxy:
-        return self._record(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self._record(operator.itruediv, other)
-
-    def __setitem__(self, item: Any, value: Any) -> None:
-        self._record(operator.setitem, item, value)
-
-    def __ceil__(self) -> fx.Proxy:
-        return self._record(math.ceil)
-
-    def __floor__(self) -> fx.Proxy:
-        return self._record(math.floor)
-
-
 class SubmoduleTracer(fx.Tracer):
     """Symbolic tracer that remembers in which submodule tracing failed, and keeps given submodules whole."""
 
-    def __init__(self, leaves: Mapping[str, str], specialized: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        leaves: Mapping[str, str],
+        specialized: Mapping[str, Any],
+        example: Mapping[str, Any] | None,
+    ) -> None:
         super().__init__()
+        self.questions = Questions(Kinds(root, example), lambda: self.scope.module_path)
+        self.reached = Reached(root)
         # Without this a buffer is read, and written, as the tensor it is while tracing.
         self.proxy_buffer_attributes = True
         self.leaves = leaves
@@ -198,6 +180,12 @@ class SubmoduleTracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return RecordingProxy(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        raise self.questions.refuse("symbolically traced variables cannot be used as inputs to control flow")
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        raise self.questions.refuse("the keys of a traced value")
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if torch.is_autocast_enabled("cpu") != self.autocast:
@@ -225,6 +213,9 @@ class SubmoduleTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:  # modules that other threads call meanwhile come here, too
             return forward(*args, **kwargs)
+        if type(m) in self.reached.unclear:
+            self.failed = self.failed or self.path_of_module(m)
+            raise NotImplementedError(self.reached.unclear[type(m)])
         before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
         try:
             return in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
@@ -239,6 +230,9 @@ class SubmoduleTracer(fx.Tracer):
         self, root_fn: Any, is_module: bool, concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
     ) -> tuple[Any, list[Any]]:
         root_fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for arg in args:
+            if isinstance(arg, fx.Proxy) and arg.node.args and not _is_plain(arg.node.args[0]):
+                arg.node.args = (None,)  # generated code cannot write it; it is specialized
         return root_fn, [
             self.specialized[arg.node.target]
             if isinstance(arg, fx.Proxy) and arg.node.target in self.specialized
@@ -297,7 +291,8 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
     stateful: tuple[str, ...] = ()
     while True:
         try:
-            return replace(_trace_symbolically(root, leaves, specialized, given), stateful=stateful)
+            traced = _trace_symbolically(root, leaves, specialized, given, _by_name(root, example))
+            return replace(traced, stateful=stateful)
         except _Untraceable as failure:
             if example is not None and not leaves and not failure.stateful:
                 try:
@@ -337,22 +332,31 @@ class _Untraceable(Exception):
 
 
 def _trace_symbolically(
-    root: nn.Module, leaves: Mapping[str, str], specialized: Mapping[str, Any], given: frozenset[str]
+    root: nn.Module,
+    leaves: Mapping[str, str],
+    specialized: Mapping[str, Any],
+    given: frozenset[str],
+    example: Mapping[str, Any] | None,
 ) -> Traced:
     traced_root = skeleton(root, own_state=True)
-    tracer = SubmoduleTracer(leaves, specialized)
+    tracer = SubmoduleTracer(traced_root, leaves, specialized, example)
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     try:
-        with refuse_seeding(), extremes_recorded():
+        if type(root) in tracer.reached.unclear:
+            raise NotImplementedError(tracer.reached.unclear[type(root)])
+        with refuse_seeding(), extremes_recorded(), tracer.reached.answered():
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
+        tracer.questions.settle()
         draws = not torch.equal(rng, torch.get_rng_state())
         changed = before.changed()
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise _Untraceable({tracer.failed or WHOLE: reason}) from error
+        raise _Untraceable({**tracer.questions.refused, tracer.failed or WHOLE: reason}) from error
     finally:
         torch.set_rng_state(rng)
         before.restore_shared()
+    if tracer.questions.refused:  # and caught by what asked
+        raise _Untraceable(tracer.questions.refused)
     if draws:
         raise _Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
     if changed:
@@ -366,7 +370,12 @@ def _trace_symbolically(
     _refuse_writes_to_created(graph, traced_root)
     for name in created:
         setattr(root, name, getattr(traced_root, name))
-    return Traced(root, graph, dict(leaves), dict(specialized), given)
+    required = [p.name for p in forward_signature(root).parameters.values() if p.default is p.empty]
+    if tracer.reached.compares_arguments_to_none:
+        named = {str(node.target) for node in graph.find_nodes(op="placeholder")}
+        tracer.questions.kinds.assume_given(name for name in required if name in named and name not in specialized)
+    assumed = tuple(tracer.questions.kinds.assumed.values())
+    return Traced(root, graph, dict(leaves), dict(specialized), given, assumed=assumed)
 
 
 def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
@@ -419,17 +428,32 @@ def _as_call(example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor) -
     return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
 
 
+def _by_name(model: nn.Module, example: Call | None) -> dict[str, Any] | None:
+    """The arguments of an example by name."""
+    if example is None:
+        return None
+    return {**dict(zip(forward_signature(model).parameters, example[0], strict=False)), **example[1]}
+
+
 def _specialize(model: nn.Module, example: Call | None) -> tuple[dict[str, Any], frozenset[str]]:
     """Arguments that forward is likely to branch on: those fixed to a value, those that have to be given."""
-    args, kwargs = example if example is not None else ((), {})
     parameters = forward_signature(model).parameters
-    values = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    values = _by_name(model, example) or {}
     fixed: dict[str, Any] = {}
     given = set()
     for p in parameters.values():
         value = values.get(p.name, p.default)
-        if value is None or isinstance(value, bool | str):
+        if value is p.empty:
+            continue
+        if value is None or isinstance(value, bool | str) or (value is p.default and not _is_plain(value)):
             fixed[p.name] = value
         elif p.name in values and p.default is None:
             given.add(p.name)
     return fixed, frozenset(given)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether generated code can write a value, and == tells all about it."""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, torch.dtype, torch.device)

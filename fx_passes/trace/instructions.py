@@ -1,0 +1,139 @@
+"""Reading a function's bytecode: which call a frame is in, and what its code compares.
+
+isinstance(y, Tensor) and torch.relu(y) both ask C code of which class y is. Which of the two it is stands in the
+instruction that the frame has come to.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import types
+from typing import Any
+
+_CALLS = ("CALL", "PRECALL", "CALL_FUNCTION", "CALL_METHOD")
+_LOCAL = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_TWO_LOCAL = ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST_LOAD_FAST")
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
+_NO_EFFECT = ("NOP", "PUSH_NULL", "COPY_FREE_VARS")
+_STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL")
+_TO_NONE = ("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE",
+            "POP_JUMP_BACKWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE")  # fmt: skip
+
+
+class _Listing:
+    """The instructions of a code object, found by their offset."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.rows = [row for row in dis.get_instructions(code) if row.opname != "CACHE"]
+        self.index = {row.offset: i for i, row in enumerate(self.rows)}
+
+
+@functools.lru_cache(maxsize=512)
+def _listing(code: types.CodeType) -> _Listing:
+    return _Listing(code)
+
+
+def instruction_of(frame: types.FrameType) -> dis.Instruction | None:
+    """The instruction that a frame has come to."""
+    listing = _listing(frame.f_code)
+    i = listing.index.get(frame.f_lasti)
+    return None if i is None else listing.rows[i]
+
+
+def is_call(row: dis.Instruction) -> bool:
+    """Whether an instruction calls something with arguments by position."""
+    return row.opname in _CALLS
+
+
+def callee(frame: types.FrameType) -> Any:
+    """What the frame's present instruction calls, where its code names it; None where it is not that plain."""
+    name = _callee_name(frame.f_code, frame.f_lasti)
+    if name is None:
+        return None
+    where, what = name
+    if where == "local":
+        return frame.f_locals.get(what)
+    return frame.f_globals.get(what, getattr(builtins, what, None))
+
+
+@functools.lru_cache(maxsize=2048)
+def _callee_name(code: types.CodeType, offset: int) -> tuple[str, str] | None:
+    """Walk back over the arguments to what pushed the callable."""
+    listing = _listing(code)
+    i = listing.index.get(offset)
+    if i is None or not is_call(listing.rows[i]):
+        return None
+    below = -int(listing.rows[i].arg or 0)  # the height of the stack without the arguments, relative to now
+    i -= 1
+    if listing.rows[i].opname == "PRECALL":
+        i -= 1
+    height = 0
+    while i >= 0:
+        row = listing.rows[i]
+        if height == below and row.opname not in _NO_EFFECT:
+            if row.opname in _LOCAL:
+                return "local", str(row.argval)
+            return ("global", str(row.argval)) if row.opname in _GLOBAL else None
+        if row.opcode in dis.hasjrel or row.opcode in dis.hasjabs or row.is_jump_target:
+            return None
+        if row.opname != "PUSH_NULL" or height != below:
+            height -= dis.stack_effect(row.opcode, row.arg if row.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
+        i -= 1
+    return None
+
+
+def next_compares_to_none(frame: types.FrameType) -> bool:
+    """Whether what the present instruction results in is compared with None: at once, or by the name it gets."""
+    listing = _listing(frame.f_code)
+    i = listing.index.get(frame.f_lasti)
+    if i is None:
+        return False
+    if listing.rows[i].opname == "PRECALL":
+        i += 1
+    names = set[str]()
+    for j, row in enumerate(listing.rows[i + 1 :], i + 1):
+        if row.opname in _TO_NONE or (_is_none(row) and listing.rows[j + 1].opname == "IS_OP"):
+            return True
+        if row.opname in _STORES or row.opname in ("STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST"):
+            names.update(row.argval if isinstance(row.argval, tuple) else (str(row.argval),))
+        elif row.opname not in ("UNPACK_SEQUENCE", "COPY", "DUP_TOP"):
+            break
+    return bool(names & compared_to_none(frame.f_code))
+
+
+@functools.lru_cache(maxsize=512)
+def compared_to_none(code: types.CodeType) -> frozenset[str]:
+    """Names of the variables that are compared with None."""
+    rows = _listing(code).rows
+    found = set()
+    for i, row in enumerate(rows):
+        if row.opname in _TO_NONE or (row.opname == "IS_OP" and _is_none(rows[i - 1])):
+            before = rows[i - 1 if row.opname in _TO_NONE else i - 2]
+            if before.opname in (*_LOCAL, *_TWO_LOCAL, *_GLOBAL, *_STORES):
+                found.add(before.argval[-1] if isinstance(before.argval, tuple) else str(before.argval))
+    return frozenset(found)
+
+
+@functools.lru_cache(maxsize=512)
+def compares_identity(code: types.CodeType) -> bool:
+    """Whether something is compared by `is` with what is no plain variable, and not None: y.dtype is torch.half."""
+    rows = _listing(code).rows
+    return any(
+        row.opname == "IS_OP"
+        and not _is_none(rows[i - 1])
+        and rows[i - 1].opname not in _TWO_LOCAL
+        and not (rows[i - 1].opname in _LOCAL and rows[i - 2].opname in _LOCAL)
+        for i, row in enumerate(rows)
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def matches_structure(code: types.CodeType) -> bool:
+    """Whether a match statement asks for a sequence or a mapping, which no class can answer for its objects."""
+    return any(row.opname in ("MATCH_SEQUENCE", "MATCH_MAPPING") for row in _listing(code).rows)
+
+
+def _is_none(row: dis.Instruction) -> bool:
+    return row.opname == "LOAD_CONST" and row.argval is None

@@ -1,0 +1,300 @@
+"""What stands for a value while a forward is traced: it records operations, and answers truly what code asks of it.
+
+    isinstance(y, Tensor), type(y), y.__class__, hasattr(y, "logits"), match y: case Tensor()
+    -> as the value would, where its class is known (fx_passes/trace/kinds.py)
+    -> TraceError where it is not: the module stays plain PyTorch, or torch.export traces it
+
+C code asks proxies of which class they are, too: torch.relu(y) looks whether y is a tensor. It must not be told so, as
+it would read the memory of one. The instruction that the asking frame has come to tells who asks.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.proxy import Attribute, TraceError
+
+from fx_passes.trace.instructions import (
+    callee,
+    compares_identity,
+    instruction_of,
+    is_call,
+    next_compares_to_none,
+)
+from fx_passes.trace.kinds import Kinds
+
+_OF_THE_LIBRARY = tuple(sys.stdlib_module_names)
+_ABC_ASKS = abc.ABCMeta.__instancecheck__.__code__
+_PARAMETER_ASKS = type(nn.Parameter).__instancecheck__.__code__
+_IS_TENSOR = torch.is_tensor.__code__
+_NO_TENSORS = ("grad", "grad_fn", "_base", "names")  # of a tensor: each may be None
+
+# Names in functions that write values out for people: no branch depends on that.
+_MESSAGES = frozenset(("_assert", "print", "warn", "warning", "debug", "info", "error"))
+
+
+class Questions:
+    """What one trace answered, and what it could not.
+
+    refused  path of a module -> the question that has no answer; noted though code may catch the exception
+    """
+
+    def __init__(self, kinds: Kinds, path: Callable[[], str]) -> None:
+        self.kinds = kinds
+        self.refused: dict[str, str] = {}
+        self._path = path
+        self._pending: tuple[types.CodeType, int, str] | None = None
+
+    def refuse(self, what: str) -> TraceError:
+        """The exception for a question without an answer."""
+        self.refused.setdefault(self._path(), what)
+        return TraceError(what)
+
+    def wonder(self, frame: types.FrameType) -> None:
+        """C code asked for a class, on behalf of the frame's instruction: an operation, which will be recorded next."""
+        if self._pending is None or not self._is_of(frame):
+            self.settle()
+        self._pending = frame.f_code, frame.f_lasti, self._path()
+
+    def recorded(self, frame: types.FrameType) -> None:
+        """The operation was recorded that this frame asked for."""
+        if self._pending is not None and self._is_of(frame):
+            self._pending = None
+
+    def settle(self) -> None:
+        """Raise TraceError unless what asked for a class was an operation."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            what = f"{pending[0].co_name}() asks for the class of a traced value in a way that is not understood"
+            self.refused.setdefault(pending[2], what)
+            raise TraceError(what)
+
+    def _is_of(self, frame: types.FrameType) -> bool:
+        return self._pending is not None and self._pending[:2] == (frame.f_code, frame.f_lasti)
+
+
+def _questions(proxy: Any) -> Questions | None:
+    return getattr(proxy.__dict__.get("tracer"), "questions", None)
+
+
+def asking_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame of the user's code that asks by way of frame; None where PyTorch, or this package, asks."""
+    while frame is not None:
+        if frame.f_code in (_PARAMETER_ASKS, _IS_TENSOR, _ABC_ASKS):
+            frame = frame.f_back
+            continue
+        room = frame.f_globals.get("__name__", "").partition(".")[0]
+        if room in ("torch", "fx_passes"):
+            return None
+        if room not in _OF_THE_LIBRARY or room == "__main__":
+            return frame
+        frame = frame.f_back
+    return None
+
+
+class RecordingProxy(fx.Proxy):
+    """A Proxy that also records rounding, and augmented assignment as what it is.
+
+    fx.Proxy refuses the one, and makes x = x + y of x += y. It answers what code asks of its class and attributes.
+    """
+
+    @property
+    def __class__(self) -> Any:
+        own, frame = type(self), sys._getframe(1)
+        room = frame.f_globals.get("__name__", "")
+        if room.startswith(("torch.fx.", "fx_passes.")):  # nearly all
+            return own
+        asking = asking_frame(frame)
+        questions = _questions(self)
+        if asking is None or questions is None:
+            return own
+        row = instruction_of(frame)
+        if not _asks_for_class(frame, row):
+            questions.wonder(frame)
+            return own
+        kind = self.own_class(asking)
+        if frame.f_code is _ABC_ASKS and issubclass(own, asked := frame.f_locals["cls"]) > issubclass(kind, asked):
+            raise questions.refuse(f"{asking.f_code.co_name}() asks whether {self.node.name} is {asked.__name__}")
+        return kind
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        raise TypeError("a traced value keeps its class")
+
+    def kind(self) -> type | None:
+        """The class of the value that this stands for; None where it is unknown."""
+        questions = _questions(self)
+        return None if questions is None else questions.kinds.of(self.node)
+
+    def own_class(self, frame: types.FrameType) -> type:
+        """The class of what this stands for. Raises TraceError where it is unknown."""
+        kind = self.kind()
+        if kind is None:
+            raise self._refused(f"{frame.f_code.co_name}() asks for the class of {self.node.name}, which is unknown")
+        return kind
+
+    def __getattr__(self, name: str) -> Any:
+        questions = _questions(self)
+        if questions is None:
+            return super().__getattr__(name)
+        frame = sys._getframe(1)
+        asking = asking_frame(frame)
+        if asking is None:
+            if frame.f_code is _PARAMETER_ASKS:
+                raise AttributeError(name)
+            return RecordingAttribute(self, name)
+        if name.startswith("__"):
+            raise questions.refuse(f"{asking.f_code.co_name}() asks a traced value for {name}")
+        row = instruction_of(frame)
+        if frame.f_code is _PARAMETER_ASKS or row is None or is_call(row) or asking is not frame:
+            kind = self.kind()
+            if kind is None:
+                raise questions.refuse(f"{asking.f_code.co_name}() asks whether {self.node.name} has {name}")
+        else:
+            is_clear = hasattr(Tensor, name) or questions.kinds.is_guess(self.node)
+            kind = None if is_clear else self.kind()
+        if kind is not None and kind.__module__.partition(".")[0] in ("torch", "builtins") and not hasattr(kind, name):
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        found = RecordingAttribute(self, name)
+        if name in _NO_TENSORS:
+            raise questions.refuse(f"{asking.f_code.co_name}() asks for {name}")
+        if asking is frame:
+            found.check_use(frame)
+        return found
+
+    def check_use(self, frame: types.FrameType) -> None:
+        """Refuse what frame is about to ask by `is`: of what is no tensor, or may be None."""
+        questions = _questions(self)
+        if questions is None:
+            return
+        if compares_identity(frame.f_code):
+            kind = self.kind()
+            if kind is not None and not issubclass(kind, Tensor):
+                raise questions.refuse(f"{frame.f_code.co_name}() compares a {kind.__name__} by `is`")
+        if next_compares_to_none(frame) and self.kind() is None and not questions.kinds.is_never_none(self.node):
+            raise questions.refuse(f"{frame.f_code.co_name}() asks whether {self.node.name} is None, which is unknown")
+
+    def __hash__(self) -> int:
+        questions = _questions(self)
+        if questions is not None and (asking := asking_frame(sys._getframe(1))) is not None:
+            kind = self.kind()
+            if kind is None or not issubclass(kind, Tensor):
+                raise questions.refuse(f"{asking.f_code.co_name}() looks {self.node.name} up in a set or mapping")
+        return object.__hash__(self)
+
+    def _refused(self, what: str) -> Exception:
+        questions = _questions(self)
+        return TraceError(what) if questions is None else questions.refuse(what)
+
+    def _written(self, frame: types.FrameType) -> str:
+        if asking_frame(frame) is not None and not _MESSAGES.intersection(frame.f_code.co_names):
+            raise self._refused(f"{frame.f_code.co_name}() writes {self.node.name} out")
+        return repr(self)
+
+    def __str__(self) -> str:
+        return self._written(sys._getframe(1))
+
+    def __format__(self, spec: str) -> str:
+        return self._written(sys._getframe(1))
+
+    def __int__(self) -> int:
+        raise self._refused(f"int() of {self.node.name}")
+
+    def __float__(self) -> float:
+        raise self._refused(f"float() of {self.node.name}")
+
+    def __complex__(self) -> complex:
+        raise self._refused(f"complex() of {self.node.name}")
+
+    def __iter__(self) -> Any:
+        frame = sys._getframe(1)
+        row = instruction_of(frame)
+        if row is None or row.opname != "UNPACK_SEQUENCE":
+            raise self._refused(f"{frame.f_code.co_name}() iterates over {self.node.name}")
+        items: list[Any] = [self._record(operator.getitem, i) for i in range(row.argval)]
+        if asking_frame(frame) is frame:
+            for item in items:
+                item.check_use(frame)
+        return iter(items)
+
+    def __len__(self) -> int:
+        raise self._refused(f"len() of {self.node.name}")
+
+    def __contains__(self, item: Any) -> bool:
+        raise self._refused(f"a question whether something is in {self.node.name}")
+
+    def __reversed__(self) -> Any:
+        raise self._refused(f"reversed() of {self.node.name}")
+
+    @classmethod
+    def __torch_function__(cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None) -> Any:
+        result = super().__torch_function__(orig_method, types, args, kwargs)
+        if isinstance(result, RecordingProxy) and (questions := _questions(result)) is not None:
+            questions.recorded(sys._getframe(1))
+        return result
+
+    # ---- operations that fx.Proxy does not record
+
+    def _record(self, target: Callable[..., Any], *args: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, *args), {})
+
+    def __getitem__(self, item: Any) -> Any:
+        found: Any = self._record(operator.getitem, item)
+        if (asking := asking_frame(frame := sys._getframe(1))) is frame and asking is not None:
+            found.check_use(frame)
+        return found
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._record(operator.itruediv, other)
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        self._record(operator.setitem, item, value)
+
+    def __ceil__(self) -> fx.Proxy:
+        return self._record(math.ceil)
+
+    def __floor__(self) -> fx.Proxy:
+        return self._record(math.floor)
+
+
+class RecordingAttribute(RecordingProxy, Attribute):
+    """An attribute of a traced value, or a method that is about to be called."""
+
+    def kind(self) -> type | None:
+        """As RecordingProxy's, without a node for what may be a method."""
+        questions = _questions(self)
+        return None if questions is None else questions.kinds.of_attribute(self.root.node, self.attr)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found: Any = Attribute.__call__(self, *args, **kwargs)
+        if (frame := sys._getframe(1)) is asking_frame(frame):
+            found.check_use(frame)
+        return found
+
+
+def _asks_for_class(frame: types.FrameType, row: Any) -> bool:
+    """Whether it is the user's code itself that wants to know a class, not an operation on what it has."""
+    if frame.f_code in (_PARAMETER_ASKS, _IS_TENSOR, _ABC_ASKS):
+        return True
+    if row is None:
+        return False
+    if row.opname == "MATCH_CLASS" or (row.opname.startswith("LOAD_ATTR") and row.argval == "__class__"):
+        return True
+    return is_call(row) and callee(frame) is isinstance

@@ -1,0 +1,164 @@
+"""The code that a forward may come to, and what type() and callable() say of traced values there.
+
+Neither asks the value: both read what Python keeps of its class. So while a forward is traced, modules of the user's
+whose functions name them have versions of their own among their globals, which are as before for all other values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from fx_passes.trace.instructions import compared_to_none, matches_structure
+from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy
+
+_PROXIES = (RecordingProxy, RecordingAttribute)
+_NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
+_MOST = 3000  # functions that are looked at
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _Type:
+    """Python's `type`, but for traced values: class statements, isinstance() and comparisons take it for the same."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and type(args[0]) in _PROXIES and not kwargs:
+            return args[0].own_class(sys._getframe(1))
+        if len(args) == 3:
+            name = sys._getframe(1).f_globals.get("__name__")
+            return type(args[0], args[1], {"__module__": name, **args[2]}, **kwargs)
+        return type(*args, **kwargs)
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        return (type,)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, type)
+
+    def __subclasscheck__(self, cls: Any) -> bool:
+        return issubclass(cls, type)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(type, name)
+
+    def __getitem__(self, item: Any) -> Any:
+        return type[item]
+
+    def __or__(self, other: Any) -> Any:
+        return type | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | type
+
+    def __eq__(self, other: Any) -> bool:
+        return other is self or other is type
+
+    def __hash__(self) -> int:
+        return hash(type)
+
+
+def _callable(value: Any) -> bool:
+    """As callable(), which takes every traced value for a function."""
+    if type(value) in _PROXIES:
+        return any("__call__" in vars(cls) for cls in value.own_class(sys._getframe(1)).__mro__)
+    return callable(value)
+
+
+_ANSWERS = {"type": _Type(), "callable": _callable}
+
+
+class Reached:
+    """Functions of the user's that forward may call, as far as their names tell."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.functions: list[types.FunctionType] = []
+        self.unclear: dict[type, str] = {}  # classes whose code asks for a structure
+        self._seen: set[Any] = set()
+        for module in root.modules():
+            for cls in type(module).__mro__:
+                if _is_theirs(cls.__module__) and cls not in self._seen:
+                    self._look_at_class(cls)
+            for value in module.__dict__.values():
+                if type(value) not in _PLAIN and callable(value):
+                    self._look_at(value)
+
+    @property
+    def compares_arguments_to_none(self) -> bool:
+        """Whether one of the functions asks if an argument of its own is None."""
+        codes = (function.__code__ for function in self.functions)
+        return any(compared_to_none(code).intersection(code.co_varnames[: code.co_argcount]) for code in codes)
+
+    def _look_at_class(self, cls: type) -> None:
+        self._seen.add(cls)
+        first = len(self.functions)
+        for value in vars(cls).values():
+            self._look_at(value)
+        for function in self.functions[first:]:
+            if function in vars(cls).values() and matches_structure(function.__code__):
+                self.unclear[cls] = f"{function.__name__}() matches by structure, which a traced value does not tell"
+
+    def _look_at(self, value: Any) -> None:
+        value = (
+            getattr(value, "__func__", None) or getattr(value, "func", None) or getattr(value, "fget", None) or value
+        )
+        while isinstance(value, types.FunctionType) and len(self.functions) < _MOST:
+            if value.__code__ in self._seen or not _is_theirs(value.__module__ or ""):
+                return
+            self._seen.add(value.__code__)
+            self.functions.append(value)
+            self._follow(value)
+            value = getattr(value, "__wrapped__", None)
+
+    def _follow(self, function: types.FunctionType) -> None:
+        space = function.__globals__
+        names = set(_names(function.__code__))
+        found = [space[name] for name in names if name in space]
+        for value in found:
+            if isinstance(value, types.ModuleType) and _is_theirs(value.__name__):
+                found = [*found, *(vars(value)[name] for name in names if name in vars(value))]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not assigned yet
+                found.append(cell.cell_contents)
+        for value in found:
+            if isinstance(value, type):
+                if _is_theirs(value.__module__) and value not in self._seen:
+                    self._look_at_class(value)
+            elif isinstance(value, dict | list | tuple):
+                for item in [*(value.values() if isinstance(value, dict) else value)][:64]:
+                    self._look_at(item)
+            else:
+                self._look_at(value)
+
+    @contextlib.contextmanager
+    def answered(self) -> Iterator[None]:
+        """Let type() and callable() tell of traced values, in the modules of these functions, while this lasts."""
+        changed: list[tuple[dict[str, Any], str]] = []
+        for function in self.functions:
+            space = function.__globals__
+            for name, answer in _ANSWERS.items():
+                if name not in space and name in _names(function.__code__):
+                    space[name] = answer
+                    changed.append((space, name))
+        try:
+            yield
+        finally:
+            for space, name in changed:
+                if space.get(name) is _ANSWERS[name]:
+                    del space[name]
+
+
+def _is_theirs(module: str) -> bool:
+    return module.partition(".")[0] not in _NOT_THEIRS
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that a function reads, functions inside it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
