@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import sys
 import types
 from typing import Any
 
@@ -133,6 +134,15 @@ def compares_identity(code: types.CodeType) -> bool:
 def matches_structure(code: types.CodeType) -> bool:
     """Whether a match statement asks for a sequence or a mapping, which no class can answer for its objects."""
     return any(row.opname in ("MATCH_SEQUENCE", "MATCH_MAPPING") for row in _listing(code).rows)
+
+
+@functools.lru_cache(maxsize=2048)
+def catches_exceptions(code: types.CodeType) -> bool:
+    """Whether there is an `except` in a function."""
+    if sys.version_info >= (3, 11) and not code.co_exceptiontable:
+        return False
+    found = [row.opname for row in _listing(code).rows]
+    return "JUMP_IF_NOT_EXC_MATCH" in found or "CHECK_EXC_MATCH" in found or "POP_EXCEPT" in found
 
 
 def _is_none(row: dis.Instruction) -> bool:

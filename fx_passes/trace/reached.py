@@ -1,7 +1,8 @@
 """The code that a forward may come to, and what type() and callable() say of traced values there.
 
-Neither asks the value: both read what Python keeps of its class. So while a forward is traced, modules of the user's
-whose functions name them have versions of their own among their globals, which are as before for all other values.
+Neither asks the value: both read what Python keeps of its class. Nor does isinstance() of torch.export's numbers. So
+while a forward is traced, modules of the user's whose functions name them have versions of their own among their globals.
+These are as before for all other values.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
-from fx_passes.trace.instructions import compared_to_none, matches_structure
+from fx_passes.trace.instructions import catches_exceptions, compared_to_none, matches_structure
 from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
@@ -23,12 +25,21 @@ _MOST = 3000  # functions that are looked at
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
+# Numbers that torch.export keeps free, and such as they are in eager.
+_FAKE = ("FakeTensor", "FunctionalTensor")  # and what tensors are there
+_SYMBOLIC = {torch.SymInt: 2, torch.SymFloat: 2.0, torch.SymBool: True}
+
+
 class _Type:
     """Python's `type`, but for traced values: class statements, isinstance() and comparisons take it for the same."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and type(args[0]) in _PROXIES and not kwargs:
             return args[0].own_class(sys._getframe(1))
+        if len(args) == 1 and type(args[0]) in _SYMBOLIC and not kwargs:
+            return type(_SYMBOLIC[type(args[0])])
+        if len(args) == 1 and type(args[0]).__name__ in _FAKE and isinstance(args[0], torch.Tensor) and not kwargs:
+            return nn.Parameter if isinstance(args[0], nn.Parameter) else torch.Tensor
         if len(args) == 3:
             name = sys._getframe(1).f_globals.get("__name__")
             return type(args[0], args[1], {"__module__": name, **args[2]}, **kwargs)
@@ -69,7 +80,12 @@ def _callable(value: Any) -> bool:
     return callable(value)
 
 
-_ANSWERS = {"type": _Type(), "callable": _callable}
+def _isinstance(value: Any, classes: Any) -> bool:
+    """As isinstance(), of which numbers that are kept free are numbers."""
+    return isinstance(value, classes) or (type(value) in _SYMBOLIC and isinstance(_SYMBOLIC[type(value)], classes))
+
+
+_ANSWERS = {"type": _Type(), "callable": _callable, "isinstance": _isinstance}
 
 
 class Reached:
@@ -86,6 +102,11 @@ class Reached:
             for value in module.__dict__.values():
                 if type(value) not in _PLAIN and callable(value):
                     self._look_at(value)
+
+    @property
+    def catches_exceptions(self) -> bool:
+        """Whether one of the functions has an `except`."""
+        return any(catches_exceptions(function.__code__) for function in self.functions)
 
     @property
     def compares_arguments_to_none(self) -> bool:
@@ -135,14 +156,14 @@ class Reached:
                 self._look_at(value)
 
     @contextlib.contextmanager
-    def answered(self) -> Iterator[None]:
-        """Let type() and callable() tell of traced values, in the modules of these functions, while this lasts."""
+    def answered(self, *names: str) -> Iterator[None]:
+        """Let these functions of Python's tell of traced values, in the modules of the functions, while this lasts."""
         changed: list[tuple[dict[str, Any], str]] = []
         for function in self.functions:
             space = function.__globals__
-            for name, answer in _ANSWERS.items():
+            for name in names:
                 if name not in space and name in _names(function.__code__):
-                    space[name] = answer
+                    space[name] = _ANSWERS[name]
                     changed.append((space, name))
         try:
             yield

@@ -28,6 +28,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import CREATED, copy_graph
 from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Assumption, Kinds
@@ -344,7 +345,7 @@ def _trace_symbolically(
     try:
         if type(root) in tracer.reached.unclear:
             raise NotImplementedError(tracer.reached.unclear[type(root)])
-        with refuse_seeding(), extremes_recorded(), tracer.reached.answered():
+        with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"):
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
         tracer.questions.settle()
         draws = not torch.equal(rng, torch.get_rng_state())
@@ -391,7 +392,8 @@ def _trace_by_export(root: nn.Module, example: Call) -> Traced:
     if detectors := [path for path, module in root.named_modules() if hasattr(module, _POST_PROCESSING)]:
         raise _Untraceable({detectors[0]: _DETECTOR})
     try:
-        graph, guards = export(root, *example)
+        with Reached(root).answered("type", "isinstance"):
+            graph, guards = export(root, *example)
     except StateChanged as error:
         log.info("torch.export: %s", error)
         raise _Untraceable(error.changed, tuple(error.changed)) from error
@@ -399,6 +401,8 @@ def _trace_by_export(root: nn.Module, example: Call) -> Traced:
         reason = f"torch.export: {type(error).__name__}: {error}".splitlines()[0][:_REASON]
         log.info("%s", reason)
         raise _Untraceable({WHOLE: reason}) from error
+    if differs_on_example(root, graph, example):
+        raise _Untraceable({WHOLE: "its forward catches exceptions, and computes something else without numbers"})
     return Traced(root, graph, guards=guards, example=example)
 
 

@@ -304,8 +304,8 @@ STAY_PLAIN = frozenset(
      "isinstance of item", "grad", "torch.is_floating_point", "is_floating_point", "is_floating_point is", "dtype ==",
      "dtype is", "dtype is, by name", "dtype in a tuple", "dtype in a set", "dtype as a key", "requires_grad",
      "requires_grad is", "is_cuda", "device type", "device type in a set", "is_contiguous", "len", "dim",
-     "dim in a set", "size in a set", "bool of a size", "TypeError", "error of bool", "error of len", "error of iteration",
-     "numpy", "format", "str", "match sequence")
+     "dim in a set", "size in a set", "bool of a size", "TypeError", "error of bool", "error of len",
+     "error of iteration", "numpy", "format", "str", "match sequence")
 )  # fmt: skip
 
 
@@ -322,12 +322,8 @@ def compare(fast: nn.Module, model: nn.Module, *args: Any, **kwargs: Any) -> Non
         torch.testing.assert_close(fast(*args, **kwargs), model(*args, **kwargs))
 
 
-BY_EXPORT = ("isinstance of item", "error of bool", "numpy")  # what torch.export itself takes wrongly
-
-
-@pytest.mark.parametrize(
-    ("name", "with_example"), [(n, e) for n in CASES for e in (False, True) if not (e and n in BY_EXPORT)]
-)
+@pytest.mark.parametrize("with_example", (False, True), ids=["without example", "with example"])
+@pytest.mark.parametrize("name", CASES)
 def test_as_in_eager(name: str, with_example: bool) -> None:
     model = model_for(name)
     fast = compile_graph(model, (image(6, 4),) if with_example else None)
@@ -414,3 +410,24 @@ def test_classes_are_made_as_before_while_one_traces() -> None:
     fast = compile_graph(model)
     assert not fast.leaves
     compare(fast, model, image(3, 4))
+
+
+EXPORTED: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        "isinstance int": lambda m, x: m.t(x) if isinstance(x.shape[0], int) else -m.t(x),
+        "isinstance of either": lambda m, x: m.t(x) if isinstance(x.shape[0], (tuple, int)) else -m.t(x),
+        "isinstance tuple": lambda m, x: -m.t(x) if isinstance(x.shape[0], tuple) else m.t(x),
+        "isinstance float": lambda m, x: m.t(x) if isinstance(x.shape[0] / 2, float) else -m.t(x),
+        "type": lambda m, x: m.t(x) if type(x.shape[0]) is int else -m.t(x),
+        "Tensor": lambda m, x: m.t(x) if isinstance(x, Tensor) and type(x) is Tensor else -m.t(x),
+    }
+)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_as_in_eager_of_sizes_that_torch_export_keeps_free(name: str) -> None:
+    model = model_of(EXPORTED[name], t=nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).double().eval()
+    fast = compile_graph(model, (image(2, 6, 4),))
+    assert not fast.leaves
+    for sizes in ((2, 6, 4), (3, 5, 4)):
+        compare(fast, model, image(*sizes))
