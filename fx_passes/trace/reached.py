@@ -1,7 +1,7 @@
 """The code that a forward may come to, and what type() and callable() say of traced values there.
 
 Neither asks the value: both read what Python keeps of its class. Nor does isinstance() of torch.export's numbers. So
-while a forward is traced, modules of the user's whose functions name them have versions of their own among their globals.
+while a forward is traced, modules of the user's whose functions name them have versions of their own in their globals.
 These are as before for all other values.
 """
 
