@@ -131,6 +131,13 @@ def compares_identity(code: types.CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
+def compares_variables(code: types.CodeType) -> bool:
+    """Whether anything but None is compared by `is`."""
+    rows = _listing(code).rows
+    return any(row.opname == "IS_OP" and not _is_none(rows[i - 1]) for i, row in enumerate(rows))
+
+
+@functools.lru_cache(maxsize=512)
 def matches_structure(code: types.CodeType) -> bool:
     """Whether a match statement asks for a sequence or a mapping, which no class can answer for its objects."""
     return any(row.opname in ("MATCH_SEQUENCE", "MATCH_MAPPING") for row in _listing(code).rows)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from fx_passes.trace.instructions import catches_exceptions, compared_to_none, matches_structure
-from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy
+from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy, asking_frame
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
 _NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
@@ -88,12 +89,29 @@ def _isinstance(value: Any, classes: Any) -> bool:
 _ANSWERS = {"type": _Type(), "callable": _callable, "isinstance": _isinstance}
 
 
+@contextlib.contextmanager
+def gradient_mode_told(asked: Callable[[], None]) -> Iterator[None]:
+    """Call asked() where the user's code, in this thread, asks by torch.is_grad_enabled() how it is called."""
+    own, thread = torch.is_grad_enabled, threading.get_ident()
+
+    def is_grad_enabled() -> bool:
+        if threading.get_ident() == thread and asking_frame(sys._getframe(1)) is not None:
+            asked()
+        return own()
+
+    torch.is_grad_enabled = is_grad_enabled
+    try:
+        yield
+    finally:
+        torch.is_grad_enabled = own
+
+
 class Reached:
     """Functions of the user's that forward may call, as far as their names tell."""
 
     def __init__(self, root: nn.Module) -> None:
         self.functions: list[types.FunctionType] = []
-        self.unclear: dict[type, str] = {}  # classes whose code asks for a structure
+        self.unclear: dict[type, str] = {}  # classes whose code no graph can follow, and why
         self._seen: set[Any] = set()
         for module in root.modules():
             for cls in type(module).__mro__:
@@ -102,6 +120,15 @@ class Reached:
             for value in module.__dict__.values():
                 if type(value) not in _PLAIN and callable(value):
                     self._look_at(value)
+
+    def why_unclear(self, module: nn.Module) -> str | None:
+        """Why no graph can follow module's forward."""
+        for cls in type(module).__mro__:
+            if cls in self.unclear:
+                return self.unclear[cls]
+            if "forward" in vars(cls):
+                return None
+        return None
 
     @property
     def catches_exceptions(self) -> bool:
@@ -117,6 +144,10 @@ class Reached:
     def _look_at_class(self, cls: type) -> None:
         self._seen.add(cls)
         first = len(self.functions)
+        forward = vars(cls).get("forward")
+        if isinstance(forward, types.FunctionType) and not hasattr(forward, "__wrapped__"):
+            if catches_exceptions(forward.__code__):
+                self.unclear[cls] = "forward() catches exceptions, and a graph goes one way"
         for value in vars(cls).values():
             self._look_at(value)
         for function in self.functions[first:]:

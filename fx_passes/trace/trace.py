@@ -34,7 +34,7 @@ from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Assumption, Kinds
 from fx_passes.trace.outputs import needs_remaking, remake
 from fx_passes.trace.proxies import Questions, RecordingProxy
-from fx_passes.trace.reached import Reached
+from fx_passes.trace.reached import Reached, gradient_mode_told
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
@@ -185,6 +185,10 @@ class SubmoduleTracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         raise self.questions.refuse("symbolically traced variables cannot be used as inputs to control flow")
 
+    def refuse_gradient_mode(self) -> None:
+        """A graph is called with and without gradients."""
+        raise self.questions.refuse("its forward asks whether gradients are enabled")
+
     def keys(self, obj: fx.Proxy) -> Any:
         raise self.questions.refuse("the keys of a traced value")
 
@@ -214,9 +218,10 @@ class SubmoduleTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:  # modules that other threads call meanwhile come here, too
             return forward(*args, **kwargs)
-        if type(m) in self.reached.unclear:
+        unclear = None if self.is_leaf_module(m, self.path_of_module(m)) else self.reached.why_unclear(m)
+        if unclear is not None:
             self.failed = self.failed or self.path_of_module(m)
-            raise NotImplementedError(self.reached.unclear[type(m)])
+            raise NotImplementedError(unclear)
         before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
         try:
             return in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
@@ -343,9 +348,10 @@ def _trace_symbolically(
     tracer = SubmoduleTracer(traced_root, leaves, specialized, example)
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     try:
-        if type(root) in tracer.reached.unclear:
-            raise NotImplementedError(tracer.reached.unclear[type(root)])
-        with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"):
+        if (unclear := tracer.reached.why_unclear(root)) is not None:
+            raise NotImplementedError(unclear)
+        asking = gradient_mode_told(tracer.refuse_gradient_mode)
+        with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking:
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
         tracer.questions.settle()
         draws = not torch.equal(rng, torch.get_rng_state())
@@ -392,8 +398,11 @@ def _trace_by_export(root: nn.Module, example: Call) -> Traced:
     if detectors := [path for path, module in root.named_modules() if hasattr(module, _POST_PROCESSING)]:
         raise _Untraceable({detectors[0]: _DETECTOR})
     try:
-        with Reached(root).answered("type", "isinstance"):
+        asked: list[None] = []
+        with Reached(root).answered("type", "isinstance"), gradient_mode_told(lambda: asked.append(None)):
             graph, guards = export(root, *example)
+        if asked:
+            guards.forbid_gradients()
     except StateChanged as error:
         log.info("torch.export: %s", error)
         raise _Untraceable(error.changed, tuple(error.changed)) from error
