@@ -113,6 +113,7 @@ class Reached:
         self.functions: list[types.FunctionType] = []
         self.unclear: dict[type, str] = {}  # classes whose code no graph can follow, and why
         self._seen: set[Any] = set()
+        self._modules = {type(module).__module__ for module in root.modules()}
         for module in root.modules():
             for cls in type(module).__mro__:
                 if _is_theirs(cls.__module__) and cls not in self._seen:
@@ -132,8 +133,12 @@ class Reached:
 
     @property
     def catches_exceptions(self) -> bool:
-        """Whether one of the functions has an `except`."""
-        return any(catches_exceptions(function.__code__) for function in self.functions)
+        """Whether a function of the user's, or one beside a module's class, has an `except`."""
+        return any(
+            (function.__module__ in self._modules or "site-packages" not in function.__code__.co_filename)
+            and catches_exceptions(function.__code__)
+            for function in self.functions
+        )
 
     @property
     def compares_arguments_to_none(self) -> bool:

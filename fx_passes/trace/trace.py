@@ -164,13 +164,14 @@ class SubmoduleTracer(fx.Tracer):
     def __init__(
         self,
         root: nn.Module,
+        reached: Reached,
         leaves: Mapping[str, str],
         specialized: Mapping[str, Any],
         example: Mapping[str, Any] | None,
     ) -> None:
         super().__init__()
         self.questions = Questions(Kinds(root, example), lambda: self.scope.module_path)
-        self.reached = Reached(root)
+        self.reached = reached
         # Without this a buffer is read, and written, as the tensor it is while tracing.
         self.proxy_buffer_attributes = True
         self.leaves = leaves
@@ -218,10 +219,11 @@ class SubmoduleTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:  # modules that other threads call meanwhile come here, too
             return forward(*args, **kwargs)
-        unclear = None if self.is_leaf_module(m, self.path_of_module(m)) else self.reached.why_unclear(m)
-        if unclear is not None:
-            self.failed = self.failed or self.path_of_module(m)
-            raise NotImplementedError(unclear)
+        if self.reached.unclear and not self.is_leaf_module(m, path := self.path_of_module(m)):
+            unclear = self.reached.why_unclear(m)
+            if unclear is not None:
+                self.failed = self.failed or path
+                raise NotImplementedError(unclear)
         before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
         try:
             return in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
@@ -287,23 +289,23 @@ def retrace(traced: Traced) -> Traced:
 def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any], given: frozenset[str]) -> Traced:
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
-    exported = is_exported(root)
+    exported, reached = is_exported(root), Reached(root)
     if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
         try:
-            return _trace_by_export(root, example)
+            return _trace_by_export(root, reached, example)
         except _Untraceable as failure:
             refused = str(failure)
     leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
     while True:
         try:
-            traced = _trace_symbolically(root, leaves, specialized, given, _by_name(root, example))
+            traced = _trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
             return replace(traced, stateful=stateful)
         except _Untraceable as failure:
             if example is not None and not leaves and not failure.stateful:
                 try:
                     if not refused:
-                        return _trace_by_export(root, example)
+                        return _trace_by_export(root, reached, example)
                 except _Untraceable as other:
                     refused, stateful = str(other), (*stateful, *other.stateful)
                 failure.reasons = {path: f"{refused}; symbolically: {text}" for path, text in failure.reasons.items()}
@@ -339,13 +341,14 @@ class _Untraceable(Exception):
 
 def _trace_symbolically(
     root: nn.Module,
+    reached: Reached,
     leaves: Mapping[str, str],
     specialized: Mapping[str, Any],
     given: frozenset[str],
     example: Mapping[str, Any] | None,
 ) -> Traced:
     traced_root = skeleton(root, own_state=True)
-    tracer = SubmoduleTracer(traced_root, leaves, specialized, example)
+    tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     try:
         if (unclear := tracer.reached.why_unclear(root)) is not None:
@@ -393,13 +396,13 @@ def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
             raise _Untraceable({path: "its forward writes to a tensor that it makes, which a graph makes once"})
 
 
-def _trace_by_export(root: nn.Module, example: Call) -> Traced:
+def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced:
     """The exported graph."""
     if detectors := [path for path, module in root.named_modules() if hasattr(module, _POST_PROCESSING)]:
         raise _Untraceable({detectors[0]: _DETECTOR})
     try:
         asked: list[None] = []
-        with Reached(root).answered("type", "isinstance"), gradient_mode_told(lambda: asked.append(None)):
+        with reached.answered("type", "isinstance"), gradient_mode_told(lambda: asked.append(None)):
             graph, guards = export(root, *example)
         if asked:
             guards.forbid_gradients()
@@ -410,7 +413,7 @@ def _trace_by_export(root: nn.Module, example: Call) -> Traced:
         reason = f"torch.export: {type(error).__name__}: {error}".splitlines()[0][:_REASON]
         log.info("%s", reason)
         raise _Untraceable({WHOLE: reason}) from error
-    if differs_on_example(root, graph, example):
+    if reached.catches_exceptions and differs_on_example(root, graph, example):
         raise _Untraceable({WHOLE: "its forward catches exceptions, and computes something else without numbers"})
     return Traced(root, graph, guards=guards, example=example)
 
