@@ -8,6 +8,7 @@ These are as before for all other values.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import types
@@ -113,7 +114,8 @@ class Reached:
         self.functions: list[types.FunctionType] = []
         self.unclear: dict[type, str] = {}  # classes whose code no graph can follow, and why
         self._seen: set[Any] = set()
-        self._modules = {type(module).__module__ for module in root.modules()}
+        rooms = {type(module).__module__ for module in root.modules()}
+        self._files = {getattr(sys.modules.get(room), "__file__", None) for room in rooms}
         for module in root.modules():
             for cls in type(module).__mro__:
                 if _is_theirs(cls.__module__) and cls not in self._seen:
@@ -135,9 +137,10 @@ class Reached:
     def catches_exceptions(self) -> bool:
         """Whether a function of the user's, or one beside a module's class, has an `except`."""
         return any(
-            (function.__module__ in self._modules or "site-packages" not in function.__code__.co_filename)
-            and catches_exceptions(function.__code__)
-            for function in self.functions
+            (code.co_filename in self._files or "site-packages" not in code.co_filename)
+            and (not code.co_name.startswith("__") or code.co_name == "__call__")
+            and catches_exceptions(code)
+            for code in (function.__code__ for function in self.functions)
         )
 
     @property
@@ -150,9 +153,9 @@ class Reached:
         self._seen.add(cls)
         first = len(self.functions)
         forward = vars(cls).get("forward")
-        if isinstance(forward, types.FunctionType) and not hasattr(forward, "__wrapped__"):
-            if catches_exceptions(forward.__code__):
-                self.unclear[cls] = "forward() catches exceptions, and a graph goes one way"
+        is_their_own = isinstance(forward, types.FunctionType) and not hasattr(forward, "__wrapped__")
+        if is_their_own and catches_exceptions(forward.__code__):  # type: ignore[union-attr]
+            self.unclear[cls] = "forward() catches exceptions, and a graph goes one way"
         for value in vars(cls).values():
             self._look_at(value)
         for function in self.functions[first:]:
@@ -160,9 +163,12 @@ class Reached:
                 self.unclear[cls] = f"{function.__name__}() matches by structure, which a traced value does not tell"
 
     def _look_at(self, value: Any) -> None:
-        value = (
-            getattr(value, "__func__", None) or getattr(value, "func", None) or getattr(value, "fget", None) or value
-        )
+        if isinstance(value, types.MethodType | classmethod | staticmethod):
+            value = value.__func__
+        elif isinstance(value, functools.partial):
+            value = value.func
+        elif isinstance(value, property):
+            value = value.fget
         while isinstance(value, types.FunctionType) and len(self.functions) < _MOST:
             if value.__code__ in self._seen or not _is_theirs(value.__module__ or ""):
                 return
@@ -185,7 +191,7 @@ class Reached:
             if isinstance(value, type):
                 if _is_theirs(value.__module__) and value not in self._seen:
                     self._look_at_class(value)
-            elif isinstance(value, dict | list | tuple):
+            elif type(value) in (dict, list, tuple):  # those of other classes may import what is asked for
                 for item in [*(value.values() if isinstance(value, dict) else value)][:64]:
                     self._look_at(item)
             else:
