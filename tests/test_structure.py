@@ -147,7 +147,10 @@ TESTED_BY = {
     "search.features": "search/test_learned.py",
     "search.measure": "search/test_verdicts.py",
     "spellings": "normalize/test_normalize.py",  # every spelling beside eager, through normalize
-    **dict.fromkeys(("trace.instructions", "trace.kinds", "trace.proxies", "trace.reached"), "trace/test_questions.py"),
+    **dict.fromkeys(
+        ("trace.compared", "trace.instructions", "trace.kinds", "trace.proxies", "trace.reached"),
+        "trace/test_questions.py",
+    ),
     "trace.inline": "trace/test_export.py",
     "trace.recurrent": "lower/recurrent/test_layer.py",
     "trace.seeding": "trace/test_trace.py",

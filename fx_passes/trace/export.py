@@ -99,6 +99,10 @@ class Guards:
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
         self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
 
+    def forbid_gradients(self) -> None:
+        """The graph is for calls without gradients alone."""
+        self._without_gradients = True
+
     def description(self) -> Description:
         """The guards as data; the sizes known so far among them."""
         leaves = [(True, tuple(leaf)) if isinstance(leaf, _TensorLike) else (False, leaf) for leaf in self._leaves]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import sys
 import types
 from typing import Any
 
@@ -20,6 +21,8 @@ _NO_EFFECT = ("NOP", "PUSH_NULL", "COPY_FREE_VARS")
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL")
 _TO_NONE = ("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE",
             "POP_JUMP_BACKWARD_IF_NONE", "POP_JUMP_BACKWARD_IF_NOT_NONE")  # fmt: skip
+
+_NONE_TESTS = {dis.opmap[name] for name in ("IS_OP", *_TO_NONE) if name in dis.opmap}
 
 
 class _Listing:
@@ -106,6 +109,8 @@ def next_compares_to_none(frame: types.FrameType) -> bool:
 @functools.lru_cache(maxsize=512)
 def compared_to_none(code: types.CodeType) -> frozenset[str]:
     """Names of the variables that are compared with None."""
+    if _NONE_TESTS.isdisjoint(code.co_code[::2]):
+        return frozenset()
     rows = _listing(code).rows
     found = set()
     for i, row in enumerate(rows):
@@ -119,6 +124,8 @@ def compared_to_none(code: types.CodeType) -> frozenset[str]:
 @functools.lru_cache(maxsize=512)
 def compares_identity(code: types.CodeType) -> bool:
     """Whether something is compared by `is` with what is no plain variable, and not None: y.dtype is torch.half."""
+    if dis.opmap["IS_OP"] not in code.co_code[::2]:
+        return False
     rows = _listing(code).rows
     return any(
         row.opname == "IS_OP"
@@ -130,9 +137,26 @@ def compares_identity(code: types.CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
+def compares_variables(code: types.CodeType) -> bool:
+    """Whether anything but None is compared by `is`."""
+    rows = _listing(code).rows
+    return any(row.opname == "IS_OP" and not _is_none(rows[i - 1]) for i, row in enumerate(rows))
+
+
+@functools.lru_cache(maxsize=512)
 def matches_structure(code: types.CodeType) -> bool:
     """Whether a match statement asks for a sequence or a mapping, which no class can answer for its objects."""
-    return any(row.opname in ("MATCH_SEQUENCE", "MATCH_MAPPING") for row in _listing(code).rows)
+    return not {dis.opmap["MATCH_SEQUENCE"], dis.opmap["MATCH_MAPPING"]}.isdisjoint(code.co_code[::2])
+
+
+@functools.lru_cache(maxsize=4096)
+def catches_exceptions(code: types.CodeType) -> bool:
+    """Whether there is an `except` in a function."""
+    if sys.version_info >= (3, 11) and not code.co_exceptiontable:
+        return False
+    found = code.co_code[::2]
+    pops, of_with = dis.opmap["POP_EXCEPT"], dis.opmap["WITH_EXCEPT_START"]
+    return found.count(pops) > found.count(of_with)
 
 
 def _is_none(row: dis.Instruction) -> bool:

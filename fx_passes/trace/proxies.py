@@ -25,6 +25,7 @@ from torch.fx.proxy import Attribute, TraceError
 from fx_passes.trace.instructions import (
     callee,
     compares_identity,
+    compares_variables,
     instruction_of,
     is_call,
     next_compares_to_none,
@@ -35,6 +36,23 @@ _OF_THE_LIBRARY = tuple(sys.stdlib_module_names)
 _ABC_ASKS = abc.ABCMeta.__instancecheck__.__code__
 _PARAMETER_ASKS = type(nn.Parameter).__instancecheck__.__code__
 _IS_TENSOR = torch.is_tensor.__code__
+_MAY_RETURN_ITSELF = frozenset(
+    (
+        "contiguous",
+        "to",
+        "type",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "long",
+        "int",
+        "bool",
+        "cpu",
+        "expand",
+        "type_as",
+    )
+)
 _NO_TENSORS = ("grad", "grad_fn", "_base", "names")  # of a tensor: each may be None
 
 # Names in functions that write values out for people: no branch depends on that.
@@ -205,6 +223,9 @@ class RecordingProxy(fx.Proxy):
     def __format__(self, spec: str) -> str:
         return self._written(sys._getframe(1))
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise self._refused(f"a deep copy of {self.node.name}")
+
     def __int__(self) -> int:
         raise self._refused(f"int() of {self.node.name}")
 
@@ -285,6 +306,10 @@ class RecordingAttribute(RecordingProxy, Attribute):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found: Any = Attribute.__call__(self, *args, **kwargs)
         if (frame := sys._getframe(1)) is asking_frame(frame):
+            if self.attr in _MAY_RETURN_ITSELF and compares_variables(frame.f_code):
+                raise self._refused(
+                    f"{frame.f_code.co_name}() compares by `is`, and {self.attr}() may return its own tensor"
+                )
             found.check_use(frame)
         return found
 

@@ -1,26 +1,35 @@
 """The code that a forward may come to, and what type() and callable() say of traced values there.
 
-Neither asks the value: both read what Python keeps of its class. So while a forward is traced, modules of the user's
-whose functions name them have versions of their own among their globals, which are as before for all other values.
+Neither asks the value: both read what Python keeps of its class. Nor does isinstance() of torch.export's numbers. So
+while a forward is traced, modules of the user's whose functions name them have versions of their own in their globals.
+These are as before for all other values.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
-from fx_passes.trace.instructions import compared_to_none, matches_structure
-from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy
+from fx_passes.trace.instructions import catches_exceptions, compared_to_none, matches_structure
+from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy, asking_frame
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
 _NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
 _MOST = 3000  # functions that are looked at
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+# Numbers that torch.export keeps free, and such as they are in eager.
+_FAKE = ("FakeTensor", "FunctionalTensor")  # and what tensors are there
+_SYMBOLIC = {torch.SymInt: 2, torch.SymFloat: 2.0, torch.SymBool: True}
 
 
 class _Type:
@@ -29,6 +38,10 @@ class _Type:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and type(args[0]) in _PROXIES and not kwargs:
             return args[0].own_class(sys._getframe(1))
+        if len(args) == 1 and type(args[0]) in _SYMBOLIC and not kwargs:
+            return type(_SYMBOLIC[type(args[0])])
+        if len(args) == 1 and type(args[0]).__name__ in _FAKE and isinstance(args[0], torch.Tensor) and not kwargs:
+            return nn.Parameter if isinstance(args[0], nn.Parameter) else torch.Tensor
         if len(args) == 3:
             name = sys._getframe(1).f_globals.get("__name__")
             return type(args[0], args[1], {"__module__": name, **args[2]}, **kwargs)
@@ -69,7 +82,29 @@ def _callable(value: Any) -> bool:
     return callable(value)
 
 
-_ANSWERS = {"type": _Type(), "callable": _callable}
+def _isinstance(value: Any, classes: Any) -> bool:
+    """As isinstance(), of which numbers that are kept free are numbers."""
+    return isinstance(value, classes) or (type(value) in _SYMBOLIC and isinstance(_SYMBOLIC[type(value)], classes))
+
+
+_ANSWERS = {"type": _Type(), "callable": _callable, "isinstance": _isinstance}
+
+
+@contextlib.contextmanager
+def gradient_mode_told(asked: Callable[[], None]) -> Iterator[None]:
+    """Call asked() where the user's code, in this thread, asks by torch.is_grad_enabled() how it is called."""
+    own, thread = torch.is_grad_enabled, threading.get_ident()
+
+    def is_grad_enabled() -> bool:
+        if threading.get_ident() == thread and asking_frame(sys._getframe(1)) is not None:
+            asked()
+        return own()
+
+    torch.is_grad_enabled = is_grad_enabled
+    try:
+        yield
+    finally:
+        torch.is_grad_enabled = own
 
 
 class Reached:
@@ -77,8 +112,10 @@ class Reached:
 
     def __init__(self, root: nn.Module) -> None:
         self.functions: list[types.FunctionType] = []
-        self.unclear: dict[type, str] = {}  # classes whose code asks for a structure
+        self.unclear: dict[type, str] = {}  # classes whose code no graph can follow, and why
         self._seen: set[Any] = set()
+        rooms = {type(module).__module__ for module in root.modules()}
+        self._files = {getattr(sys.modules.get(room), "__file__", None) for room in rooms}
         for module in root.modules():
             for cls in type(module).__mro__:
                 if _is_theirs(cls.__module__) and cls not in self._seen:
@@ -86,6 +123,25 @@ class Reached:
             for value in module.__dict__.values():
                 if type(value) not in _PLAIN and callable(value):
                     self._look_at(value)
+
+    def why_unclear(self, module: nn.Module) -> str | None:
+        """Why no graph can follow module's forward."""
+        for cls in type(module).__mro__:
+            if cls in self.unclear:
+                return self.unclear[cls]
+            if "forward" in vars(cls):
+                return None
+        return None
+
+    @property
+    def catches_exceptions(self) -> bool:
+        """Whether a function of the user's, or one beside a module's class, has an `except`."""
+        return any(
+            (code.co_filename in self._files or "site-packages" not in code.co_filename)
+            and (not code.co_name.startswith("__") or code.co_name == "__call__")
+            and catches_exceptions(code)
+            for code in (function.__code__ for function in self.functions)
+        )
 
     @property
     def compares_arguments_to_none(self) -> bool:
@@ -96,6 +152,10 @@ class Reached:
     def _look_at_class(self, cls: type) -> None:
         self._seen.add(cls)
         first = len(self.functions)
+        forward = vars(cls).get("forward")
+        is_their_own = isinstance(forward, types.FunctionType) and not hasattr(forward, "__wrapped__")
+        if is_their_own and catches_exceptions(forward.__code__):  # type: ignore[union-attr]
+            self.unclear[cls] = "forward() catches exceptions, and a graph goes one way"
         for value in vars(cls).values():
             self._look_at(value)
         for function in self.functions[first:]:
@@ -103,9 +163,12 @@ class Reached:
                 self.unclear[cls] = f"{function.__name__}() matches by structure, which a traced value does not tell"
 
     def _look_at(self, value: Any) -> None:
-        value = (
-            getattr(value, "__func__", None) or getattr(value, "func", None) or getattr(value, "fget", None) or value
-        )
+        if isinstance(value, types.MethodType | classmethod | staticmethod):
+            value = value.__func__
+        elif isinstance(value, functools.partial):
+            value = value.func
+        elif isinstance(value, property):
+            value = value.fget
         while isinstance(value, types.FunctionType) and len(self.functions) < _MOST:
             if value.__code__ in self._seen or not _is_theirs(value.__module__ or ""):
                 return
@@ -128,21 +191,21 @@ class Reached:
             if isinstance(value, type):
                 if _is_theirs(value.__module__) and value not in self._seen:
                     self._look_at_class(value)
-            elif isinstance(value, dict | list | tuple):
+            elif type(value) in (dict, list, tuple):  # those of other classes may import what is asked for
                 for item in [*(value.values() if isinstance(value, dict) else value)][:64]:
                     self._look_at(item)
             else:
                 self._look_at(value)
 
     @contextlib.contextmanager
-    def answered(self) -> Iterator[None]:
-        """Let type() and callable() tell of traced values, in the modules of these functions, while this lasts."""
+    def answered(self, *names: str) -> Iterator[None]:
+        """Let these functions of Python's tell of traced values, in the modules of the functions, while this lasts."""
         changed: list[tuple[dict[str, Any], str]] = []
         for function in self.functions:
             space = function.__globals__
-            for name, answer in _ANSWERS.items():
+            for name in names:
                 if name not in space and name in _names(function.__code__):
-                    space[name] = answer
+                    space[name] = _ANSWERS[name]
                     changed.append((space, name))
         try:
             yield

@@ -28,12 +28,13 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import CREATED, copy_graph
 from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Assumption, Kinds
 from fx_passes.trace.outputs import needs_remaking, remake
 from fx_passes.trace.proxies import Questions, RecordingProxy
-from fx_passes.trace.reached import Reached
+from fx_passes.trace.reached import Reached, gradient_mode_told
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
@@ -163,13 +164,14 @@ class SubmoduleTracer(fx.Tracer):
     def __init__(
         self,
         root: nn.Module,
+        reached: Reached,
         leaves: Mapping[str, str],
         specialized: Mapping[str, Any],
         example: Mapping[str, Any] | None,
     ) -> None:
         super().__init__()
         self.questions = Questions(Kinds(root, example), lambda: self.scope.module_path)
-        self.reached = Reached(root)
+        self.reached = reached
         # Without this a buffer is read, and written, as the tensor it is while tracing.
         self.proxy_buffer_attributes = True
         self.leaves = leaves
@@ -183,6 +185,10 @@ class SubmoduleTracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         raise self.questions.refuse("symbolically traced variables cannot be used as inputs to control flow")
+
+    def refuse_gradient_mode(self) -> None:
+        """A graph is called with and without gradients."""
+        raise self.questions.refuse("its forward asks whether gradients are enabled")
 
     def keys(self, obj: fx.Proxy) -> Any:
         raise self.questions.refuse("the keys of a traced value")
@@ -213,9 +219,11 @@ class SubmoduleTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:  # modules that other threads call meanwhile come here, too
             return forward(*args, **kwargs)
-        if type(m) in self.reached.unclear:
-            self.failed = self.failed or self.path_of_module(m)
-            raise NotImplementedError(self.reached.unclear[type(m)])
+        if self.reached.unclear and not self.is_leaf_module(m, path := self.path_of_module(m)):
+            unclear = self.reached.why_unclear(m)
+            if unclear is not None:
+                self.failed = self.failed or path
+                raise NotImplementedError(unclear)
         before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
         try:
             return in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
@@ -281,23 +289,23 @@ def retrace(traced: Traced) -> Traced:
 def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any], given: frozenset[str]) -> Traced:
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
-    exported = is_exported(root)
+    exported, reached = is_exported(root), Reached(root)
     if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
         try:
-            return _trace_by_export(root, example)
+            return _trace_by_export(root, reached, example)
         except _Untraceable as failure:
             refused = str(failure)
     leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
     while True:
         try:
-            traced = _trace_symbolically(root, leaves, specialized, given, _by_name(root, example))
+            traced = _trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
             return replace(traced, stateful=stateful)
         except _Untraceable as failure:
             if example is not None and not leaves and not failure.stateful:
                 try:
                     if not refused:
-                        return _trace_by_export(root, example)
+                        return _trace_by_export(root, reached, example)
                 except _Untraceable as other:
                     refused, stateful = str(other), (*stateful, *other.stateful)
                 failure.reasons = {path: f"{refused}; symbolically: {text}" for path, text in failure.reasons.items()}
@@ -333,18 +341,20 @@ class _Untraceable(Exception):
 
 def _trace_symbolically(
     root: nn.Module,
+    reached: Reached,
     leaves: Mapping[str, str],
     specialized: Mapping[str, Any],
     given: frozenset[str],
     example: Mapping[str, Any] | None,
 ) -> Traced:
     traced_root = skeleton(root, own_state=True)
-    tracer = SubmoduleTracer(traced_root, leaves, specialized, example)
+    tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     try:
-        if type(root) in tracer.reached.unclear:
-            raise NotImplementedError(tracer.reached.unclear[type(root)])
-        with refuse_seeding(), extremes_recorded(), tracer.reached.answered():
+        if (unclear := tracer.reached.why_unclear(root)) is not None:
+            raise NotImplementedError(unclear)
+        asking = gradient_mode_told(tracer.refuse_gradient_mode)
+        with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking:
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
         tracer.questions.settle()
         draws = not torch.equal(rng, torch.get_rng_state())
@@ -386,12 +396,16 @@ def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
             raise _Untraceable({path: "its forward writes to a tensor that it makes, which a graph makes once"})
 
 
-def _trace_by_export(root: nn.Module, example: Call) -> Traced:
+def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced:
     """The exported graph."""
     if detectors := [path for path, module in root.named_modules() if hasattr(module, _POST_PROCESSING)]:
         raise _Untraceable({detectors[0]: _DETECTOR})
     try:
-        graph, guards = export(root, *example)
+        asked: list[None] = []
+        with reached.answered("type", "isinstance"), gradient_mode_told(lambda: asked.append(None)):
+            graph, guards = export(root, *example)
+        if asked:
+            guards.forbid_gradients()
     except StateChanged as error:
         log.info("torch.export: %s", error)
         raise _Untraceable(error.changed, tuple(error.changed)) from error
@@ -399,6 +413,8 @@ def _trace_by_export(root: nn.Module, example: Call) -> Traced:
         reason = f"torch.export: {type(error).__name__}: {error}".splitlines()[0][:_REASON]
         log.info("%s", reason)
         raise _Untraceable({WHOLE: reason}) from error
+    if reached.catches_exceptions and differs_on_example(root, graph, example):
+        raise _Untraceable({WHOLE: "its forward catches exceptions, and computes something else without numbers"})
     return Traced(root, graph, guards=guards, example=example)
 
 

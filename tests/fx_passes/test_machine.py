@@ -39,6 +39,15 @@ LAYOUTS = {
 SHAPES = ((2, 3, 6, 6), (1, 3, 5, 7), (3, 3, 1, 1), (2, 3, 6, 4))
 
 
+def end_where_it_hangs() -> None:
+    """Let this process end by a signal, after a minute of computing or half an hour of waiting.
+
+    Whoever measures may freeze processes for minutes: a clock on the wall goes on then.
+    """
+    signal.setitimer(signal.ITIMER_PROF, 60)
+    signal.alarm(1800)
+
+
 def apart(module: Any) -> None:
     """What load_state_dict() of an optimized module does first: the original keeps its values."""
     if not hasattr(module, "invalidate"):
@@ -165,7 +174,7 @@ class Machine(RuleBasedStateMachine):
             read, write = os.pipe()
             child = os.fork()
             if child == 0:
-                signal.alarm(60)  # ends it where it hangs
+                end_where_it_hangs()
                 torch.set_num_threads(1)
                 with torch.no_grad(), os.fdopen(write, "wb") as out:
                     pickle.dump(self.fast(noise(1, 3, 5, 7)).numpy(), out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -193,6 +194,24 @@ def has_key(m: Any, x: Any) -> Any:
     return y["second"] if "second" in y else y["first"]
 
 
+def views_where_it_can(m: Any, x: Any) -> Any:
+    try:
+        return m.a(x).view(6, 2, 2)
+    except RuntimeError:
+        return -m.a(x)
+
+
+def is_the_same(m: Any, x: Any) -> Any:
+    y = x.contiguous()
+    return m.a(x) if y is x else -m.a(x)
+
+
+def copies(m: Any, x: Any) -> Any:
+    y = copy.deepcopy(x)
+    y += 1
+    return m.a(y) + x
+
+
 def gives_dictionary(y: Tensor, x: Tensor) -> Any:
     return {"first": y, "second": x}
 
@@ -284,6 +303,10 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "str": asks_string,
     "torch.jit.is_tracing": lambda m, x: -m.a(x) if torch.jit.is_tracing() else m.a(x),
     "is_scripting": lambda m, x: -m.a(x) if torch.jit.is_scripting() else m.a(x),
+    "error of a size": views_where_it_can,
+    "the same tensor": is_the_same,
+    "deep copy": copies,
+    "gradients": lambda m, x: -m.a(x) if torch.is_grad_enabled() else m.a(x),
     "in a list": lambda m, x: m.a(x) if any(v is x for v in [m, x]) else -m.a(x),
     "named tuple": pair,
     "tuple of a module": lambda m, x: y[0] if isinstance(y := m.p(x), tuple) else y,
@@ -301,11 +324,12 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
 # Those that only a call can answer, or that are asked in ways which cannot be told from operations.
 STAY_PLAIN = frozenset(
     ("isinstance of one of two classes", "isinstance with stars", "isinstance by another name", "isinstance by map",
-     "isinstance of item", "grad", "torch.is_floating_point", "is_floating_point", "is_floating_point is", "dtype ==",
-     "dtype is", "dtype is, by name", "dtype in a tuple", "dtype in a set", "dtype as a key", "requires_grad",
-     "requires_grad is", "is_cuda", "device type", "device type in a set", "is_contiguous", "len", "dim",
-     "dim in a set", "size in a set", "bool of a size", "TypeError", "error of bool", "error of len", "error of iteration",
-     "numpy", "format", "str", "match sequence")
+     "isinstance of item", "grad", "torch.is_floating_point", "is_floating_point", "is_floating_point is",
+     "dtype ==", "dtype is", "dtype is, by name", "dtype in a tuple", "dtype in a set", "dtype as a key",
+     "requires_grad", "requires_grad is", "is_cuda", "device type", "device type in a set", "is_contiguous", "len",
+     "dim", "dim in a set", "size in a set", "bool of a size", "TypeError", "error of bool", "error of len",
+     "error of iteration", "numpy", "error of a size", "the same tensor", "deep copy", "gradients", "format", "str",
+     "match sequence", "AttributeError")
 )  # fmt: skip
 
 
@@ -322,12 +346,8 @@ def compare(fast: nn.Module, model: nn.Module, *args: Any, **kwargs: Any) -> Non
         torch.testing.assert_close(fast(*args, **kwargs), model(*args, **kwargs))
 
 
-BY_EXPORT = ("isinstance of item", "error of bool", "numpy")  # what torch.export itself takes wrongly
-
-
-@pytest.mark.parametrize(
-    ("name", "with_example"), [(n, e) for n in CASES for e in (False, True) if not (e and n in BY_EXPORT)]
-)
+@pytest.mark.parametrize("with_example", (False, True), ids=["without example", "with example"])
+@pytest.mark.parametrize("name", CASES)
 def test_as_in_eager(name: str, with_example: bool) -> None:
     model = model_for(name)
     fast = compile_graph(model, (image(6, 4),) if with_example else None)
@@ -414,3 +434,35 @@ def test_classes_are_made_as_before_while_one_traces() -> None:
     fast = compile_graph(model)
     assert not fast.leaves
     compare(fast, model, image(3, 4))
+
+
+EXPORTED: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        "isinstance int": lambda m, x: m.t(x) if isinstance(x.shape[0], int) else -m.t(x),
+        "isinstance of either": lambda m, x: m.t(x) if isinstance(x.shape[0], (tuple, int)) else -m.t(x),
+        "isinstance tuple": lambda m, x: -m.t(x) if isinstance(x.shape[0], tuple) else m.t(x),
+        "isinstance float": lambda m, x: m.t(x) if isinstance(x.shape[0] / 2, float) else -m.t(x),
+        "type": lambda m, x: m.t(x) if type(x.shape[0]) is int else -m.t(x),
+        "Tensor": lambda m, x: m.t(x) if isinstance(x, Tensor) and type(x) is Tensor else -m.t(x),
+    }
+)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_as_in_eager_of_sizes_that_torch_export_keeps_free(name: str) -> None:
+    model = model_of(EXPORTED[name], t=nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).double().eval()
+    fast = compile_graph(model, (image(2, 6, 4),))
+    assert not fast.leaves
+    for sizes in ((2, 6, 4), (3, 5, 4)):
+        compare(fast, model, image(*sizes))
+
+
+@pytest.mark.parametrize("with_example", (False, True), ids=["without example", "with example"])
+def test_code_that_asks_for_gradients(with_example: bool) -> None:
+    model, x = model_for("gradients"), image(6, 4)
+    own = torch.is_grad_enabled
+    fast = compile_graph(model, (x,) if with_example else None)
+    assert torch.is_grad_enabled is own
+    for enabled in (True, False, True):
+        with torch.set_grad_enabled(enabled):
+            torch.testing.assert_close(fast(x).detach(), model(x).detach())

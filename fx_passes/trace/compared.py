@@ -1,0 +1,70 @@
+"""An exported graph beside the model's own call, where its code catches exceptions.
+
+torch.export raises where a forward asks for numbers. Code that catches this goes on by another way than it takes with
+numbers, and nothing says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fx_passes.graph.graph import copy_graph
+from fx_passes.trace.skeleton import skeleton
+
+log = logging.getLogger("zendnn_cffi.passes")
+
+_LARGEST_ERROR = 1e-3  # relative to the largest number of a result, in float32 and float64
+_LARGEST_ERROR_16 = 0.1
+
+
+def differs_on_example(root: nn.Module, graph: fx.Graph, example: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether graph computes something else than root.forward of the example, as far as that can be told.
+
+    A forward that differs from itself tells nothing.
+    """
+    rng = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            expected = _call(skeleton(root, own_state=True), example)
+            gm = fx.GraphModule(skeleton(root, own_state=True), copy_graph(graph))
+            if _agree(_call(gm, example), expected):
+                return False
+            return _agree(_call(skeleton(root, own_state=True), example), expected)
+    except Exception as error:  # whatever the model raises, or an example that cannot be copied
+        log.info("the exported graph was not compared with the model: %s: %s", type(error).__name__, error)
+        return False
+    finally:
+        torch.set_rng_state(rng)
+
+
+def _call(module: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
+    args, kwargs = copy.deepcopy(example)
+    return [leaf for leaf in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def _agree(results: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    if len(results) != len(others):
+        return False
+    return all(
+        one.shape == other.shape and one.dtype == other.dtype and _are_close(one, other)
+        for one, other in zip(results, others, strict=True)
+    )
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.is_sparse or one.is_quantized or one.layout is not torch.strided:
+        return True
+    if not one.is_floating_point():
+        return torch.equal(one, other) or one.is_complex()
+    finite = other.isfinite()
+    if not torch.equal(finite, one.isfinite()):
+        return False
+    limit = _LARGEST_ERROR if one.dtype in (torch.float32, torch.float64) else _LARGEST_ERROR_16
+    difference, largest = (one - other)[finite].abs(), other[finite].abs()
+    return not difference.numel() or bool(difference.max() <= limit * largest.max() + 1e-30)
