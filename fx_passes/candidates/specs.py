@@ -104,7 +104,7 @@ class RegionValues:
 
     specs      node -> TensorSpec, for nodes that compute a tensor at run time
     constants  node -> real tensor, for nodes that depend on parameters alone
-    numbers    node -> anything else known now: sizes, tuples of specs, None
+    numbers    node -> anything else known now: sizes, None; tuples of specs, and specs of tensors that readers compute
     bases      fused node -> TensorSpec of its result before any post-op
     """
 
@@ -214,8 +214,12 @@ class RegionValues:
             return True
         return _is_finite(self.constants.compute(node))
 
+    def cover(self, node: fx.Node) -> None:
+        """Let whoever reads node compute it: it is no operand, its own operands are."""
+        self.numbers[node] = self.specs.pop(node)
+
     def operands(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """The run-time tensors that node reads; a tuple of tensors (chunk, split) counts as what it came from."""
+        """The run-time tensors that node reads; a tuple (chunk), or what is covered, counts as what it came from."""
         found: dict[fx.Node, None] = {}
         for source in node.all_input_nodes:
             if source in self.specs:
@@ -270,7 +274,7 @@ class RegionValues:
                     part.constants[source] = self.constants[source]
                 else:
                     part.numbers[source] = self.numbers.get(source)
-                    if _has_tensor(part.numbers[source]):  # a tuple of tensors, computed again from what it came from
+                    if _has_tensor(part.numbers[source]):  # a tuple, or covered: computed from what it came from
                         waiting.append(source)
 
         def function(*tensors: torch.Tensor) -> Any:

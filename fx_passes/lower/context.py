@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class LoweringContext:
     overwritable    (reader, operand) -> whether reader is the last to read operand's memory and may write there
     allow_winograd  whether Winograd convolutions are candidates
     without         kinds of candidates that are not offered: their guards failed
+    covering        node -> the one before it that its operation covers
     operations      what nodes before this one were lowered to
     """
 
@@ -47,6 +48,7 @@ class LoweringContext:
     overwritable: Callable[[fx.Node, fx.Node], bool]
     allow_winograd: bool = True
     without: Sequence[str] = ()
+    covering: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
 
     def plain_strides(self, node: fx.Node) -> list[tuple[int, ...]]:

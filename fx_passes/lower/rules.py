@@ -31,7 +31,7 @@ from fx_passes.lower.products.dynamic_rows import (
     lower_quantize_rows_by,
     lower_row_scaled_linear,
 )
-from fx_passes.lower.products.gated_rows import join_gated_rows, lower_gated_linear
+from fx_passes.lower.products.gated_rows import cover_gated_rows, lower_gated_row
 from fx_passes.lower.products.linear import lower_linear, lower_matmul
 from fx_passes.lower.quantized import lower_dequantize, lower_quantize
 from fx_passes.lower.recurrent.expand import expand_recurrent
@@ -53,7 +53,6 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.convolution: lower_convolution,
     ops.deconvolution: lower_deconvolution,
     ops.linear: lower_linear,
-    ops.gated_linear: lower_gated_linear,
     ops.matmul: lower_matmul,
     ops.recurrent_layer: lower_recurrent_layer,
     ops.pool: lower_pool,
@@ -160,16 +159,16 @@ def lower_graph(
     """Return an operation for every node that computes a tensor at run time, and what all nodes stand for.
 
     graph is edited: post-ops that no primitive absorbs become nodes of their own, recurrent stacks become layers, gates
-    move into weights, pairs of products of one row become one operation.
-    join_rows  whether the latter: it may take a copy of weights that are read where they are otherwise
+    move into weights.
+    join_rows  whether one operation covers gated products of one row: it may take a copy of weights that are read where
+               they are otherwise
     """
     values = RegionValues(graph, inputs, parameters)
     expand_recurrent(graph, values)
     gates_into_weights(graph, values)
-    if join_rows and compute_dtype in (None, torch.float32):
-        join_gated_rows(graph, values)
+    covering = cover_gated_rows(graph, values) if join_rows and compute_dtype in (None, torch.float32) else {}
     readers = Readers(graph)
-    context = LoweringContext(values, compute_dtype, readers.last_to_read, allow_winograd, without)
+    context = LoweringContext(values, compute_dtype, readers.last_to_read, allow_winograd, without, covering)
     operations = []
     for node in graph.nodes:  # split_post_ops inserts after the node at hand: the walk comes to what it inserted
         if node.op != "call_function" or node not in values.specs:
@@ -192,6 +191,8 @@ def lower_node(node: fx.Node, context: LoweringContext) -> Operation:
     try:
         if rule is None:
             raise NotLowered(f"no rule lowers {getattr(node.target, '__name__', node.target)}")
+        if (covered := context.covering.get(node)) is not None:
+            return lower_gated_row(node, covered, context)
         if context.values.specs[node].numel == 0:
             raise NotLowered("the result is empty")
         if node.target in _SPREADING and not context.values.are_constants_finite(node):

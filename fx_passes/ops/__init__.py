@@ -46,7 +46,7 @@ from fx_passes.ops.movement import (
     unsqueeze,
 )
 from fx_passes.ops.pointwise import BINARY, ELTWISE, PostOps, apply_post_ops, binary, eltwise, prelu
-from fx_passes.ops.products import gated_linear, linear, matmul
+from fx_passes.ops.products import linear, matmul
 from fx_passes.ops.quantized import (
     choose_row_scales,
     choose_scale,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fx_passes.ops.pointwise import PostOps, apply_post_ops, eltwise
+from fx_passes.ops.pointwise import PostOps, apply_post_ops
 from fx_passes.ops.registry import COMPUTE, op
 
 
@@ -14,12 +14,6 @@ from fx_passes.ops.registry import COMPUTE, op
 def linear(src: Tensor, weight: Tensor, bias: Tensor | None = None, *, post_ops: PostOps = ()) -> Tensor:
     """Return post_ops(src @ weight.T + bias): src [..., K], weight [N, K], bias [N]."""
     return apply_post_ops(F.linear(src, weight, bias), post_ops)
-
-
-@op(kind=COMPUTE)
-def gated_linear(src: Tensor, gate: Tensor, up: Tensor, kind: str, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
-    """kind(src @ gate.T) * (src @ up.T): two linear layers of one input, the first through an activation."""
-    return eltwise(linear(src, gate), kind, alpha, beta) * linear(src, up)
 
 
 @op(kind=COMPUTE, post_ops=True)

@@ -32,6 +32,7 @@ from fx_passes.candidates.candidates import (
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import LoweringContext, torch_operation
+from fx_passes.lower.products.gated_rows import cover_gated_rows
 from fx_passes.lower.rules import Readers, lower_node
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
@@ -90,8 +91,11 @@ def decode_program(
     graph, options = decode_graph(data["graph"]), context.options
     values = RegionValues(graph, inputs, context.parameters)
     nodes = {node.name: node for node in graph.nodes}
+    computed = {row["node"] for row in data["operations"]}
+    is_all = all(node.op != "call_function" or node.name in computed for node in values.specs)
+    covering = {} if is_all else cover_gated_rows(graph, values)
     overwritable = Readers(graph).last_to_read
-    rules = LoweringContext(values, options.dtype, overwritable, options.allow_winograd, options.without)
+    rules = LoweringContext(values, options.dtype, overwritable, options.allow_winograd, options.without, covering)
     operations, choice = [], []
     for row in data["operations"]:
         operation, candidate = _decode_operation(row, nodes, rules, layouts)
@@ -115,6 +119,7 @@ def _encode_operation(operation: Operation, candidate: Candidate, layouts: Layou
             raise NoForm
         return {
             **row,
+            "name": operation.name,
             "kind": operation.kind,
             "operands": [node.name for node in operation.operands],
             "flops": operation.flops,
@@ -160,7 +165,7 @@ def _decode_operation(
     )
     operands = tuple(nodes[name] for name in row["operands"])
     _check(candidate, len(operands), node.name)
-    return Operation(node, node.name, row["kind"], operands, spec, [candidate], row["flops"]), candidate
+    return Operation(node, row["name"], row["kind"], operands, spec, [candidate], row["flops"]), candidate
 
 
 def _identity(candidate: Candidate) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fx_passes.candidates.shapes.elementwise import binary, check_floating, eltwise, innermost_first
+from fx_passes.candidates.shapes.elementwise import check_floating, innermost_first
 from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, in_order, row_major, settled
 
 
@@ -19,14 +19,6 @@ def linear(src: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, 
     if bias is not None and bias.shape != weight.shape[:1]:
         raise Unclear
     return row_major((*src.shape[:-1], weight.shape[0]), src.dtype)
-
-
-def gated_linear(
-    src: TensorSpec, gate: TensorSpec, up: TensorSpec, kind: str, alpha: float = 0.0, beta: float = 0.0
-) -> TensorSpec:
-    """ops.gated_linear."""
-    result: TensorSpec = binary(eltwise(linear(src, gate), kind), linear(src, up), "mul")
-    return result
 
 
 def matmul(a: TensorSpec, b: TensorSpec, *, post_ops: Any = ()) -> TensorSpec:

@@ -78,7 +78,6 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.linear: products.linear,
     ops.dynamic_linear: products.dynamic_linear,
     ops.row_scaled_linear: products.dynamic_linear,
-    ops.gated_linear: products.gated_linear,
     ops.matmul: products.matmul,
     ops.attention: products.attention,
     ops.cached_attention: products.attention,

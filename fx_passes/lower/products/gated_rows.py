@@ -1,7 +1,6 @@
 """The gate and up projections of one row as one operation: both products in one call, where that reads memory faster.
 
-    Before: gate = linear(x, a, post_ops=(silu,));  linear(x, b, post_ops=(mul by gate,))     x is one row, f32
-    After:  gated_linear(x, a, b, "swish")
+    gate = linear(x, a, post_ops=(silu,));  linear(x, b, post_ops=(mul by gate,))     x is one row, f32
 
 A product of one row takes as long as reading its weights, and between two of them memory waits for Python: in a
 decoding step, one product of both matrices takes less time than two. It needs them one under the other, as a copy.
@@ -33,7 +32,7 @@ from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import is_call, only_user
 from fx_passes.lower.context import LoweringContext, constant_name
-from fx_passes.lower.post_ops import Chain, EltwisePostOp, translate, translate_eltwise
+from fx_passes.lower.post_ops import Chain, EltwisePostOp, translate
 from fx_passes.lower.primitives import first_optimized, keep_optimized
 from fx_passes.lower.products.linear import Product
 from fx_passes.lower.products.matrix_vector import NAME, batched_product, by_pieces, equal_pieces
@@ -42,22 +41,13 @@ from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, PostO
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
-def join_gated_rows(graph: fx.Graph, values: RegionValues) -> None:
-    """Rewrite every such pair; graph and values are edited."""
-    for up in graph.find_nodes(op="call_function", target=ops.linear):
-        gate = _gate(up, values)
-        if gate is None:
-            continue
-        (_, *activation), source = gate.kwargs["post_ops"][0], up.meta.get("source", "")
-        with graph.inserting_before(up):
-            args = up.args[0], gate.args[1], up.args[1], *activation
-            joined = graph.create_node("call_function", ops.gated_linear, args, name=f"{gate.name}_{up.name}")
-        joined.meta["source"] = source
-        values.infer(joined)
-        up.replace_all_uses_with(joined)
-        for node in (up, gate):
-            graph.erase_node(node)
-            del values.specs[node], values.bases[node]
+def cover_gated_rows(graph: fx.Graph, values: RegionValues) -> dict[fx.Node, fx.Node]:
+    """Cover the gate of every such pair; return it by the layer whose operation computes both."""
+    pairs = {up: _gate(up, values) for up in graph.find_nodes(op="call_function", target=ops.linear)}
+    covering = {up: gate for up, gate in pairs.items() if gate is not None}
+    for gate in covering.values():
+        values.cover(gate)
+    return covering
 
 
 def _gate(up: fx.Node, values: RegionValues) -> fx.Node | None:
@@ -83,23 +73,24 @@ def _only_post_op(node: fx.Node, name: str) -> tuple[Any, ...]:
     return post_ops[0] if len(post_ops) == 1 and post_ops[0][0] == name and bias is None else (None, None, None)
 
 
-def lower_gated_linear(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.gated_linear of one row: two primitives of one kind, or PyTorch's batched product of both matrices."""
-    arguments, spec = context.values.arguments(node), context.values.specs[node]
-    src = context.tensor(arguments["src"], "src")
-    gate, up = (context.constant(arguments[name], name) for name in ("gate", "up"))
-    names = constant_name(node, "gate"), constant_name(node, "up")
-    entry = translate_eltwise(*(arguments[name] for name in ("kind", "alpha", "beta")))
-    assert entry is not None
+def lower_gated_row(node: fx.Node, gate_node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower both: by two primitives of one kind, or PyTorch's batched product of both matrices."""
+    spec, source = context.values.specs[node], context.values.arguments(node)["src"]
+    src = context.tensor(source, "src")
+    gate, up = (context.constant(context.values.arguments(n)["weight"], "weight") for n in (gate_node, node))
+    names = constant_name(gate_node, "weight"), constant_name(node, "weight")
+    (entry,) = context.post_ops(gate_node.kwargs["post_ops"], spec)
+    assert isinstance(entry, EltwisePostOp)
     n, k = gate.shape
     dst = row_major(spec.shape, torch.float32)
-    operation = Operation(node, node.name, "inner_product", (arguments["src"],), spec, flops=4 * n * k)
+    name = f"{gate_node.name}_{node.name}"
+    operation = Operation(node, name, "inner_product", (source,), spec, flops=4 * n * k)
     srcs = (row_major(src.shape, torch.float32),)
-    for calls in _pairs((gate, up), names, entry[0]):
+    for calls in _pairs((gate, up), names, entry):
         operation.candidates.append(Candidate(calls[0].pd.implementation, srcs, dst, calls))
     keep_optimized(operation, "no optimized product takes these shapes")
     both = Weights(" ".join(names), gate, row_major((2 * n, k), torch.float32), (up,))
-    operation.candidates += _in_one_product(both, entry[0], srcs, dst)
+    operation.candidates += _in_one_product(both, entry, srcs, dst)
     return operation
 
 

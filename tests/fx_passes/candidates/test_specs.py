@@ -49,6 +49,21 @@ def test_a_computation_goes_through_tuples_of_tensors_to_where_they_came_from() 
     assert list(held(function)) == [parts]
 
 
+def test_what_is_covered_is_computed_by_its_readers() -> None:
+    graph = fx.Graph()
+    x, weight = graph.placeholder("x"), graph.get_attr("weight")
+    inner = graph.call_function(torch.mul, (x, weight))
+    node = graph.call_function(torch.add, (inner, x))
+    graph.output(node)
+    given, parameter = torch.randn(3, 4), torch.randn(3, 4)
+    values = RegionValues(graph, [TensorSpec.of(given)], {"weight": parameter})
+    assert values.operands(node) == (inner, x) and not values.constants_of(node)
+    values.cover(inner)
+    assert values.operands(node) == (x,) and [*values.constants_of(node)] == [weight]
+    for computed in (values.compute(node, {x: given}), values.computation(node, (x,))(given)):
+        assert torch.equal(computed, given * parameter + given)
+
+
 def test_constants_that_fakes_ask_for_are_computed_for_real() -> None:
     """They are computed when they are first asked for, which may be while a body runs on fake tensors."""
     graph = fx.Graph()

@@ -111,7 +111,6 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
         ((replace(TOKENS, dtype=torch.int8), tensor(3, *TOKENS.shape[:-1], 1), tensor(4, 8), vector(4)), {})
     ],
     ops.dynamic_linear: [((replace(TOKENS, dtype=torch.uint8), vector(4), tensor(4, 8), vector(4)), {})],
-    ops.gated_linear: [((tensor(1, 8), tensor(4, 8), tensor(4, 8), "swish", 1.0), {})],
     ops.matmul: [((tensor(5, 8), tensor(8, 3)), {}), ((HEADS, TensorSpec((2, 4, 8, 5), F32, (160, 8, 1, 32))), {})],
     ops.attention: [
         ((HEADS, HEADS, HEADS, mask), {}) for mask in (None, tensor(2, 1, 1, 5), tensor(1, 1, 5, 5, dtype=torch.bool))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch import Tensor, fx, nn
 
 import zendnn_cffi
 from fx_passes import ops
-from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate
+from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate
 from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.lower.products import gated_rows
 from fx_passes.lower.products.matrix_vector import NAME
 from fx_passes.lower.rules import lower_graph
 from fx_passes.search.measure import TOLERANCE, Bench, is_rival
@@ -60,7 +62,7 @@ def lowered(
 
 
 def joined(operations: list[Operation]) -> list[Operation]:
-    return [operation for operation in operations if operation.node.target is ops.gated_linear]
+    return [operation for operation in operations if operation.name != operation.node.name]
 
 
 @settings(max_examples=30, deadline=None)
@@ -108,6 +110,35 @@ def test_near_misses_stay_two_operations(options: dict[str, Any]) -> None:
     operations, _ = lowered(**options)
     assert not joined(operations)
     assert sum(operation.node.target is ops.linear for operation in operations) == 2
+
+
+def test_without_kernels_pytorch_computes_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated_rows, "_pairs", lambda *_: iter(()))
+    operations, values = lowered()
+    (operation,) = operations
+    (candidate,) = operation.candidates
+    (template,) = candidate.calls
+    assert "no optimized product" in operation.fallback_reason and isinstance(template, TorchTemplate)
+    assert [node.name for node in operation.operands] == ["x"]
+    x = noise(1, 24)
+    gate, up = (values.constants[node] for node in values.constants)
+    torch.testing.assert_close(template.function(x), F.silu(x @ gate.T) * (x @ up.T))
+
+
+def test_saved_with_both_in_one_product(torch_is_fastest: list[Candidate], tmp_path: Path) -> None:
+    model, x = Gated().eval(), noise(1, 24)
+    gm = zendnn_cffi.optimize(model, (x,), tune="full")
+    with torch.no_grad():
+        gm(x)
+        zendnn_cffi.save(gm, tmp_path / "m.safetensors")
+        again = zendnn_cffi.load(tmp_path / "m.safetensors")
+        torch.testing.assert_close(again(x), model(x))
+    (region,) = again.regions().values()
+    assert torch_is_fastest and region.known.used == 1
+    (lowered,) = region.lowered.values()
+    names = [call.name for call in lowered.program.calls]
+    assert len({name for name in names if "gate" in name}) == 1 and names.count(names[0]) == 3
+    assert zendnn_cffi.explain(again).nodes == zendnn_cffi.explain(gm).nodes
 
 
 class Gated(nn.Module):
