@@ -63,6 +63,7 @@ def measure(name: str, case: Case) -> dict[str, float]:
     __import__(IMPORTS[name])
     imported = time.perf_counter()
     from benchmarks.contenders import CONTENDERS
+    from benchmarks.provisional import provisional
 
     start = CONTENDERS[name].prepare(case)
     ready, cpu = time.perf_counter(), time.process_time()
@@ -76,7 +77,7 @@ def measure(name: str, case: Case) -> dict[str, float]:
         marks.append(time.perf_counter())
     calls = [after - before for before, after in zip(marks, marks[1:], strict=False)]
     times = (imported - began, made - ready, marks[0] - made, calls[0], statistics.median(calls[1:]))
-    return dict(zip(PARTS, times, strict=True)) | {"cpu": cpu}
+    return dict(zip(PARTS, times, strict=True)) | {"cpu": cpu, "provisional": provisional()}
 
 
 def in_process(name: str, case: Case, caches: Path) -> dict[str, float]:
@@ -170,6 +171,7 @@ def table(found: dict[tuple[str, str], list[dict[str, float]]]) -> str:
         at = {part: statistics.median(run[part] for run in runs) for part in (*PARTS, "cpu")}
         answer = statistics.median(run["make"] + run["first"] for run in runs)
         state = "none" if name in NO_CACHE else state
+        state += ", provisional" if any(run.get("provisional") for run in runs) else ""
         lines.append(
             f"| {name} | {state} | {at['import']:.2f} | {at['make']:.2f} | {at['first']:.2f} | {answer:.2f} |"
             f" {at['cpu']:.2f} | {at['second'] * 1e3:.1f} | {at['steady'] * 1e3:.1f} |"

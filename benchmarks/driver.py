@@ -72,7 +72,7 @@ class Remote:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=_environment(case, scratch, protocol),
+            env=_environment(name, case, scratch, protocol),
             start_new_session=True,  # its own process group: compilers' helper processes stop and end with it
         )
         return cls(name, process, log, scratch)
@@ -124,14 +124,15 @@ class Remote:
         return f"ended with code {code}: {' | '.join(lines[-2:])[:300]}"
 
 
-def _environment(case: Case, scratch: Path, protocol: Protocol) -> dict[str, str]:
-    """Return the environment of a worker: same thread count for all, caches of compilers in a folder of its own."""
+def _environment(name: str, case: Case, scratch: Path, protocol: Protocol) -> dict[str, str]:
+    """Return the environment of a worker: same thread count for all, caches in a folder of the contender's own."""
     threads = str(case.threads)
     values = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    caches = CACHE / "kept" / name
     if protocol.cold:
         caches = scratch / f"cache-{case.workload}-{case.dtype}-{case.batch}-{case.threads}-{time.time_ns()}"
-        values["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
-        values["ZENDNN_CFFI_CACHE"] = str(caches / "zendnn_cffi")
+    values["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
+    values["ZENDNN_CFFI_CACHE"] = str(caches / "zendnn_cffi")
     return values
 
 

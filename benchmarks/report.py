@@ -65,9 +65,16 @@ class Result:
         return min(rows, key=lambda row: row.median_ms, default=None)
 
     def ratio(self) -> float | None:
-        """Return the fastest peer's median divided by ours: above 1, ours is faster."""
+        """Return the fastest peer's median divided by ours: above 1, ours is faster. None where ours is provisional."""
         ours, peer = self.summaries().get(OURS), self.fastest_peer()
+        if any(outcome.contender == OURS and is_provisional(outcome) for outcome in self.outcomes):
+            return None
         return peer.median_ms / ours.median_ms if ours and peer else None
+
+
+def is_provisional(outcome: Outcome) -> bool:
+    """Whether some of it was chosen by estimate: its times say nothing of what was to be compared."""
+    return bool(outcome.notes.get("provisional"))
 
 
 def table(result: Result) -> str:
@@ -88,6 +95,7 @@ def table(result: Result) -> str:
         lines.append(
             f"  {title:28} {row.median_ms:10.3f} {row.low_ms:9.3f}-{row.high_ms:<9.3f} {row.count:4} {versus} "
             f"{outcome.ready_s:13.2f} {outcome.peak_bytes / 2**20:9.0f} {outcome.max_error:9.1e}"
+            f"{'  provisional' if is_provisional(outcome) else ''}"
         )
     if (ratio := result.ratio()) is not None and (peer := result.fastest_peer()) is not None:
         lines.append(f"  fastest peer / ours: {ratio:.2f} ({CONTENDERS[peer.contender].title})")
@@ -102,7 +110,11 @@ def overview(results: Iterable[Result]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     for result in results:
         summaries, ratio = result.summaries(), result.ratio()
-        cells = [f"{summaries[name].median_ms:.2f}" if name in summaries else "-" for name in names]
+        unsure = {outcome.contender for outcome in result.outcomes if is_provisional(outcome)}
+        cells = [
+            f"{summaries[name].median_ms:.2f}{' (provisional)' if name in unsure else ''}" if name in summaries else "-"
+            for name in names
+        ]
         lines.append("| " + " | ".join([str(result.case), *cells, f"**{ratio:.2f}**" if ratio else "-"]) + " |")
     return "\n".join(lines)
 

@@ -28,6 +28,7 @@ if __name__ == "__main__":  # the checkout comes last, so that an installed zend
 
 from benchmarks.case import REFERENCE_ROWS, Case
 from benchmarks.contenders import CONTENDERS, Runner
+from benchmarks.provisional import provisional, settle
 
 
 class Worker:
@@ -43,6 +44,7 @@ class Worker:
         self.runner = start()
         self.runner.run()
         ready_s = time.perf_counter() - began
+        settle()
         gc.collect()
         gc.freeze()
         return {"ready_s": ready_s}
@@ -68,7 +70,8 @@ class Worker:
         with open("/proc/self/status") as lines:
             sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("VmHWM", "VmRSS"))}
         memory = {"peak_bytes": int(sizes["VmHWM"]) * 1024, "resident_bytes": int(sizes["VmRSS"]) * 1024}
-        return memory | {"notes": self.runner.notes()}
+        unsettled = {"provisional": count} if (count := provisional()) else {}
+        return memory | {"notes": self.runner.notes() | unsettled}
 
 
 def main() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from torch import nn
-from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-# Before forward they set an attribute to what they compute from parameters, and do nothing else in evaluation mode.
-_CALLS = frozenset(kind.__call__ for kind in (WeightNorm, SpectralNorm, BasePruningMethod))
+# Before forward they, and pruning, set an attribute to what they compute from parameters, and do nothing else in
+# evaluation mode.
+_CALLS = frozenset(kind.__call__ for kind in (WeightNorm, SpectralNorm))
 _BEFORE = "_forward_pre_hooks"
 
 
@@ -25,5 +28,13 @@ def has_hooks(module: nn.Module) -> bool:
 def computed_weights(module: nn.Module) -> list[str]:
     """Return the attributes that hooks set before each forward: old-style weight_norm, spectral_norm, and pruning."""
     hooks = getattr(module, _BEFORE, None) or {}
-    found = [hook for hook in hooks.values() if type(hook).__call__ in _CALLS]
-    return [hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name for hook in found]
+    return [name for hook in hooks.values() if (name := _computed_by(hook))]
+
+
+def _computed_by(hook: Any) -> str:
+    """The attribute that a hook computes; empty where it is one of another kind."""
+    if type(hook).__call__ in _CALLS:
+        return str(hook.name)
+    pruning: Any = sys.modules.get("torch.nn.utils.prune")  # not imported, nobody prunes; importing it takes 3 ms
+    is_pruning = pruning is not None and type(hook).__call__ is pruning.BasePruningMethod.__call__
+    return str(hook._tensor_name) if is_pruning else ""

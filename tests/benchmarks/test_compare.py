@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from benchmarks import case as case_module
 from benchmarks import charts, compare, peers, prepare, workloads
 from benchmarks.case import Case
 from benchmarks.contenders import CONTENDERS
-from benchmarks.driver import Outcome, Protocol, Turn, run_case
+from benchmarks.driver import Outcome, Protocol, Turn, _environment, run_case
+from benchmarks.provisional import provisional, settle
 from benchmarks.report import COLOURS, Result, load, overview, save, table
 
 QUICK = Protocol(warmup=2, iterations=6, rounds=3, settle=1, seconds=5.0, min_iterations=6)
@@ -109,3 +111,37 @@ def test_three_contenders_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ours.peak_bytes >= ours.resident_bytes > 0
     assert "environment is missing" in missing.error
     assert "squeezenet" in said[0]
+
+
+def test_a_provisional_side_is_marked_and_not_compared(result: Result) -> None:
+    (ours,) = [row for row in result.outcomes if row.contender == "ours"]
+    ours.notes["provisional"] = 2
+    assert result.ratio() is None
+    assert "provisional" in next(line for line in table(result).splitlines() if "zendnn_cffi" in line)
+    assert "| resnet18 bf16 b1 | 2.00 (provisional) | 8.00 | 3.00 | - |" in overview([result])
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_contenders_have_caches_of_their_own(tmp_path: Path, cold: bool) -> None:
+    protocol, case = Protocol(cold=cold), Case("resnet18", 1)
+    found = [_environment(name, case, tmp_path / name, protocol) for name in ("ours", "ours_compile", "inductor")]
+    for variable in ("ZENDNN_CFFI_CACHE", "TORCHINDUCTOR_CACHE_DIR"):
+        assert len({values[variable] for values in found}) == len(found)
+
+
+class Unsettled:
+    """A region as the worker sees it."""
+
+    is_provisional = True
+
+    def improve(self, interrupted: Callable[[], bool]) -> bool:
+        self.is_provisional = interrupted()
+        return not self.is_provisional
+
+
+def test_what_was_left_out_is_measured_before_the_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = [Unsettled(), Unsettled()]
+    monkeypatch.setattr("fx_passes.region.region.living_regions", lambda: regions)
+    assert provisional() == 2
+    settle()
+    assert provisional() == 0

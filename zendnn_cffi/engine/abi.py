@@ -11,7 +11,7 @@ import os
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -200,14 +200,15 @@ def fillers(library: Library) -> Iterator[tuple[str, Callable[[Any], int]]]:
         lambda desc: fn("softmax_v2_forward_desc_init")(desc, inference, const("softmax_log"), plain, row, 1),
     )
     if library.has("embedding_bag_desc_init"):
-        yield "embedding_bag_desc_t", lambda desc: fill_embedding_bag(library, desc)
+        silences = iter((quiet_stderr(),))  # the banner comes once
+        yield "embedding_bag_desc_t", lambda desc: fill_embedding_bag(library, desc, next(silences, nullcontext()))
 
 
-def fill_embedding_bag(library: Library, desc: Any) -> int:
-    """Fill an embedding_bag descriptor, without the banner the library prints when it reads its environment."""
+def fill_embedding_bag(library: Library, desc: Any, silence: AbstractContextManager[None]) -> int:
+    """Fill an embedding_bag descriptor, inside what keeps off the banner the library prints on its first one."""
     table, values = make_desc(library, (1, 1), tag="ab"), make_desc(library, (1,), "s32", "a")
     kind, mode = library.const("forward_inference"), library.const("embedding_bag_sum")
-    with quiet_stderr():
+    with silence:
         status = library.fn("embedding_bag_desc_init")(
             desc, kind, mode, 0, table, values, values, library.ffi.NULL, table, -1, 1, 0
         )

@@ -62,6 +62,7 @@ def _whole(program: Program, threads: int, inputs: Sequence[torch.Tensor]) -> Pr
         if _differing(program, made_again, threads, inputs):
             made_again.close()
             return None
+    made_again.free_idle()  # both ran at once, in an arena each: from now on they take turns in one
     return made_again
 
 

@@ -12,6 +12,7 @@ import zendnn_cffi
 from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.region import ZenRegion
 from zendnn_cffi.engine.openmp import computing_with, thread_count
+from zendnn_cffi.runtime import arenas
 from zendnn_cffi.runtime.calls import PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.other_threads import KeptThreads, for_threads
 from zendnn_cffi.runtime.places import Slot, TensorView
@@ -129,3 +130,19 @@ def test_a_scratchpad_that_grows_lies_behind_the_arena() -> None:
     assert any(desc is not None for desc in scratch)
     with computing_with(2):
         assert torch.equal(both([x])[0], alone([x])[0])
+
+
+def test_both_take_turns_in_one_arena() -> None:
+    """They were compared side by side, in an arena each."""
+    x = torch.randn(1, 3, 15, 17)
+    program = lowered(Mixed(), x).program
+    for other in arenas.programs():
+        other.free_idle()
+    program([x])
+    before = arenas.size_bytes()
+    alone = for_threads(program, 1, [x])
+    assert alone is not None
+    with computing_with(1):
+        alone([x])
+    program([x])
+    assert arenas.size_bytes() == before
