@@ -14,6 +14,7 @@ from fx_passes.fold.batch_norm import fold_batch_norm
 from fx_passes.fold.casts import fold_casts
 from fx_passes.fold.channel_scale import fold_channel_scale
 from fx_passes.fold.identities import fold_identities
+from fx_passes.fold.integer_products import fold_integer_products
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.products import fold_products
 from fx_passes.fold.shapes import fold_shapes
@@ -52,6 +53,7 @@ PASSES: tuple[Pass, ...] = (
     fold_shapes,
     fold_identities,
     fold_pad,
+    fold_integer_products,
     fold_products,
     fold_batch_norm,
     fold_channel_scale,

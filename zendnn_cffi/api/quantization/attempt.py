@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from zendnn_cffi.api.optimize import optimize
 from zendnn_cffi.api.quantization.choose import Choice, Limits, Search
-from zendnn_cffi.api.quantization.correct_bias import bias_corrections
+from zendnn_cffi.api.quantization.correct_bias import correct
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gains import layer_gains, weight_sizes
 from zendnn_cffi.api.quantization.layers import Call, add_to_biases, mixed
@@ -52,8 +52,7 @@ class Attempt:
         self._verified = math.nan, math.nan  # noise and accuracy of the last module that was checked
 
     def correct_biases(self) -> None:
-        self._biases = bias_corrections(self._fake)
-        self._fake.shift(self._biases)
+        self._biases = correct(self._fake)
 
     def compile(self, layers: Collection[str] | None) -> None:
         """With just these layers quantized, None for all that can be."""

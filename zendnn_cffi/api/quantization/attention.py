@@ -57,7 +57,7 @@ def _written_out(graph: fx.Graph, node: fx.Node) -> list[str]:
     def call(function: Callable[..., Any], *args: Any) -> fx.Node:
         made = graph.call_function(function, args)
         made.meta = {name: node.meta[name] for name in ("nn_module_stack", "stack_trace") if name in node.meta}
-        with _value(query).fake_mode:  # type: ignore[attr-defined]
+        with _value(query).fake_mode:
             made.meta["val"] = function(*fx.node.map_arg(args, _value))
         return made
 

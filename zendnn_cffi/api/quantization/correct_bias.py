@@ -3,6 +3,9 @@
 Each layer is looked at alone, on the float model's values: both results in one run, with rounded operands and without
 (Nagel et al. 2019, https://arxiv.org/abs/1906.04721; the fast form of OpenVINO's NNCF). Corrections in turn, with all
 layers before rounded, were measured to gain less on a transformer and as much on a convolutional network.
+
+A mean may be that of a few tokens whose values are clipped. Then the correction shifts all others, and the outputs
+lose: MiniLM on 128 tokens went from 19.4 dB to 3.5. So corrections are kept where the outputs gain.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from torch import Tensor, fx, nn
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized, Rounding, channel_axis
 from zendnn_cffi.api.quantization.layers import kind, watch
 
+_CALLS = 8  # inputs that tell whether the outputs gain
 _WITH_BIAS = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
 
 
@@ -33,6 +37,27 @@ def bias_corrections(fake: FakeQuantized) -> dict[str, Tensor]:
 
     watch(fake.module, fake.calls, add)
     return {name: (total / counts[name]).float() for name, total in totals.items()}
+
+
+def correct(fake: FakeQuantized) -> dict[str, Tensor]:
+    """Add corrections to the layers of a graph, those that make its outputs nearer; return them."""
+    before = fake.noise(fake.layers, _CALLS)
+    biases = bias_corrections(fake)
+    fake.shift(biases)
+    if fake.noise(fake.layers, _CALLS) <= before:
+        return biases
+    for name in list(biases):
+        with_it = fake.noise([name], _CALLS)
+        shift = fake.drop_shift(name)
+        if fake.noise([name], _CALLS) < with_it:
+            del biases[name]
+        else:
+            fake.restore_shift(name, shift)
+    if fake.noise(fake.layers, _CALLS) > before:
+        for name in biases:
+            fake.drop_shift(name)
+        return {}
+    return biases
 
 
 def _rounded(module: nn.Module, source: Any, value: Any) -> Any:

@@ -29,7 +29,7 @@ class FakeQuantized:
         self.prepared, self.calls = prepared, list(calls)
         self.layers = [node.name for node in quantized_layers(prepared)]
         self._rounding: dict[Edge, Rounding] = {}
-        self._shifts: dict[str, _Shift] = {}
+        self._shifts: dict[str, Shift] = {}
         self.module = self._switched()
         self._expected: list[list[Tensor]] | None = None
 
@@ -76,13 +76,22 @@ class FakeQuantized:
     def shift(self, biases: Mapping[str, Tensor]) -> None:
         """Add to the results of layers, where these compute in integers: one number for each channel."""
         for node in [node for node in self.module.graph.nodes if node.name in biases]:
-            self._shifts[node.name] = _Shift(biases[node.name], channel_axis(node))
+            self._shifts[node.name] = Shift(biases[node.name], channel_axis(node))
             name = f"_shift_{len(self._shifts)}"
             self.module.add_module(name, self._shifts[node.name])
             with self.module.graph.inserting_after(node):
                 shifted = self.module.graph.call_module(name, (node,))
             node.replace_all_uses_with(shifted, delete_user_cb=lambda user, own=shifted: user is not own)
         self.module.recompile()
+
+    def drop_shift(self, name: str) -> Shift:
+        """Add nothing to a layer's results any more; restore_shift takes what this returns."""
+        shift = self._shifts.pop(name)
+        shift.on = False
+        return shift
+
+    def restore_shift(self, name: str, shift: Shift) -> None:
+        self._shifts[name] = shift
 
     def _switched(self) -> fx.GraphModule:
         """A copy of the graph with a switch on each edge in place of the observers; weights are shared."""
@@ -140,7 +149,7 @@ class Rounding(nn.Module):
         return torch.fake_quantize_per_tensor_affine(x, float(self._scale), int(self._zero_point), *self._range)
 
 
-class _Shift(nn.Module):
+class Shift(nn.Module):
     """Adds a number to each channel, while it is on."""
 
     def __init__(self, values: Tensor, axis: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.support.mixed_precision import Encoder, Residual, called, calls_of_noise, prepared
-from zendnn_cffi.api.quantization.correct_bias import bias_corrections
+from zendnn_cffi.api.quantization.correct_bias import bias_corrections, correct
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.layers import kind
 from zendnn_cffi.api.quantization.pt2e import exported_graph, torchao
@@ -42,6 +42,35 @@ def test_corrections_add_up_to_a_nearer_network() -> None:
     before = fake.noise(fake.layers)
     fake.shift(bias_corrections(fake))
     assert fake.noise(fake.layers) < before and fake.noise(()) == 0
+
+
+class Clipped(nn.Module):
+    """Two layers; the second one reads a token that is clipped, and a normalization hides it from the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(torch.relu(self.first(x))))
+
+
+def test_corrections_that_lose_are_dropped() -> None:
+    torch.manual_seed(0)
+    model, usual = Clipped().eval(), calls_of_noise(4, 1, 40, 16)
+    graph = prepared(model, usual)  # ranges of usual tokens
+    extreme = []
+    for (x,), _ in usual:
+        x = x.clone()
+        x[:, 0] *= 400
+        extreme.append(((x,), {}))
+    fake = FakeQuantized(graph, extreme)
+    before, biases = fake.noise(fake.layers), bias_corrections(fake)
+    kept = correct(fake)
+    assert set(kept) < set(biases) and fake.noise(fake.layers) <= before
+    fake = FakeQuantized(graph, extreme)
+    fake.shift(biases)
+    assert fake.noise(fake.layers) > before
 
 
 def test_smoothing_is_exact_in_float_and_nearer_in_integers() -> None:
