@@ -85,7 +85,7 @@ class Watch:
         root = gm._tree
         modules = list(_outside_leaves(root, frozenset(gm.leaves)))
         children = [m._modules for _, m in modules if m._modules or not is_torch_s(m) or isinstance(m, _CONTAINERS)]
-        self._children = [gm._held if d is root._modules else d for d in children]
+        self._children = [gm.children_by_name if d is root._modules else d for d in children]
         self._known_children = [list(d.items()) for d in self._children]
         self._owners: list[dict[str, Any]] = []
         self._names: list[str] = []

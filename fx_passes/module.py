@@ -11,7 +11,7 @@ import copy
 import enum
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph
 from fx_passes.memoize.watched import is_traced_by_fx, is_watched
+from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.state import HOOK_ATTRIBUTES
 from fx_passes.trace.trace import WHOLE, Traced, forward_signature, retrace
 from zendnn_cffi.locks import new_lock
@@ -68,7 +69,9 @@ class OptimizedModule(fx.GraphModule):
         self._watch: Watch | None = None
         self._seen: Watch | None = None  # what a call found that was not as it was watched
         self._told = False  # by invalidate()
+        self._follows_tree = False  # nobody has this module itself: its parts are replaced in the tree alone
         self._lock = new_lock()
+        self.optimized_submodules: dict[str, OptimizedModule] = {}  # of a model that stays PyTorch's as a whole
         self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
         self.training = False
 
@@ -77,6 +80,21 @@ class OptimizedModule(fx.GraphModule):
         self._checked = bool(traced.specialized or traced.given or traced.assumed) or traced.guards is not None
         self._is_whole = WHOLE in traced.leaves
         self.graph = whole_model_graph(traced.root) if graph is None else graph
+
+    @property
+    def _is_optimized(self) -> bool:
+        """Whether anything of it is, so that gradients go through none of it."""
+        return not self._is_whole or bool(self.optimized_submodules)
+
+    def take_submodules(self, submodules: Mapping[str, OptimizedModule]) -> None:
+        """Let these compute in place of the submodules that they were made of: by path in the tree, which stays."""
+        self.__dict__["optimized_submodules"] = dict(submodules)
+        for path, optimized in submodules.items():
+            module = self._tree.get_submodule(path)
+            module.__dict__["forward"] = SubmoduleForward(module, optimized)
+            # whoever has this module may replace what is in them, in the tree
+            optimized.__dict__["_is_open"] = optimized.__dict__["_follows_tree"] = True
+            optimized.begin_watch()
 
     @property
     def root(self) -> nn.Module:
@@ -96,6 +114,11 @@ class OptimizedModule(fx.GraphModule):
         """Submodules, as _modules; for this module's own use."""
         held: dict[str, Any] = self.__dict__["_modules"]
         return held
+
+    @property
+    def children_by_name(self) -> dict[str, Any]:
+        """The dictionary in which others replace the outermost submodules."""
+        return self._tree._modules if self._follows_tree else self._held
 
     @property
     def is_open(self) -> bool:
@@ -186,12 +209,12 @@ class OptimizedModule(fx.GraphModule):
             arranged = self._source[0].arrange(args, kwargs)
             if arranged is None:
                 self._refuse_if_released("a call with arguments that it was not traced for")
-                return self.root.forward(*args, **kwargs)
+                return self._by_pytorch(*args, **kwargs)
             args, kwargs = arranged
         means_another = torch.is_autocast_enabled("cpu") or torch.get_default_dtype() is not self._source[0].dtype
         if means_another and not self._released and type(self._tree) is not nn.Module:
-            return self.root.forward(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too
-        if torch.is_grad_enabled() and not self._is_whole and not _ask_for_gradients(args, kwargs):
+            return self._by_pytorch(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too
+        if torch.is_grad_enabled() and self._is_optimized and not _ask_for_gradients(args, kwargs):
             with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients
                 result = self.run_graph(*args, **kwargs)
         else:
@@ -200,19 +223,22 @@ class OptimizedModule(fx.GraphModule):
             self._release()
         return result
 
+    def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
+        return plain_forward(self.root)(*args, **kwargs)
+
     def _call_changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """A call that found a change: its result by plain PyTorch, or None where the graph is right (again)."""
         if in_functional_call() or is_watched() or is_traced_by_fx():
             self._refuse_if_released("a call with other parameters")
             self._adopt()
-            return (self.root.forward(*args, **kwargs),)
+            return (self._by_pytorch(*args, **kwargs),)
         with self._lock:
             if self._is_settled():
                 return None
-        if self._is_whole or _ask_for_gradients(args, kwargs):
-            return (self.root.forward(*args, **kwargs),)
+        if not self._is_optimized or _ask_for_gradients(args, kwargs):
+            return (self._by_pytorch(*args, **kwargs),)
         with torch.no_grad():
-            return (self.root.forward(*args, **kwargs),)
+            return (self._by_pytorch(*args, **kwargs),)
 
     def _is_settled(self) -> bool:
         """Whether graph and packed weights are those of the tree as it is; made again where it stayed for two calls.
@@ -240,6 +266,13 @@ class OptimizedModule(fx.GraphModule):
     def _adopt(self) -> None:
         """Let the skeleton have what was put, or removed, here: submodules in their order, or another dictionary."""
         ours, tree = self._held, self._tree
+        if self._follows_tree:
+            for name in ("_parameters", "_buffers"):
+                self.__dict__[name] = tree.__dict__[name]
+            own = {} if self._watch is None else self._watch.own
+            ours.clear()
+            ours.update({**tree._modules, **own})
+            return
         if self._watch is not None:
             for name, module in self._watch.own.items():
                 ours.setdefault(name, module)
@@ -280,6 +313,9 @@ class OptimizedModule(fx.GraphModule):
 
     def follow_changes(self) -> None:
         """Before it is copied: the graph must be the tree's."""
+        for path, submodule in self.optimized_submodules.items():
+            submodule.follow_changes()
+            self._source[0].submodules[path] = submodule._source[0]
         with self._lock:
             if self._watch is not None and not self._watch.unchanged(self):
                 self._told = True
@@ -298,10 +334,12 @@ class OptimizedModule(fx.GraphModule):
     @property
     def notes(self) -> list[str]:
         """What explain() says of the whole."""
+        names = ", ".join(self.optimized_submodules)
+        about = [f"Its forward is PyTorch's, which calls optimized submodules: {names}"] if names else []
         if self._seen is None:
-            return []
-        return ["Parameters or layers were changed: the last call ran as plain PyTorch. The next one packs them again,"
-                " unless they were changed once more."]  # fmt: skip
+            return about
+        return [*about, "Parameters or layers were changed: the last call ran as plain PyTorch. The next one packs them"
+                " again, unless they were changed once more."]  # fmt: skip
 
     def keeping(self) -> list[Any]:
         """The parts that make something of parameters: they have `constants`, by name."""
@@ -348,8 +386,11 @@ class OptimizedModule(fx.GraphModule):
         return dict(self._source[0].leaves)
 
     def regions(self) -> dict[str, nn.Module]:
-        """Return the region modules by name."""
-        return {name: module for name, module in self._held.items() if hasattr(module, "invalidate")}
+        """Return the region modules by name; those of optimized submodules with the submodule's path before it."""
+        own = {name: module for name, module in self._held.items() if hasattr(module, "invalidate")}
+        for path, submodule in self.optimized_submodules.items():
+            own |= {f"{path}.{name}": region for name, region in submodule.regions().items()}
+        return own
 
     def invalidate(self) -> None:
         """Tell everything that keeps what it made of parameters that they may have changed.
@@ -359,8 +400,8 @@ class OptimizedModule(fx.GraphModule):
         self._told = True
         if self._watch is not None:
             self._watch.expire()
-        for region in self.regions().values():
-            region.invalidate()
+        for part in (*self.optimized_submodules.values(), *self.regions().values()):
+            part.invalidate()
         for module in self._held.values():
             if hasattr(module, "forget"):
                 module.forget()
@@ -481,7 +522,7 @@ class WholeModel:
                 kwargs[p.name] = value
             else:
                 args.append(value)
-        return self.root.forward(*args, **kwargs)
+        return plain_forward(self.root)(*args, **kwargs)
 
 
 class _LeftOut(enum.Enum):

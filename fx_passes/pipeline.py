@@ -135,4 +135,7 @@ def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> Optimized
     result: OptimizedModule = gm
     result.begin_watch()
     notes.end(result)
+    if traced.submodules:
+        made = {path: build(each, make_region=make_region) for path, each in traced.submodules.items()}
+        result.take_submodules({path: submodule for path, submodule in made.items() if submodule.regions()})
     return result

@@ -78,7 +78,7 @@ class Aliasing:
         if len(written) != 1 or not self._has_out_of_place(node) or not self._keeps_dtype(node):
             return False
         source, now = written[0], self.order[node]
-        for other in self.members(source):
+        for other in self._sharing(source):
             if other.op in ("placeholder", "get_attr"):
                 return False
             read_later = any(self.order[user] > now for user in other.users)
@@ -89,6 +89,22 @@ class Aliasing:
                 user.replace_input_with(source, node)
         _respell(node)
         return True
+
+    def _sharing(self, node: fx.Node) -> list[fx.Node]:
+        """As members(), but values that are together in a result alone share no memory."""
+        members = self.members(node)
+        joined: dict[fx.Node, list[fx.Node]] = {member: [] for member in members}
+        for member in members:
+            if not _holds_results(member):
+                for source in aliases(member, self.gm):
+                    joined[member].append(source)
+                    joined[source].append(member)
+        found, pending = {node: None}, [node]
+        while pending:
+            new = [other for other in joined[pending.pop()] if other not in found]
+            found.update(dict.fromkeys(new))
+            pending += new
+        return list(found)
 
     def _has_out_of_place(self, node: fx.Node) -> bool:
         """Whether there is an out-of-place spelling of the operation; of modules nobody knows, what they do is not."""
@@ -127,6 +143,11 @@ class Aliasing:
         a, b = self._find(a), self._find(b)
         if a is not b:
             self._parent[a] = b
+
+
+def _holds_results(node: fx.Node) -> bool:
+    """Whether node puts values together that the graph returns, and does nothing else with them."""
+    return getattr(node.target, "puts_together", False) and all(user.op == "output" for user in node.users)
 
 
 def _functional(overload: Any) -> Any:

@@ -8,7 +8,7 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,12 +231,19 @@ def explain(gm: fx.GraphModule) -> Explanation:
             continue  # one of a region's results
         elif node.op in ("call_module", "call_function", "call_method"):
             nodes.append(explain_outside(node, gm))
+    for path, submodule in gm.optimized_submodules.items():
+        nodes += [_within(path, node) for node in explain(submodule).nodes]
     notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
     own = [region for region in regions.values() if isinstance(region, ZenRegion)]
     notes += _beside_other_work(own)
     measured = all(found.is_measured for region in own for found in region.lowered.values() if found)
     graphs = (gm.graph, {name: region.graph for name, region in regions.items() if isinstance(region, ZenRegion)})
     return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(own)), latest_profile(gm), measured, graphs)
+
+
+def _within(path: str, node: NodeExplanation) -> NodeExplanation:
+    """What is said of a node of a submodule, where that is part of a model."""
+    return replace(node, region=node.region and f"{path}.{node.region}", name=f"{path}.{node.name}")
 
 
 def explain_report(region: str, signature: str, report: NodeReport, slices: int) -> NodeExplanation:

@@ -128,9 +128,12 @@ def latest_profile(module: torch.nn.Module) -> Profile | None:
 
 
 def _own_regions(module: Any) -> list[Any]:
+    from fx_passes.module import OptimizedModule
     from fx_passes.region.region import ZenRegion
 
-    parts = module.modules() if isinstance(module, torch.nn.Module) else ()
+    parts = list(module.modules()) if isinstance(module, torch.nn.Module) else []
+    for part in (part for part in list(parts) if isinstance(part, OptimizedModule)):
+        parts += [inner for each in part.optimized_submodules.values() for inner in each.modules()]
     return [part for part in parts if isinstance(part, ZenRegion)]
 
 

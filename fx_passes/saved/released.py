@@ -34,7 +34,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def release_weights(gm: OptimizedModule) -> bool:
-    """Let go of the parameters that regions keep packed; whether there are any. Each region that has a program may."""
+    """Let go of the parameters that regions keep packed; whether there are any. Each region that has a program may.
+
+    A model that PyTorch calls keeps its parameters, whatever its submodules are.
+    """
+    if gm.optimized_submodules:
+        return False
     regions: list[Any] = [r for r in gm.regions().values() if isinstance(r, ZenRegion)]
     regions = [r for r in regions if r.lowered and all(r.lowered.values())]  # plain PyTorch needs the others
     if not regions or not release(gm, regions):

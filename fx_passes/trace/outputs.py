@@ -71,6 +71,8 @@ class TakenApart:
 class Remake:
     """The function of a graph that makes one container or object again, of the values in it."""
 
+    puts_together = True  # for fx_passes.aliasing: it does nothing else
+
     def __init__(self, name: str, structure: pytree.TreeSpec) -> None:
         self.__name__ = f"make_{name}"
         self.structure = structure

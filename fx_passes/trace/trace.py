@@ -39,6 +39,7 @@ from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
 from fx_passes.trace.state import Snapshot
+from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
 from fx_passes.trace.tuples import in_tuples
 from zendnn_cffi.locks import making
 
@@ -49,12 +50,7 @@ ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | No
 _COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer,
               nn.Transformer, nn.MultiheadAttention)  # fmt: skip
 _REASON = 300  # characters of torch.export's messages that are kept
-# torchvision's detectors. torch.export follows them for minutes, until a size that depends on data ends it.
-_POST_PROCESSING = "postprocess_detections"
-_DETECTOR = (
-    "a detector, which keeps as many boxes as the data says: no graph. torch.compile(model, backend='zendnn') takes"
-    " what lies before"
-)
+_DETECTOR = "a detector, which keeps as many boxes as the data says: no graph"
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
 
@@ -83,6 +79,7 @@ class Traced:
     example      the example inputs, where the graph was made from them
     stateful     submodules whose forward was seen to change more than its result
     restored     whether the graph comes from a file, and cannot be made again
+    submodules   path -> a submodule that is a graph, where the model is none
     dtype        the default dtype while it was traced: of tensors that forward makes, and of results of integers
     """
 
@@ -96,6 +93,7 @@ class Traced:
     example: Call | None = None
     stateful: tuple[str, ...] = ()
     restored: bool = False
+    submodules: dict[str, Traced] = field(default_factory=dict)
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -143,7 +141,8 @@ class Traced:
 
     def copy(self, root: nn.Module) -> Traced:
         """The same graph over another module tree of the same structure."""
-        return replace(self, root=root, graph=self.graph and copy_graph(self.graph))
+        submodules = {path: traced.copy(root.get_submodule(path)) for path, traced in self.submodules.items()}
+        return replace(self, root=root, graph=self.graph and copy_graph(self.graph), submodules=submodules)
 
     def __getstate__(self) -> dict[str, Any]:
         """An exported graph is not picklable; it is made again from the example."""
@@ -261,8 +260,9 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     example_inputs  the arguments of one call (a sequence, or a mapping of keyword arguments); used where symbolic
                     tracing is not enough, and to learn which optional arguments are given
     Raises          ValueError for a model in training mode, TraceError for one whose parameters have no shape yet.
-    Where nothing can be traced, the result has no graph and the reason stands in leaves[WHOLE]. Submodules whose
-    forward changes attributes, lists or globals are leaves, and what they write to is their own.
+    Where the model cannot be traced, the result has no graph, the reason stands in leaves[WHOLE], and submodules that
+    can be traced are in submodules. Submodules whose forward changes attributes, lists or globals are leaves, and what
+    they write to is their own.
     """
     if model.training and not is_exported(model):
         raise ValueError(
@@ -272,8 +272,20 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     example = None if example_inputs is None else _as_call(example_inputs)
     with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example))
-    _own_what_is_written(traced)
+        if traced.graph is None:
+            traced.submodules.update(find_submodules(traced.root, example, _trace_submodule))
+            inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
+            reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
+            log.warning("%s stays plain PyTorch%s: %s", type(model).__name__, inside, reason)
+    for each in (traced, *traced.submodules.values()):
+        _own_what_is_written(each)
     return traced
+
+
+def _trace_submodule(module: nn.Module, example: Call | None) -> Traced | None:
+    """The graph over a submodule; None where there is none."""
+    traced = _trace(module, example, *_specialize(module, example))
+    return None if traced.graph is None else traced
 
 
 def retrace(traced: Traced) -> Traced:
@@ -313,7 +325,6 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
             log.info("%s: %s%s", type(root).__name__, failure, _remedy(example))
             leaves = keep_whole(leaves, failure.reasons)
             if WHOLE in leaves:
-                log.warning("%s stays plain PyTorch: %s%s", type(root).__name__, failure, _remedy(example))
                 return Traced(root, None, leaves, stateful=stateful)
 
 
@@ -398,7 +409,7 @@ def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
 
 def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced:
     """The exported graph."""
-    if detectors := [path for path, module in root.named_modules() if hasattr(module, _POST_PROCESSING)]:
+    if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
         raise _Untraceable({detectors[0]: _DETECTOR})
     try:
         asked: list[None] = []

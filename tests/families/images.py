@@ -117,7 +117,7 @@ def _detectors() -> list[Row]:
             lambda: _from("detection", folder_name, **options),
             lambda: _pictures((300, 320)),
             tolerance=_TWO_STAGES if "rcnn" in name else TOLERANCE,
-            remark="boxes are PyTorch's, by `optimize` all of it: sizes depend on the picture, so forward is no graph",
+            remark="boxes are PyTorch's: how many there are depends on the picture, so forward is no graph",
         )
 
     return [

@@ -44,7 +44,8 @@ def optimize(
                     optimized, and calls that the export is not made for raise as there. Exported modules cannot be
                     pickled, nor can the result.
     example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: where
-                    torch.fx cannot trace symbolically
+                    torch.fx cannot trace symbolically. A model that is no graph (a detector) is called with them once
+                    or a few times: its submodules that are graphs are optimized.
     dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were; around
                     Winograd convolutions that beat bf16's float32. None (default) and torch.float32: each value in
                     its own dtype.
@@ -131,8 +132,10 @@ def _arguments(
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
 ) -> tuple[Any, ...] | dict[str, Any] | None:
     """Positional arguments, or keyword arguments where they were given by name."""
-    if example_inputs is None:
-        return None
+    from fx_passes.trace.export import Arguments
+
+    if example_inputs is None or isinstance(example_inputs, Arguments):
+        return example_inputs
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,)
     if isinstance(example_inputs, Mapping):

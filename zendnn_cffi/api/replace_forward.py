@@ -74,12 +74,12 @@ class ReplacedForward:
             return fast
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule:
-        names = list(inspect.signature(type(self.model).forward).parameters)[1:]
-        by_name = kwargs | dict(zip(names, args, strict=False)) if kwargs else {}
+        from fx_passes.trace.export import Arguments
+
         self.model.__dict__.pop("forward")  # it is the model itself that is optimized
         try:
             with torch.inference_mode(False), torch.no_grad():
-                fast: Any = optimize(self.model, by_name or args, **self.options)
+                fast: Any = optimize(self.model, Arguments(args, kwargs), **self.options)
         finally:
             self.model.__dict__["forward"] = self
         return fast

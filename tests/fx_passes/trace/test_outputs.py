@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
 import zendnn_cffi
@@ -176,6 +177,47 @@ def test_a_container_writes_to_nothing() -> None:
     explanation = zendnn_cffi.explain(gm)
     assert [node.became for node in explanation.nodes if "OrderedDict" in node.source] == ["container"]
     assert [node.post_ops for node in explanation.nodes if node.became == "convolution"] == [("relu",)]
+
+
+class Levels(nn.Module):
+    """Returns each level, and goes on from it; in place, as torchvision's backbones."""
+
+    def __init__(self, together: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)])
+        self.act, self.together = nn.Hardswish(inplace=True), together
+
+    def forward(self, x: Tensor) -> Any:
+        first = self.act(self.convs[0](x))
+        second = self.convs[1](first)
+        return self.together(first, second)
+
+
+def _shown(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Any]:
+    return lambda first, second: OrderedDict(first=first, view=second.flatten(1), second=act(second))
+
+
+LEVELS: dict[str, tuple[Callable[[Tensor, Tensor], Any], int]] = {
+    "levels": (lambda a, b: OrderedDict(a=a, b=F.hardswish(b, True)), 0),
+    "one level twice": (lambda a, b: OrderedDict(a=a, b=b, c=F.hardswish(b, True)), 0),
+    "a view that the write reaches": (_shown(lambda b: F.hardswish(b, True)), 2),
+}
+
+
+@pytest.mark.parametrize("case", LEVELS)
+def test_values_that_are_returned_together_share_no_memory(case: str) -> None:
+    """Each is computed out of place, in one region; not where a view of it sees the write."""
+    together, outside = LEVELS[case]
+    model = Levels(together).eval()
+    gm = zendnn_cffi.optimize(model, tune="off")
+    x = noise(1, 3, 4, 4)
+    with torch.no_grad():
+        ours, eager = gm(x), model(x)
+    assert [*ours] == [*eager]
+    for name, value in eager.items():
+        assert_close(ours[name], value, k=4)
+    left = [node for node in zendnn_cffi.explain(gm).nodes if node.computes and not node.region]
+    assert len(left) == outside and len(gm.regions()) == 1
 
 
 def test_containers_are_pickled() -> None:

@@ -59,6 +59,24 @@ def test_whoever_holds_it_computes_in_the_engine(model: Classifier) -> None:
     assert "forward" not in model.__dict__ and torch.equal(model(X)["scores"], expected)
 
 
+class Passing(Classifier):
+    """As ultralytics' networks: anything more by position, and options by name."""
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return super().forward(x if x.shape[0] > 1 else x * 1, *args, **{k: v for k, v in kwargs.items() if v})
+
+
+def test_arguments_by_position_and_by_name_at_once() -> None:
+    model = Passing().eval()
+    expected = model(X, seen=None)["scores"]
+    replaced = zendnn_cffi.replace_forward(model)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.allclose(model(X, seen=None)["scores"], expected, atol=1e-5)
+    (fast,) = replaced.modules
+    assert zendnn_cffi.explain(fast).offloaded_share == 1.0  # 0 where its region waits for a first call
+
+
 def test_each_kind_of_call_has_a_module_and_sizes_make_none(model: Classifier) -> None:
     replaced = zendnn_cffi.replace_forward(model)
     mask = torch.rand(5)

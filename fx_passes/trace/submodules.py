@@ -1,0 +1,96 @@
+"""Submodules that are graphs, where the model as a whole is none: the backbone, neck and heads of a detector.
+
+    forward: pictures -> transform -> backbone -> head -> as many boxes as the data says
+    found:                            backbone    head
+
+The model is called once on the example, level by level of its tree, to learn what each submodule is called with.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import nn
+
+from fx_passes.trace.skeleton import skeleton
+from fx_passes.trace.state import Snapshot
+
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+Found = TypeVar("Found")
+
+# What torchvision's detectors call the method that selects boxes. torch.export follows it for minutes.
+POST_PROCESSING = "postprocess_detections"
+_MAX_LEVELS = 4
+
+log = logging.getLogger("zendnn_cffi.passes")
+
+
+def find_submodules(
+    root: nn.Module, example: Call | None, trace: Callable[[nn.Module, Call | None], Found | None]
+) -> dict[str, Found]:
+    """Return the outermost submodules of root that trace makes a graph of, by path.
+
+    example  the arguments of a call of root; without one, submodules are traced without arguments
+    trace    returns None for a module that is no graph
+    """
+    found: dict[str, Found] = {}
+    level = dict(_children("", root))
+    for _ in range(_MAX_LEVELS):
+        calls = {} if example is None else _calls(root, example, level)
+        below: dict[str, nn.Module] = {}
+        for path, module in level.items():
+            traced = None
+            if example is None or path in calls:
+                traced = trace(module, calls.get(path))
+            if traced is None:
+                below.update(_children(path, module))
+            else:
+                found[path] = traced
+        level = below
+    return found
+
+
+def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Submodules with parameters and a forward that is their class's; of lists of modules those in them.
+
+    Heads that select boxes, and compute on them, are left out: how many there are changes with each picture, and each
+    number would be lowered for itself.
+    """
+    for name, child in module.named_children():
+        inner = f"{path}.{name}" if path else name
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _children(inner, child)
+            continue
+        if isinstance(child, torch.jit.ScriptModule) or "forward" in child.__dict__ or hasattr(child, POST_PROCESSING):
+            continue
+        if next(child.children(), None) is not None and next(child.parameters(), None) is not None:
+            yield inner, child
+
+
+def _calls(root: nn.Module, example: Call, submodules: dict[str, nn.Module]) -> dict[str, Call]:
+    """The arguments of the first call of each of these in a call of root; of those alone that are called.
+
+    A copy of the model is called, which may change what it holds.
+    """
+    called: dict[str, Call] = {}
+
+    def note(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        called.setdefault(path, (args, kwargs))
+
+    copied = skeleton(root, own_state=True)
+    for path in submodules:
+        copied.get_submodule(path).register_forward_pre_hook(functools.partial(note, path), with_kwargs=True)
+    shared, rng = Snapshot(copied), torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            copied(*example[0], **example[1])
+    except Exception as error:  # whatever a model raises; what it called before is known
+        log.info("%s: the example: %s: %s", type(root).__name__, type(error).__name__, error)
+    finally:
+        torch.set_rng_state(rng)
+        shared.restore_shared()
+    return called
