@@ -81,11 +81,6 @@ class OptimizedModule(fx.GraphModule):
         self._is_whole = WHOLE in traced.leaves
         self.graph = whole_model_graph(traced.root) if graph is None else graph
 
-    @property
-    def _is_optimized(self) -> bool:
-        """Whether anything of it is, so that gradients go through none of it."""
-        return not self._is_whole or bool(self.optimized_submodules)
-
     def take_submodules(self, submodules: Mapping[str, OptimizedModule]) -> None:
         """Let these compute in place of the submodules that they were made of: by path in the tree, which stays."""
         self.__dict__["optimized_submodules"] = dict(submodules)
@@ -214,7 +209,7 @@ class OptimizedModule(fx.GraphModule):
         means_another = torch.is_autocast_enabled("cpu") or torch.get_default_dtype() is not self._source[0].dtype
         if means_another and not self._released and type(self._tree) is not nn.Module:
             return self._by_pytorch(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too
-        if torch.is_grad_enabled() and self._is_optimized and not _ask_for_gradients(args, kwargs):
+        if torch.is_grad_enabled() and not self._is_whole and not _ask_for_gradients(args, kwargs):
             with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients
                 result = self.run_graph(*args, **kwargs)
         else:
@@ -235,7 +230,7 @@ class OptimizedModule(fx.GraphModule):
         with self._lock:
             if self._is_settled():
                 return None
-        if not self._is_optimized or _ask_for_gradients(args, kwargs):
+        if self._is_whole or _ask_for_gradients(args, kwargs):
             return (self._by_pytorch(*args, **kwargs),)
         with torch.no_grad():
             return (self._by_pytorch(*args, **kwargs),)
