@@ -128,7 +128,7 @@ def _gated_images(
     attr = Attr(post_ops.eltwise("linear", src.scale / wanted.scale, float(wanted.zero_point)))
     operands = ("sub", whole, number, result) if src.zero_point else ("mul", whole, factors, result)
     found = optimized_implementations(descriptors.binary, *operands, attr=attr)
-    zero_point = _constant(node, "zero point", torch.tensor(src.zero_point), number.dims, src, wanted)
+    zero_point = _constant(node, "zero point", torch.tensor(src.zero_point, device="cpu"), number.dims, src, wanted)
     calls = []
     for image in range(images if found else 0):
         other = Operand(1, factors, image * factors.size_bytes)
