@@ -33,7 +33,7 @@ from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Assumption, Kinds
 from fx_passes.trace.outputs import needs_remaking, remake
-from fx_passes.trace.proxies import Questions, RecordingProxy
+from fx_passes.trace.proxies import Questions, RecordingProxy, refuse_to_be_compared
 from fx_passes.trace.reached import Reached, gradient_mode_told
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
@@ -46,6 +46,8 @@ from zendnn_cffi.locks import making
 log = logging.getLogger("zendnn_cffi.passes")
 
 ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
+# In evaluation mode their result is what they were given.
+_HANDING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
 # Modules of torch.nn that symbolic tracing takes for one operation, and torch.export takes apart.
 _COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer,
               nn.Transformer, nn.MultiheadAttention)  # fmt: skip
@@ -225,7 +227,10 @@ class SubmoduleTracer(fx.Tracer):
                 raise NotImplementedError(unclear)
         before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
         try:
-            return in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
+            result = in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
+            if isinstance(m, _HANDING_ON):
+                refuse_to_be_compared(self.questions, type(m).__name__)
+            return result
         except Exception:
             if self.failed is None:
                 self.failed = self.path_of_module(m)
@@ -314,7 +319,7 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
             traced = _trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
             return replace(traced, stateful=stateful)
         except _Untraceable as failure:
-            if example is not None and not leaves and not failure.stateful:
+            if example is not None and not leaves and failure.may_export:
                 try:
                     if not refused:
                         return _trace_by_export(root, reached, example)
@@ -341,13 +346,15 @@ def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[st
 class _Untraceable(Exception):
     """Why there is no graph: path of a submodule (WHOLE: the root) -> reason.
 
-    stateful  paths of modules whose state was changed by tracing them
+    stateful    paths of modules whose state was changed by tracing them
+    may_export  whether torch.export may know better
     """
 
-    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = ()) -> None:
+    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = (), may_export: bool = True) -> None:
         super().__init__("; ".join(f"{path or 'the model'}: {reason}" for path, reason in reasons.items()))
         self.reasons = dict(reasons)
         self.stateful = tuple(stateful)
+        self.may_export = may_export and not stateful
 
 
 def _trace_symbolically(
@@ -372,12 +379,13 @@ def _trace_symbolically(
         changed = before.changed()
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise _Untraceable({**tracer.questions.refused, tracer.failed or WHOLE: reason}) from error
+        reasons = {**tracer.questions.refused, tracer.failed or WHOLE: reason}
+        raise _Untraceable(reasons, may_export=not tracer.questions.identity) from error
     finally:
         torch.set_rng_state(rng)
         before.restore_shared()
     if tracer.questions.refused:  # and caught by what asked
-        raise _Untraceable(tracer.questions.refused)
+        raise _Untraceable(tracer.questions.refused, may_export=not tracer.questions.identity)
     if draws:
         raise _Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
     if changed:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_passes.pipeline import compile_graph
@@ -305,6 +306,9 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "is_scripting": lambda m, x: -m.a(x) if torch.jit.is_scripting() else m.a(x),
     "error of a size": views_where_it_can,
     "the same tensor": is_the_same,
+    "the same tensor of dropout": lambda m, x: m.a(x) if F.dropout(x, 0.5, False) is x else -m.a(x),
+    "the same tensor of a dropout module": lambda m, x: m.a(x) if m.drop(x) is x else -m.a(x),
+    "the same tensor of an identity": lambda m, x: m.a(x) if m.same(x) is x else -m.a(x),
     "deep copy": copies,
     "gradients": lambda m, x: -m.a(x) if torch.is_grad_enabled() else m.a(x),
     "in a list": lambda m, x: m.a(x) if any(v is x for v in [m, x]) else -m.a(x),
@@ -328,7 +332,8 @@ STAY_PLAIN = frozenset(
      "dtype ==", "dtype is", "dtype is, by name", "dtype in a tuple", "dtype in a set", "dtype as a key",
      "requires_grad", "requires_grad is", "is_cuda", "device type", "device type in a set", "is_contiguous", "len",
      "dim", "dim in a set", "size in a set", "bool of a size", "TypeError", "error of bool", "error of len",
-     "error of iteration", "numpy", "error of a size", "the same tensor", "deep copy", "gradients", "format", "str",
+     "error of iteration", "numpy", "error of a size", "the same tensor", "the same tensor of dropout",
+     "the same tensor of a dropout module", "the same tensor of an identity", "deep copy", "gradients", "format", "str",
      "match sequence", "AttributeError")
 )  # fmt: skip
 
@@ -337,7 +342,8 @@ def model_for(name: str) -> nn.Module:
     torch.manual_seed(0)
     make = Pair if name == "named tuple" else lambda y, x: (y, x)
     children = {"a": nn.Linear(4, 4), "p": Split(make), "c": Chooses(), "q": Chooses(lambda y: (y, None)),
-                "o": Chooses(Output), "d": Chooses(lambda y: {"first": y})}  # fmt: skip
+                "o": Chooses(Output), "d": Chooses(lambda y: {"first": y}),
+                "drop": nn.Dropout(), "same": nn.Identity()}  # fmt: skip
     return model_of(CASES[name], **children)
 
 
