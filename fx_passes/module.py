@@ -8,7 +8,6 @@ parameters were released, there is nothing to run them on: copies are made of th
 from __future__ import annotations
 
 import copy
-import enum
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,8 @@ from fx_passes.graph.graph import IN_WORK, copy_graph
 from fx_passes.memoize.watched import is_traced_by_fx, is_watched
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.state import HOOK_ATTRIBUTES
-from fx_passes.trace.trace import WHOLE, Traced, forward_signature, retrace
+from fx_passes.trace.trace import WHOLE, Traced, retrace
+from fx_passes.whole_model import whole_model_graph
 from zendnn_cffi.locks import new_lock
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -493,51 +493,3 @@ def _opening(name: str) -> property:
 
 for _name in ("_modules", "_parameters", "_buffers"):
     setattr(OptimizedModule, _name, _opening(_name))
-
-
-class WholeModel:
-    """Callable node target: the forward of a model that could not be traced, given every parameter of its signature."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self.root = root
-        self.parameters = tuple(forward_signature(root).parameters.values())
-        self.__name__ = self.__qualname__ = "whole_model"
-
-    def __call__(self, *values: Any) -> Any:
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for p, value in zip(self.parameters, values, strict=True):
-            if value is _LeftOut.DEFAULT:
-                value = p.default
-            if p.kind is p.VAR_POSITIONAL:
-                args.extend(value)
-            elif p.kind is p.VAR_KEYWORD:
-                kwargs.update(value)
-            elif p.kind is p.KEYWORD_ONLY:
-                kwargs[p.name] = value
-            else:
-                args.append(value)
-        return plain_forward(self.root)(*args, **kwargs)
-
-
-class _LeftOut(enum.Enum):
-    """Stands for an argument that was not given, whose default generated code cannot write."""
-
-    DEFAULT = enum.auto()
-
-
-def _is_written(default: Any) -> bool:
-    return default is None or type(default) in (bool, int, float, str)
-
-
-def whole_model_graph(root: nn.Module) -> fx.Graph:
-    """One call of root.forward, with its own signature."""
-    graph = fx.Graph()
-    call = WholeModel(root)
-    values = []
-    for p in call.parameters:
-        stars = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
-        default = () if p.default is p.empty else (p.default if _is_written(p.default) else _LeftOut.DEFAULT,)
-        values.append(graph.create_node("placeholder", stars + p.name, default, name=p.name))
-    graph.output(graph.call_function(call, tuple(values)))
-    return graph

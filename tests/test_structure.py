@@ -44,6 +44,7 @@ ORDER = (
     "fx_passes.region",  # drives those from candidates on
     "fx_passes.changes",  # what was changed on a module since
     "fx_passes.submodule",  # the forward of a part, where the whole is no graph
+    "fx_passes.whole_model",  # the graph of a model that could not be traced
     "fx_passes.module",
     "fx_passes.report",  # for people: explain, debug folders
     "fx_passes.pipeline",  # states the order of the passes

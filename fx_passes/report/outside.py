@@ -92,7 +92,7 @@ def _holds_tensors(value: Any) -> bool:
 def _why_torch(node: fx.Node, gm: OptimizedModule) -> str:
     from fx_passes.graph.graph import is_vocabulary
     from fx_passes.memoize.memoised import Memoised
-    from fx_passes.module import WholeModel
+    from fx_passes.whole_model import WholeModel
 
     if isinstance(node.target, WholeModel):
         return gm.leaves.get("", "") or "the model is called as a whole"

@@ -1,0 +1,64 @@
+"""The graph of a model that could not be traced takes arguments as the model's own forward does."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from fx_passes.whole_model import WholeModel, whole_model_graph
+
+MARK = object()
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor, /, y: Any = 2, z: Any = MARK, *, bias: float = 1.5, dtype: Any = torch.float32) -> Any:
+        return x * y + bias, z, dtype
+
+
+class Many(nn.Module):
+    def forward(self, x: Tensor, *rest: Any, scale: int = 3, **named: Any) -> Any:
+        return x * scale, rest, named
+
+
+X = torch.arange(4.0)
+CALLS: list[tuple[type[nn.Module], tuple[Any, ...], dict[str, Any]]] = [
+    (Named, (X,), {}),
+    (Named, (X, 5), {}),
+    (Named, (X,), {"y": X, "bias": 0.0}),
+    (Named, (X, 1, None), {"dtype": torch.bfloat16}),
+    (Named, (X,), {"z": "text"}),
+    (Many, (X,), {}),
+    (Many, (X, 1, X), {}),
+    (Many, (X, 1), {"scale": 2, "other": X}),
+    (Many, (), {"x": X, "named": 4}),
+]
+
+
+@pytest.mark.parametrize(("kind", "args", "kwargs"), CALLS)
+def test_arguments_and_defaults_reach_forward(kind: type[nn.Module], args: Any, kwargs: Any) -> None:
+    model = kind()
+    gm = fx.GraphModule(model, whole_model_graph(model))
+    assert sum(isinstance(node.target, WholeModel) for node in gm.graph.nodes) == 1
+    ours, eager = gm(*args, **kwargs), model(*args, **kwargs)
+    assert torch.equal(ours[0], eager[0])
+    assert ours[1:] == eager[1:]  # among them what was given, itself
+
+
+@pytest.mark.parametrize("kind", [Named, Many])
+def test_parameters_stand_in_the_graph_under_their_names(kind: type[nn.Module]) -> None:
+    model = kind()
+    names = [node.name for node in whole_model_graph(model).find_nodes(op="placeholder")]
+    assert names == [*inspect.signature(model.forward).parameters]
+
+
+@pytest.mark.parametrize(("kind", "args", "kwargs"), [(Named, (), {}), (Many, (), {}), (Named, (X,), {"unknown": 1})])
+def test_what_forward_refuses_is_refused(kind: type[nn.Module], args: Any, kwargs: Any) -> None:
+    model = kind()
+    gm = fx.GraphModule(model, whole_model_graph(model))
+    for call in (model, gm):
+        with pytest.raises(TypeError):
+            call(*args, **kwargs)
