@@ -12,10 +12,8 @@ captured graph, and parameters may be loaded or moved between calls.
 from __future__ import annotations
 
 import copy
-import itertools
 import threading
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -32,15 +30,15 @@ from zendnn_cffi.log import get_logger
 log = get_logger(__name__)
 MAX_BINDINGS = 64  # graphs bound to different parameters that one captured graph keeps (one per layer that shares it)
 _MAX_CHANGES = 4  # a tensor whose contents changed this often is an input, not a constant
-_numbers = itertools.count()
 _OPTIONS = {"dtype", "allow_winograd", "tune", "tune_seconds"}
 _warned: set[str] = set()
-_bindings: weakref.WeakSet[Binding] = weakref.WeakSet()
 
 
 def compiled_modules() -> list[fx.GraphModule]:
-    """Return the optimized modules that live behind torch.compile, oldest first: for explain() and profile()."""
-    return [binding.module for binding in sorted(_bindings, key=lambda b: b.number)]
+    """Return the optimized modules that live behind torch.compile, oldest first: explain() takes each of them."""
+    from fx_passes.report import compiled
+
+    return [*compiled.compiled_modules()]
 
 
 def zendnn_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -188,6 +186,7 @@ class Binding:
         from fx_passes.pipeline import build
         from fx_passes.region.options import TUNE_SECONDS, RegionOptions
         from fx_passes.region.region import RegionFactory
+        from fx_passes.report.compiled import register
         from fx_passes.report.debug_folder import captured_by_dynamo
         from fx_passes.trace.trace import Traced
 
@@ -208,8 +207,7 @@ class Binding:
             root, graph = bind(gm, args, constants, floats)
             self.module = build(Traced(root, graph), make_region=RegionFactory(region))
         self._forward = self.module.run_graph  # what it is bound to was compared before the call
-        self.number = next(_numbers)
-        _bindings.add(self)
+        register(self.module)
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
 
     def __call__(self, args: Sequence[Any]) -> Any:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import fx
+from torch import fx, nn
 
 from fx_passes.report.explanation import NodeExplanation
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 
 if TYPE_CHECKING:
+    from fx_passes.module import OptimizedModule
     from fx_passes.region.compile import NodeReport
     from fx_passes.report.profile import Profile
 
@@ -118,7 +119,10 @@ class Explanation:
 
     def _held_graphs(self) -> tuple[fx.Graph, dict[str, fx.Graph]]:
         if self._graphs is None:
-            raise ValueError("this explanation holds no graph: make one by explain()")
+            raise ValueError(
+                "this explanation holds no graph, or several: take explain() of one module"
+                " (zendnn_cffi.backend.compiled_modules() returns those behind torch.compile)"
+            )
         return self._graphs
 
     @property
@@ -208,20 +212,62 @@ def _counted(count: int, became: str, implementation: str) -> str:
     return f"{count} {_PLURALS.get(became, f'{became} {implementation}'.rstrip())}"
 
 
-def explain(gm: fx.GraphModule) -> Explanation:
+def explain(module: Any) -> Explanation:
     """Return what each node of an optimized module became, for every signature its regions were lowered for.
 
-    gm      what optimize() returned. Regions are lowered on the first call: call gm once to see implementations. After
-            profile(gm, ...) the share of time is that of a call.
-    Raises  TypeError for anything else.
+    module  what optimize() or torch.compile(..., backend="zendnn") returned, or a model that holds such. Regions are
+            lowered on the first call: call it once to see implementations. After profile(module, ...) the share of time
+            is that of a call.
+    Raises  TypeError for anything else, and for what was compiled and has no graph yet.
     """
     from fx_passes.module import OptimizedModule
+
+    return _explain_optimized(module) if isinstance(module, OptimizedModule) else _explain_parts(module)
+
+
+def _explain_parts(whole: Any) -> Explanation:
+    """Of what holds optimized modules, or runs them behind torch.compile; of several, each by its name."""
+    from fx_passes.region.region import ZenRegion, weights_bytes
+    from fx_passes.report.profile import latest_profile
+
+    modules = _parts(whole)
+    profile = latest_profile(whole)
+    parts = {name: _explain_optimized(module) for name, module in modules.items()}
+    if len(parts) == 1:
+        (part,) = parts.values()
+        part.profile = profile
+        return part
+    nodes = [_within(name, node) for name, part in parts.items() for node in part.nodes]
+    notes = [f"{len(parts)} optimized modules: {', '.join(parts)}"]
+    notes += dict.fromkeys(note for part in parts.values() for note in part.notes)
+    regions = [region for gm in modules.values() for region in gm.regions().values() if isinstance(region, ZenRegion)]
+    measured = all(part.measured for part in parts.values())
+    return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(regions)), profile, measured)
+
+
+def _parts(whole: Any) -> dict[str, OptimizedModule]:
+    """The optimized modules in it, by path, and those behind torch.compile: graph_0, graph_1."""
+    from fx_passes.module import OptimizedModule
+    from fx_passes.report.compiled import behind, is_compiled
+
+    inside = whole.named_modules() if isinstance(whole, nn.Module) else ()
+    held = {path: module for path, module in inside if isinstance(module, OptimizedModule)}
+    compiled = behind(whole) if is_compiled(whole) else []
+    if held or compiled:
+        return held | {f"graph_{i}": module for i, module in enumerate(compiled)}
+    if is_compiled(whole):
+        raise TypeError("explain(): this was compiled, and has no graph yet: call it once under torch.no_grad()")
+    raise TypeError(
+        'explain() takes what zendnn_cffi.optimize() or torch.compile(..., backend="zendnn") returned, or a model that'
+        f" holds it, got {type(whole).__name__}"
+    )
+
+
+def _explain_optimized(gm: OptimizedModule) -> Explanation:
     from fx_passes.region.region import ZenRegion, weights_bytes
     from fx_passes.report.outside import explain_outside
     from fx_passes.report.profile import latest_profile
 
-    if not isinstance(gm, OptimizedModule):
-        raise TypeError(f"explain() takes what zendnn_cffi.optimize() returned, got {type(gm).__name__}")
     nodes: list[NodeExplanation] = []
     regions = gm.regions()
     for node in gm.graph.nodes:
@@ -232,7 +278,7 @@ def explain(gm: fx.GraphModule) -> Explanation:
         elif node.op in ("call_module", "call_function", "call_method"):
             nodes.append(explain_outside(node, gm))
     for path, submodule in gm.optimized_submodules.items():
-        nodes += [_within(path, node) for node in explain(submodule).nodes]
+        nodes += [_within(path, node) for node in _explain_optimized(submodule).nodes]
     notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
     own = [region for region in regions.values() if isinstance(region, ZenRegion)]
     notes += _beside_other_work(own)

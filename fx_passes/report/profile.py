@@ -93,10 +93,11 @@ def profile(module: Callable[..., Any], *inputs: Any, runs: int = 20, **named_in
     import time
 
     from fx_passes.module import OptimizedModule
+    from fx_passes.report.compiled import is_compiled
 
     if runs < 1:
         raise ValueError(f"runs must be at least 1, got {runs}")
-    if not _regions(module) and not isinstance(module, OptimizedModule) and not _is_compiled(module):
+    if not _regions(module) and not isinstance(module, OptimizedModule) and not is_compiled(module):
         raise _no_regions(module)
     totals: list[int] = []
     with torch.inference_mode():
@@ -114,16 +115,16 @@ def profile(module: Callable[..., Any], *inputs: Any, runs: int = 20, **named_in
     records = _records(timing, runs)
     about = _about(module, (inputs, named_inputs), records)
     found = Profile(records, int(statistics.median(totals)), _alone_ns(timing, runs), about)
-    if isinstance(module, OptimizedModule):
+    if isinstance(module, OptimizedModule) or is_compiled(module):
         _latest[module] = found
     return found
 
 
-_latest: WeakKeyDictionary[torch.nn.Module, Profile] = WeakKeyDictionary()
+_latest: WeakKeyDictionary[Any, Profile] = WeakKeyDictionary()
 
 
-def latest_profile(module: torch.nn.Module) -> Profile | None:
-    """The last profile() of an optimized module, None where there was none."""
+def latest_profile(module: Any) -> Profile | None:
+    """The last profile() of an optimized or compiled module, None where there was none."""
     return _latest.get(module)
 
 
@@ -142,11 +143,6 @@ def _regions(module: Any) -> list[Any]:
     from fx_passes.region.region import living_regions
 
     return _own_regions(module) or living_regions()
-
-
-def _is_compiled(module: Any) -> bool:
-    """Whether torch.compile made it: its first call, which may be yet to come, makes the regions."""
-    return hasattr(module, "_torchdynamo_orig_callable") or hasattr(module, "_orig_mod")
 
 
 def _no_regions(module: Any) -> TypeError:

@@ -1,0 +1,64 @@
+"""The optimized modules that live behind torch.compile, and which of them compute a given model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from fx_passes.module import OptimizedModule
+
+_numbers = itertools.count()
+_made: WeakKeyDictionary[OptimizedModule, int] = WeakKeyDictionary()
+
+
+def register(module: OptimizedModule) -> None:
+    """Know a module as made by torch.compile, for as long as it lives."""
+    _made[module] = next(_numbers)
+
+
+def compiled_modules() -> list[OptimizedModule]:
+    """Return the optimized modules that live behind torch.compile, oldest first.
+
+    `explain()` and `profile()` take what torch.compile returned as well.
+    """
+    return sorted(_made.copy(), key=_made.__getitem__)
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether torch.compile made it, or something in it was compiled; graphs come with the first call."""
+    if hasattr(module, "_torchdynamo_orig_callable") or hasattr(module, "_orig_mod"):
+        return True
+    return any(
+        part.__dict__.get("_compiled_call_impl") is not None or hasattr(part.forward, "_torchdynamo_orig_callable")
+        for part in (module.modules() if isinstance(module, nn.Module) else ())
+    )
+
+
+def behind(compiled: Any) -> list[OptimizedModule]:
+    """Return the modules that compute what torch.compile made, oldest first: those that hold one of its tensors.
+
+    compiled  what torch.compile returned, or a model in which something was compiled. Of a function, which has no
+              tensors of its own, all are returned.
+    """
+    owner = _owner(compiled)
+    if owner is None:
+        return compiled_modules()
+    own = set(map(id, _tensors(owner)))
+    return [module for module in compiled_modules() if not own.isdisjoint(map(id, _tensors(module)))]
+
+
+def _owner(compiled: Any) -> nn.Module | None:
+    """The model that was compiled; None where it was a function."""
+    original: Callable[..., Any] | None = getattr(compiled, "_torchdynamo_orig_callable", None)
+    owner = compiled if original is None else getattr(original, "__self__", original)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for part in module.modules():
+        for held in (part.__dict__["_parameters"], part.__dict__["_buffers"]):
+            yield from (tensor for tensor in held.values() if tensor is not None)
