@@ -41,8 +41,8 @@ def is_compiled(module: Any) -> bool:
 def behind(compiled: Any) -> list[OptimizedModule]:
     """Return the modules that compute what torch.compile made, oldest first: those that hold one of its tensors.
 
-    compiled  what torch.compile returned, or a model in which something was compiled. Of a function, which has no
-              tensors of its own, all are returned.
+    compiled  what torch.compile returned, or a model in which something was compiled. A function has no tensors of
+              its own: all are returned.
     """
     owner = _owner(compiled)
     if owner is None:

@@ -115,8 +115,7 @@ def profile(module: Callable[..., Any], *inputs: Any, runs: int = 20, **named_in
     records = _records(timing, runs)
     about = _about(module, (inputs, named_inputs), records)
     found = Profile(records, int(statistics.median(totals)), _alone_ns(timing, runs), about)
-    if isinstance(module, OptimizedModule) or is_compiled(module):
-        _latest[module] = found
+    _latest[module] = found
     return found
 
 
@@ -124,7 +123,7 @@ _latest: WeakKeyDictionary[Any, Profile] = WeakKeyDictionary()
 
 
 def latest_profile(module: Any) -> Profile | None:
-    """The last profile() of an optimized or compiled module, None where there was none."""
+    """The last profile() of a module or compiled function, None where there was none."""
     return _latest.get(module)
 
 

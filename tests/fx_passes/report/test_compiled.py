@@ -24,9 +24,18 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
 def mlp(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    return Mlp().eval()
 
 
 def compiled(model: Any) -> Any:
@@ -70,13 +79,12 @@ WAYS: list[Callable[[nn.Module], Any]] = [
     compiled,
     in_place,
     by_forward,
-    lambda model: compiled(model.forward),
     lambda model: Around(compiled(model)),
     lambda model: Around(zendnn_cffi.optimize(model, tune="off")),
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["module", "in place", "forward", "method", "within", "optimized within"])
+@pytest.mark.parametrize("way", WAYS, ids=["module", "in place", "forward", "within", "optimized within"])
 def test_the_model_s_own_graph_is_explained(way: Callable[[nn.Module], Any]) -> None:
     with torch.no_grad():
         other, run = compiled(mlp(5)), way(mlp())
@@ -91,6 +99,15 @@ def test_the_model_s_own_graph_is_explained(way: Callable[[nn.Module], Any]) -> 
     profile = zendnn_cffi.profile(run, X, runs=1)
     assert zendnn_cffi.explain(run).profile is profile
     assert zendnn_cffi.explain(run).share_basis == "call"
+
+
+def test_a_function_has_no_tensors_of_its_own_so_all_graphs_are_its() -> None:
+    model = mlp()
+    with torch.no_grad():
+        run = compiled(lambda x: model(x))
+        run(X)
+    assert behind(run) == compiled_modules()
+    assert compiled_modules()[-1:] == behind(Around(model).requires_grad_(False))
 
 
 def test_several_graphs_are_told_apart() -> None:

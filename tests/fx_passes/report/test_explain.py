@@ -203,5 +203,5 @@ def test_a_region_that_pytorch_runs_counts_by_operations() -> None:
 
 @pytest.mark.parametrize("other", (None, nn.Conv2d(3, 4, 1), 3))
 def test_other_objects(other: Any) -> None:
-    with pytest.raises(TypeError, match=r"explain\(\) takes what zendnn_cffi.optimize\(\) returned"):
+    with pytest.raises(TypeError, match=r"explain\(\) takes what zendnn_cffi.optimize\(\) or torch.compile"):
         zendnn_cffi.explain(other)
