@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph
 from fx_passes.memoize.watched import is_traced_by_fx, is_watched
@@ -80,6 +81,7 @@ class OptimizedModule(fx.GraphModule):
         self._checked = bool(traced.specialized or traced.given or traced.assumed) or traced.guards is not None
         self._is_whole = WHOLE in traced.leaves
         self.graph = whole_model_graph(traced.root) if graph is None else graph
+        self.written_inputs = None if graph is None else WrittenInputs(self) or None
 
     def take_submodules(self, submodules: Mapping[str, OptimizedModule]) -> None:
         """Let these compute in place of the submodules that they were made of: by path in the tree, which stays."""
@@ -206,6 +208,9 @@ class OptimizedModule(fx.GraphModule):
                 self._refuse_if_released("a call with arguments that it was not traced for")
                 return self._by_pytorch(*args, **kwargs)
             args, kwargs = arranged
+        if self.written_inputs is not None and self.written_inputs.are_shared(args, kwargs):
+            self._refuse_if_released("a call whose inputs share memory, one of which it writes to,")
+            return self._by_pytorch(*args, **kwargs)
         means_another = torch.is_autocast_enabled("cpu") or torch.get_default_dtype() is not self._source[0].dtype
         if means_another and not self._released and type(self._tree) is not nn.Module:
             return self._by_pytorch(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too
