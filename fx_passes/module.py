@@ -22,11 +22,12 @@ from torch.utils import _pytree as pytree
 from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph
-from fx_passes.memoize.watched import is_traced_by_fx, is_watched
+from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.state import HOOK_ATTRIBUTES
 from fx_passes.trace.trace import WHOLE, Traced, forward_signature, retrace
 from zendnn_cffi.locks import new_lock
+from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -191,8 +192,13 @@ class OptimizedModule(fx.GraphModule):
 
         @functools.wraps(run_graph)
         def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
-            return self._call(args, kwargs)
+            hook = set_dynamo_hook(None)
+            try:
+                return self._call(args, kwargs)
+            finally:
+                set_dynamo_hook(hook)
 
+        keep_uncompiled(forward, "an optimized module runs programs of ZenDNN")
         cls.forward, cls.run_graph = forward, run_graph
         return code
 
@@ -202,6 +208,9 @@ class OptimizedModule(fx.GraphModule):
             by_pytorch = self._call_changed(args, kwargs)
             if by_pytorch is not None:
                 return by_pytorch[0]
+        if torch._C._len_torch_function_stack() and changes_functions():
+            self._refuse_if_released("a call under a mode that PyTorch's functions go through")
+            return self._by_pytorch(*args, **kwargs)
         if self._checked:
             arranged = self._source[0].arrange(args, kwargs)
             if arranged is None:
