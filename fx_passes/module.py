@@ -18,14 +18,16 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph
-from fx_passes.memoize.watched import is_traced_by_fx, is_watched
+from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.state import HOOK_ATTRIBUTES
 from fx_passes.trace.trace import WHOLE, Traced, retrace
 from fx_passes.whole_model import whole_model_graph
 from zendnn_cffi.locks import new_lock
+from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -80,6 +82,7 @@ class OptimizedModule(fx.GraphModule):
         self._checked = bool(traced.specialized or traced.given or traced.assumed) or traced.guards is not None
         self._is_whole = WHOLE in traced.leaves
         self.graph = whole_model_graph(traced.root) if graph is None else graph
+        self.written_inputs = None if graph is None else WrittenInputs(self) or None
 
     def take_submodules(self, submodules: Mapping[str, OptimizedModule]) -> None:
         """Let these compute in place of the submodules that they were made of: by path in the tree, which stays."""
@@ -189,8 +192,13 @@ class OptimizedModule(fx.GraphModule):
 
         @functools.wraps(run_graph)
         def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
-            return self._call(args, kwargs)
+            hook = set_dynamo_hook(None)
+            try:
+                return self._call(args, kwargs)
+            finally:
+                set_dynamo_hook(hook)
 
+        keep_uncompiled(forward, "an optimized module runs programs of ZenDNN")
         cls.forward, cls.run_graph = forward, run_graph
         return code
 
@@ -200,12 +208,18 @@ class OptimizedModule(fx.GraphModule):
             by_pytorch = self._call_changed(args, kwargs)
             if by_pytorch is not None:
                 return by_pytorch[0]
+        if torch._C._len_torch_function_stack() and changes_functions():
+            self._refuse_if_released("a call under a mode that PyTorch's functions go through")
+            return self._by_pytorch(*args, **kwargs)
         if self._checked:
             arranged = self._source[0].arrange(args, kwargs)
             if arranged is None:
                 self._refuse_if_released("a call with arguments that it was not traced for")
                 return self._by_pytorch(*args, **kwargs)
             args, kwargs = arranged
+        if self.written_inputs is not None and self.written_inputs.are_shared(args, kwargs):
+            self._refuse_if_released("a call whose inputs share memory, one of which it writes to,")
+            return self._by_pytorch(*args, **kwargs)
         means_another = torch.is_autocast_enabled("cpu") or torch.get_default_dtype() is not self._source[0].dtype
         if means_another and not self._released and type(self._tree) is not nn.Module:
             return self._by_pytorch(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too

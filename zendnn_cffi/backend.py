@@ -206,11 +206,15 @@ class Binding:
         with torch.no_grad(), captured_by_dynamo():
             root, graph = bind(gm, args, constants, floats)
             self.module = build(Traced(root, graph), make_region=RegionFactory(region))
+        self._by_pytorch = gm.forward
+        self._written = self.module.written_inputs
         self._forward = self.module.run_graph  # what it is bound to was compared before the call
         register(self.module)
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
 
     def __call__(self, args: Sequence[Any]) -> Any:
+        if self._written is not None and self._written.are_shared([args[i] for i in self._inputs], {}):
+            return self._by_pytorch(*args)
         return self._forward(*(args[i] for i in self._inputs))
 
     def matches(self, args: Sequence[Any]) -> bool:

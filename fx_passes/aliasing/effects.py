@@ -64,6 +64,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     if not inputs or node.op == "output":
         return []
     if node.op == "call_method":
+        if _has_inplace_name(node.target) and node.target != "set_":
+            return inputs[:1]
         fresh = node.target in NUMBERS or (node.target in METHODS and node.target not in _VIEWS)
         return [] if fresh else inputs
     if node.op == "call_module":

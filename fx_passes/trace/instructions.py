@@ -11,11 +11,14 @@ import dis
 import functools
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 _CALLS = ("CALL", "PRECALL", "CALL_FUNCTION", "CALL_METHOD")
 _LOCAL = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _TWO_LOCAL = ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST_LOAD_FAST")
+_VALUES = (*_CALLS, *_LOCAL, *_TWO_LOCAL, "BINARY_SUBSCR")
+_OF_IDENTITY = frozenset(("id", "is_", "is_not"))
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _NO_EFFECT = ("NOP", "PUSH_NULL", "COPY_FREE_VARS")
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL")
@@ -136,11 +139,22 @@ def compares_identity(code: types.CodeType) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=512)
-def compares_variables(code: types.CodeType) -> bool:
-    """Whether anything but None is compared by `is`."""
+@functools.lru_cache(maxsize=4096)
+def compares_values(code: types.CodeType) -> bool:
+    """Whether code asks if two values are one object: `a is b` of variables, attributes or results, id(), is_()."""
+    if not _OF_IDENTITY.isdisjoint(code.co_names):
+        return True
+    if dis.opmap["IS_OP"] not in code.co_code[::2]:
+        return False
     rows = _listing(code).rows
-    return any(row.opname == "IS_OP" and not _is_none(rows[i - 1]) for i, row in enumerate(rows))
+    return any(row.opname == "IS_OP" and _loads_value(rows, i - 1) for i, row in enumerate(rows))
+
+
+def _loads_value(rows: Sequence[dis.Instruction], i: int) -> bool:
+    """Whether instruction i puts on the stack what is neither a constant nor a class or function by its name."""
+    while rows[i].opname == "LOAD_ATTR":
+        i -= 1
+    return rows[i].opname in _VALUES
 
 
 @functools.lru_cache(maxsize=512)

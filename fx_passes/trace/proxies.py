@@ -25,7 +25,6 @@ from torch.fx.proxy import Attribute, TraceError
 from fx_passes.trace.instructions import (
     callee,
     compares_identity,
-    compares_variables,
     instruction_of,
     is_call,
     next_compares_to_none,
@@ -36,23 +35,6 @@ _OF_THE_LIBRARY = tuple(sys.stdlib_module_names)
 _ABC_ASKS = abc.ABCMeta.__instancecheck__.__code__
 _PARAMETER_ASKS = type(nn.Parameter).__instancecheck__.__code__
 _IS_TENSOR = torch.is_tensor.__code__
-_MAY_RETURN_ITSELF = frozenset(
-    (
-        "contiguous",
-        "to",
-        "type",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "long",
-        "int",
-        "bool",
-        "cpu",
-        "expand",
-        "type_as",
-    )
-)
 _NO_TENSORS = ("grad", "grad_fn", "_base", "names")  # of a tensor: each may be None
 
 # Names in functions that write values out for people: no branch depends on that.
@@ -62,14 +44,12 @@ _MESSAGES = frozenset(("_assert", "print", "warn", "warning", "debug", "info", "
 class Questions:
     """What one trace answered, and what it could not.
 
-    refused   path of a module -> the question that has no answer; noted though code may catch the exception
-    identity  whether one of them is which object a result is: torch.export makes a new one where eager does not
+    refused  path of a module -> the question that has no answer; noted though code may catch the exception
     """
 
     def __init__(self, kinds: Kinds, path: Callable[[], str]) -> None:
         self.kinds = kinds
         self.refused: dict[str, str] = {}
-        self.identity = False
         self._path = path
         self._pending: tuple[types.CodeType, int, str] | None = None
 
@@ -118,16 +98,6 @@ def asking_frame(frame: types.FrameType | None) -> types.FrameType | None:
             return frame
         frame = frame.f_back
     return None
-
-
-def refuse_to_be_compared(questions: Questions, name: str) -> None:
-    """Refuse a call whose result may be its own operand, where the user's code that calls it compares by `is`."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "fx_passes"):
-        frame = frame.f_back
-    if frame is not None and compares_variables(frame.f_code):
-        questions.identity = True
-        raise questions.refuse(f"{frame.f_code.co_name}() compares by `is`, and {name} may return its own operand")
 
 
 class RecordingProxy(fx.Proxy):
@@ -272,9 +242,6 @@ class RecordingProxy(fx.Proxy):
         result = super().__torch_function__(orig_method, types, args, kwargs)
         if isinstance(result, RecordingProxy) and (questions := _questions(result)) is not None:
             questions.recorded(sys._getframe(1))
-            name = getattr(orig_method, "__name__", "")
-            if name in _MAY_RETURN_ITSELF or "dropout" in name:
-                refuse_to_be_compared(questions, name)
         return result
 
     # ---- operations that fx.Proxy does not record
@@ -321,8 +288,6 @@ class RecordingAttribute(RecordingProxy, Attribute):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found: Any = Attribute.__call__(self, *args, **kwargs)
         if (frame := sys._getframe(1)) is asking_frame(frame):
-            if self.attr in _MAY_RETURN_ITSELF and (questions := _questions(self)) is not None:
-                refuse_to_be_compared(questions, self.attr)
             found.check_use(frame)
         return found
 

@@ -13,12 +13,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
-from fx_passes.trace.instructions import catches_exceptions, compared_to_none, matches_structure
+from fx_passes.trace.instructions import catches_exceptions, compared_to_none, compares_values, matches_structure
 from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy, asking_frame
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
@@ -136,12 +137,39 @@ class Reached:
     @property
     def catches_exceptions(self) -> bool:
         """Whether a function of the user's, or one beside a module's class, has an `except`."""
-        return any(
-            (code.co_filename in self._files or "site-packages" not in code.co_filename)
-            and (not code.co_name.startswith("__") or code.co_name == "__call__")
-            and catches_exceptions(code)
-            for code in (function.__code__ for function in self.functions)
-        )
+        return any(catches_exceptions(code) for code in self._own_codes())
+
+    @cached_property
+    def comparing(self) -> frozenset[types.CodeType]:
+        """Functions of the user's, or beside a module's class, that ask whether two values are one object."""
+        codes = (inner for code in self._own_codes() for inner in _with_inner(code))
+        return frozenset(code for code in codes if compares_values(code))
+
+    def _own_codes(self) -> Iterator[types.CodeType]:
+        for code in (function.__code__ for function in self.functions):
+            is_near = code.co_filename in self._files or "site-packages" not in code.co_filename
+            if is_near and (not code.co_name.startswith("__") or code.co_name == "__call__"):
+                yield code
+
+    @contextlib.contextmanager
+    def comparisons_told(self, asked: Callable[[str], None]) -> Iterator[None]:
+        """Call asked(name of a function) where one of these was called, and had a traced value."""
+        if not self.comparing:
+            yield
+            return
+
+        def profile(frame: types.FrameType, event: str, arg: Any) -> None:
+            if event != "return" or frame.f_code not in self.comparing:
+                return
+            if any(issubclass(type(value), (torch.Tensor, *_PROXIES)) for value in frame.f_locals.values()):
+                asked(frame.f_code.co_name)
+
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
     @property
     def compares_arguments_to_none(self) -> bool:
@@ -219,9 +247,15 @@ def _is_theirs(module: str) -> bool:
     return module.partition(".")[0] not in _NOT_THEIRS
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that a function reads, functions inside it included."""
-    yield from code.co_names
+def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the functions inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _with_inner(constant)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that a function reads, functions inside it included."""
+    for inner in _with_inner(code):
+        yield from inner.co_names

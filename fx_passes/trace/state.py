@@ -7,13 +7,17 @@ and never again.
 from __future__ import annotations
 
 import collections
+import contextlib
+import copy
 import enum
 import random
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import fx, nn
 
@@ -24,6 +28,7 @@ _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, 
 _SEQUENCES = (list, tuple, collections.deque)
 _SETS = (set, frozenset)
 _LARGE = 4096  # entries of a container beyond which its size alone is compared
+_KEPT_NUMBERS = 1 << 16  # elements of a tensor in a global or cell that are put back after tracing
 _MAX_DEPTH = 6
 _MAX_CALLS = 2  # how deep functions are followed that forward calls
 _OF_TRACING = "_tensor_constant"  # torch.fx puts tensors that forward makes on the root
@@ -64,6 +69,11 @@ def describe(value: Any, keep: Kept, seen: dict[int, Any] | None = None, depth: 
         return type(value), len(value), items, _attributes(value, inner)
     if isinstance(value, _SEQUENCES):
         return type(value), len(value), [*map(inner, value)] if len(value) <= _LARGE else [], _attributes(value, inner)
+    if isinstance(value, numpy.ndarray):
+        return id(value), value.shape, value.tobytes() if value.size <= _LARGE else value.size
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return id(value), frame and (frame.f_lasti, inner(frame.f_locals))
     if isinstance(value, _SETS):
         return type(value), {id(x) if isinstance(x, torch.Tensor | fx.Proxy) else x for x in value}
     return id(value), _hidden(value), _attributes(value, inner)
@@ -125,7 +135,7 @@ class Snapshot:
         self._found = self._look()
         self._places = list(_shared_places(root))
         self._shared = [describe(place.get(), self._keep) for place in self._places]
-        self._saved = [(place.get(), _shallow(place.get())) for place in self._places]
+        self._saved = [(place.get(), list(_held_by(place.get()))) for place in self._places]
 
     def _look(self) -> dict[str, dict[str, Any]]:
         seen: dict[int, Any] = {}  # what modules share is told of the first that has it
@@ -147,13 +157,12 @@ class Snapshot:
 
     def restore_shared(self) -> None:
         """Put back what classes and globals held: they are the user's, not those of a copy."""
-        for place, before, (value, content) in zip(self._places, self._shared, self._saved, strict=True):
+        for place, before, (value, held) in zip(self._places, self._shared, self._saved, strict=True):
             if describe(place.get(), self._keep) == before:
                 continue
-            place.set(value)
-            if content is not None:
-                value.clear()
-                (value.update if isinstance(value, dict | set) else value.extend)(content)
+            place.set(copy.copy(held[0][1]) if type(value).__module__ == "itertools" and held else value)
+            for each, content in held:
+                _put_back(each, content)
 
 
 @dataclass(frozen=True)
@@ -166,11 +175,69 @@ class _Place:
     readers: tuple[str, ...]
 
 
-_KEPT_IN_PLACES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, collections.deque, torch.Tensor)
+_KEPT_IN_PLACES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, collections.deque, torch.Tensor,
+                   numpy.ndarray, types.GeneratorType, torch.Generator, random.Random)  # fmt: skip
+# Objects of these are left out; they keep what does not change a result.
+_NOT_THEIRS = frozenset(("torch", "numpy", *sys.stdlib_module_names)) - {"__main__", "itertools"}
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether a value may be changed by a forward that reads it from a global, a cell or a class."""
+    if isinstance(value, _KEPT_IN_PLACES):
+        return True
+    cls = type(value)
+    return cls.__module__.partition(".")[0] not in _NOT_THEIRS and not isinstance(value, (nn.Module, *_CODE))
 
 
 def _shallow(value: Any) -> Any:
-    return value.copy() if isinstance(value, list | dict | set | collections.deque) else None
+    """What value itself holds, to be put back; None where there is no way."""
+    if isinstance(value, list | dict | set | collections.deque | numpy.ndarray):
+        return value.copy()
+    if isinstance(value, torch.Tensor):
+        is_plain = value.layout is torch.strided and value.device.type == "cpu" and not value.is_inference()
+        return (value._version, value.detach().clone()) if is_plain and value.numel() <= _KEPT_NUMBERS else None
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if type(value).__module__ == "itertools":
+        with contextlib.suppress(TypeError):
+            return copy.copy(value)
+    return None
+
+
+def _held_by(value: Any, seen: set[int] | None = None, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """What may be changed in value, and in what it holds -> what each of them holds now."""
+    seen = set() if seen is None else seen
+    if isinstance(value, (*_ATOMS, *_CODE, nn.Module, fx.Proxy)) or id(value) in seen or depth > _MAX_DEPTH:
+        return
+    seen.add(id(value))
+    content = _shallow(value)
+    if content is not None:
+        yield value, content
+    if isinstance(value, torch.Tensor | numpy.ndarray) or type(value).__module__ in ("logging", "itertools"):
+        return
+    items = list(value.values() if isinstance(value, dict) else value if isinstance(value, _SEQUENCES) else ())
+    for item in items if len(items) <= _LARGE else ():
+        yield from _held_by(item, seen, depth + 1)
+    if isinstance(attributes := getattr(value, "__dict__", None), dict):
+        yield from _held_by(attributes, seen, depth + 1)
+
+
+def _put_back(value: Any, content: Any) -> None:
+    """Let value hold what it held."""
+    if isinstance(value, list | dict | set | collections.deque):
+        value.clear()
+        (value.update if isinstance(value, dict | set) else value.extend)(content)
+    elif isinstance(value, numpy.ndarray):
+        value[...] = content
+    elif isinstance(value, random.Random):
+        value.setstate(content)
+    elif isinstance(value, torch.Generator):
+        value.set_state(content)
+    elif isinstance(value, torch.Tensor) and value._version != content[0]:
+        with torch.no_grad():
+            value.copy_(content[1])
 
 
 def _shared_places(root: nn.Module) -> Iterator[_Place]:
@@ -193,7 +260,7 @@ def _places_of_class(cls: type, readers: tuple[str, ...], seen: set[tuple[int, s
     for name, value in list(vars(cls).items()):
         if isinstance(value, types.FunctionType):
             yield from _places_of(value, readers, seen)
-        elif isinstance(value, _KEPT_IN_PLACES) and not name.startswith("__") and (id(cls), name) not in seen:
+        elif _is_kept(value) and not name.startswith("__") and (id(cls), name) not in seen:
             seen.add((id(cls), name))
             yield _Place(
                 f"{cls.__name__}.{name}",
@@ -214,7 +281,12 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def _places_of(
     function: types.FunctionType, readers: tuple[str, ...], seen: set[tuple[int, str]], depth: int = 0
 ) -> Iterator[_Place]:
-    """Globals and cells that a function, and functions that it names, read."""
+    """Globals and cells that a function, and functions that it names, read; its attributes and defaults."""
+    name = function.__name__
+    yield _Place(f"attributes of {name}()", lambda: function.__dict__, lambda value: None, readers)
+    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        if not isinstance(default, _ATOMS) and _is_kept(default):
+            yield _Place(f"a default of {name}()", lambda default=default: default, lambda value: None, readers)  # type: ignore[misc]
     space = function.__globals__
     for name in dict.fromkeys(_names(function.__code__)):
         if (id(space), name) in seen or name not in space:
@@ -226,7 +298,7 @@ def _places_of(
             yield from _places_of(value, readers, seen, depth + 1)
         elif isinstance(value, type) and issubclass(value, nn.Module) and is_theirs:
             yield from _places_of_class(value, readers, seen)
-        if not isinstance(value, _KEPT_IN_PLACES):
+        if not _is_kept(value):
             continue
         yield _Place(
             f"the global {name}",
@@ -241,7 +313,7 @@ def _places_of(
             continue
         if isinstance(held, types.FunctionType) and depth < _MAX_CALLS:
             yield from _places_of(held, readers, seen, depth + 1)
-        if isinstance(held, _KEPT_IN_PLACES):
+        if _is_kept(held):
             yield _Place(
                 f"the enclosing function's {name}",
                 lambda cell=cell: cell.cell_contents,  # type: ignore[misc]

@@ -33,7 +33,7 @@ from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Assumption, Kinds
 from fx_passes.trace.outputs import needs_remaking, remake
-from fx_passes.trace.proxies import Questions, RecordingProxy, refuse_to_be_compared
+from fx_passes.trace.proxies import Questions, RecordingProxy
 from fx_passes.trace.reached import Reached, gradient_mode_told
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
@@ -46,12 +46,11 @@ from zendnn_cffi.locks import making
 log = logging.getLogger("zendnn_cffi.passes")
 
 ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
-# In evaluation mode their result is what they were given.
-_HANDING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
 # Modules of torch.nn that symbolic tracing takes for one operation, and torch.export takes apart.
 _COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer,
               nn.Transformer, nn.MultiheadAttention)  # fmt: skip
 _REASON = 300  # characters of torch.export's messages that are kept
+_ONE_OBJECT = " asks whether values are one object, which a graph does not tell"
 _DETECTOR = "a detector, which keeps as many boxes as the data says: no graph"
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
@@ -191,6 +190,10 @@ class SubmoduleTracer(fx.Tracer):
         """A graph is called with and without gradients."""
         raise self.questions.refuse("its forward asks whether gradients are enabled")
 
+    def note_comparison(self, name: str) -> None:
+        """A result of eager may be its own operand, or another one that was returned before."""
+        self.questions.refuse(f"{name}(){_ONE_OBJECT}")
+
     def keys(self, obj: fx.Proxy) -> Any:
         raise self.questions.refuse("the keys of a traced value")
 
@@ -227,10 +230,7 @@ class SubmoduleTracer(fx.Tracer):
                 raise NotImplementedError(unclear)
         before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
         try:
-            result = in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
-            if isinstance(m, _HANDING_ON):
-                refuse_to_be_compared(self.questions, type(m).__name__)
-            return result
+            return in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
         except Exception:
             if self.failed is None:
                 self.failed = self.path_of_module(m)
@@ -319,7 +319,7 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
             traced = _trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
             return replace(traced, stateful=stateful)
         except _Untraceable as failure:
-            if example is not None and not leaves and failure.may_export:
+            if example is not None and not leaves and not failure.stateful:
                 try:
                     if not refused:
                         return _trace_by_export(root, reached, example)
@@ -346,15 +346,13 @@ def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[st
 class _Untraceable(Exception):
     """Why there is no graph: path of a submodule (WHOLE: the root) -> reason.
 
-    stateful    paths of modules whose state was changed by tracing them
-    may_export  whether torch.export may know better
+    stateful  paths of modules whose state was changed by tracing them
     """
 
-    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = (), may_export: bool = True) -> None:
+    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = ()) -> None:
         super().__init__("; ".join(f"{path or 'the model'}: {reason}" for path, reason in reasons.items()))
         self.reasons = dict(reasons)
         self.stateful = tuple(stateful)
-        self.may_export = may_export and not stateful
 
 
 def _trace_symbolically(
@@ -372,20 +370,20 @@ def _trace_symbolically(
         if (unclear := tracer.reached.why_unclear(root)) is not None:
             raise NotImplementedError(unclear)
         asking = gradient_mode_told(tracer.refuse_gradient_mode)
-        with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking:
+        comparing = tracer.reached.comparisons_told(tracer.note_comparison)
+        with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking, comparing:
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
         tracer.questions.settle()
         draws = not torch.equal(rng, torch.get_rng_state())
         changed = before.changed()
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        reasons = {**tracer.questions.refused, tracer.failed or WHOLE: reason}
-        raise _Untraceable(reasons, may_export=not tracer.questions.identity) from error
+        raise _Untraceable({**tracer.questions.refused, tracer.failed or WHOLE: reason}) from error
     finally:
         torch.set_rng_state(rng)
         before.restore_shared()
     if tracer.questions.refused:  # and caught by what asked
-        raise _Untraceable(tracer.questions.refused, may_export=not tracer.questions.identity)
+        raise _Untraceable(tracer.questions.refused)
     if draws:
         raise _Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
     if changed:
@@ -421,7 +419,9 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         raise _Untraceable({detectors[0]: _DETECTOR})
     try:
         asked: list[None] = []
-        with reached.answered("type", "isinstance"), gradient_mode_told(lambda: asked.append(None)):
+        comparing: list[str] = []
+        asking = gradient_mode_told(lambda: asked.append(None))
+        with reached.answered("type", "isinstance"), asking, reached.comparisons_told(comparing.append):
             graph, guards = export(root, *example)
         if asked:
             guards.forbid_gradients()
@@ -432,6 +432,8 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         reason = f"torch.export: {type(error).__name__}: {error}".splitlines()[0][:_REASON]
         log.info("%s", reason)
         raise _Untraceable({WHOLE: reason}) from error
+    if comparing:
+        raise _Untraceable({WHOLE: f"{comparing[0]}(){_ONE_OBJECT}"})
     if reached.catches_exceptions and differs_on_example(root, graph, example):
         raise _Untraceable({WHOLE: "its forward catches exceptions, and computes something else without numbers"})
     return Traced(root, graph, guards=guards, example=example)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.overrides import TorchFunctionMode
 
+from fx_passes.memoize.watched import changes_functions
 from fx_passes.module import OptimizedModule
 from fx_passes.pipeline import PlainRegion, compile_graph
-from tests.support.graphs import check_equal, image
+from tests.support.graphs import check_equal, image, model_of
 
 
 class Net(nn.Module):
@@ -135,6 +137,40 @@ def test_gradient_modes(mode: Any) -> None:
     gm = compile_graph(model)
     with mode():
         torch.testing.assert_close(gm(image())["y"], model(image())["y"])
+
+
+@pytest.mark.parametrize("backend", ("eager", "zendnn"))
+def test_torch_compile_of_a_model_around_it(backend: str) -> None:
+    """TorchDynamo cannot follow what notices changes: it breaks its graph there, and compiles none of it."""
+    torch._dynamo.reset()
+    model = Net()
+    outer = nn.ModuleDict({"inner": compile_graph(model), "last": nn.ReLU()})
+    compiled = torch.compile(lambda x: outer["last"](outer["inner"](x)["y"]) * 2, backend=backend)
+    with torch.no_grad():
+        for size in ((2, 3, 9, 7), (1, 3, 8, 7), (2, 3, 9, 7)):
+            torch.testing.assert_close(compiled(image(*size)), model(image(*size))["y"].relu() * 2)
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * 2 if function is torch.relu else result
+
+
+def test_modes_that_functions_go_through() -> None:
+    model = model_of(lambda m, x: torch.relu(m.a(x)) + torch.ones(4), a=nn.Linear(4, 4))
+    gm = compile_graph(model)
+    x = image(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(gm(x), model(x))
+        before = gm(x)
+        with Doubling():
+            torch.testing.assert_close(gm(x), model(x))
+            assert not torch.allclose(gm(x), before)
+        with torch.device("cpu"):
+            assert not changes_functions() and torch.equal(gm(x), before)
+        with torch.device("meta"):
+            assert changes_functions()
 
 
 def test_made_in_inference_mode() -> None:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 
 from zendnn_cffi.primitives import allocation, ambient
+from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-# By this hook TorchDynamo compiles each Python function that is called. It is private, so it may be absent.
-_dynamo: Any = torch._C._dynamo.eval_frame
-_set_dynamo_hook: Callable[[Any], Any] = getattr(_dynamo, "set_eval_frame", lambda hook: None)
 
 
 def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -32,7 +30,7 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        hook = _set_dynamo_hook(None)
+        hook = set_dynamo_hook(None)
         try:
             if ambient.is_watched():
                 raise TypeError(
@@ -42,19 +40,7 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
             with torch._C.DisableTorchFunction(), allocation.naming_bytes(name):
                 return function(*args, **kwargs)
         finally:
-            _set_dynamo_hook(hook)
+            set_dynamo_hook(hook)
 
-    attributes: Any = call
-    _skip(attributes.__code__)
-    attributes._torchdynamo_disable = True
-    attributes._torchdynamo_disable_msg = f"{name} calls ZenDNN"
+    keep_uncompiled(call, f"{name} calls ZenDNN")
     return cast(Callable[_P, _R], call)
-
-
-def _skip(code: Any) -> None:
-    """Let TorchDynamo run this function as it is. Without it, it says that it cannot compile the hook's change."""
-    if hasattr(_dynamo, "set_code_exec_strategy"):
-        action = _dynamo._FrameAction
-        _dynamo.set_code_exec_strategy(code, _dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
-    elif hasattr(_dynamo, "skip_code"):
-        _dynamo.skip_code(code)

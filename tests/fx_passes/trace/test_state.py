@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -290,6 +292,105 @@ def test_state_in_classes_globals_and_closures(change: Any, example: Any) -> Non
     assert list(fast.leaves) == ["1"]
     for x, result in zip(X, expected, strict=True):  # tracing itself has counted nothing
         assert_close(fast(x), result, k=64)
+
+
+class Plain:
+    """An object that is no module."""
+
+    def __init__(self) -> None:
+        self.n, self.h, self.past = 0, torch.zeros(8), [1]
+
+
+def attribute_of_a_function(m: Any, y: Tensor) -> Tensor:
+    function: Any = attribute_of_a_function
+    function.n = getattr(function, "n", 0) + 1
+    return y * function.n
+
+
+def elsewhere(kind: str) -> Callable[[Any, Tensor], Tensor]:
+    """A change of what the function itself holds: an object, an array, an iterator, tensors, defaults."""
+    held, array, counter, tensors = Plain(), numpy.zeros(1), itertools.count(1), [torch.ones(8)]
+    table, drawn = {"h": torch.ones(8)}, random.Random(3)
+
+    def count_in_an_object(m: Any, y: Tensor) -> Tensor:
+        held.n += 1
+        return y * held.n
+
+    def tensor_of_an_object(m: Any, y: Tensor) -> Tensor:
+        held.h = held.h * 0.5 + y.mean(0)
+        return y + held.h
+
+    def tensor_of_an_object_in_place(m: Any, y: Tensor) -> Tensor:
+        held.h.add_(1)
+        return y + held.h
+
+    def list_of_an_object(m: Any, y: Tensor) -> Tensor:
+        held.past.append(1)
+        return y * len(held.past)
+
+    def count_in_an_array(m: Any, y: Tensor) -> Tensor:
+        array[0] += 1
+        return y * float(array[0])
+
+    def iterator(m: Any, y: Tensor) -> Tensor:
+        return y * next(counter)
+
+    def tensor_in_a_list(m: Any, y: Tensor) -> Tensor:
+        tensors[0].mul_(0.5).add_(y.mean(0))
+        return y + tensors[0]
+
+    def tensor_in_a_mapping(m: Any, y: Tensor) -> Tensor:
+        table["h"].mul_(0.5)
+        return y + table["h"]
+
+    def default(m: Any, y: Tensor, seen: list[int] = []) -> Tensor:  # noqa: B006
+        seen.append(1)
+        return y * len(seen)
+
+    def default_by_name(m: Any, y: Tensor, *, seen: Any = Plain()) -> Tensor:  # noqa: B008
+        seen.n += 1
+        return y * seen.n
+
+    def numbers_that_are_drawn(m: Any, y: Tensor) -> Tensor:
+        return y * drawn.random()
+
+    found: Callable[[Any, Tensor], Tensor] = locals()[kind]
+    return found
+
+
+@pytest.mark.parametrize("example", (None, X[0]), ids=("symbolic", "example"))
+@pytest.mark.parametrize(
+    "kind",
+    ("count_in_an_object", "tensor_of_an_object", "tensor_of_an_object_in_place", "list_of_an_object",
+     "count_in_an_array", "iterator", "tensor_in_a_list", "tensor_in_a_mapping", "default", "default_by_name",
+     "numbers_that_are_drawn"),
+)  # fmt: skip
+def test_state_that_a_function_holds(kind: str, example: Any) -> None:
+    torch.manual_seed(0)
+    oracle = nn.Sequential(nn.Linear(8, 8), Globals(elsewhere(kind))).eval()
+    model = nn.Sequential(nn.Linear(8, 8), Globals(elsewhere(kind))).eval()
+    model.load_state_dict(oracle.state_dict())
+    fast: Any = zendnn_cffi.optimize(model, example, tune="off")
+    assert list(fast.leaves) == ["1"]
+    check_calls(fast, oracle)  # tracing itself has changed nothing
+
+
+def test_state_in_a_function_s_attributes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Globals(attribute_of_a_function)).eval()
+    with torch.no_grad():
+        expected = [model(x) for x in X]
+    attribute_of_a_function.__dict__.clear()
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    assert list(fast.leaves) == ["1"] and not attribute_of_a_function.__dict__
+    for x, result in zip(X, expected, strict=True):
+        assert_close(fast(x), result, k=64)
+
+
+def test_objects_that_are_read_alone_are_no_state() -> None:
+    held = Plain()
+    model = nn.Sequential(nn.Linear(8, 8), Globals(lambda m, y: y + held.h + len(held.past))).eval()
+    assert not zendnn_cffi.optimize(model, tune="off").leaves
 
 
 def test_a_class_that_counts() -> None:

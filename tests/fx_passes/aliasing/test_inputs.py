@@ -1,0 +1,95 @@
+"""Inputs that share memory with one that the graph writes to: as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zendnn_cffi  # noqa: F401 - the backend
+from fx_passes.aliasing.inputs import WrittenInputs, share_memory
+from fx_passes.pipeline import compile_graph
+from tests.support.graphs import image, model_of
+
+CALLS: Mapping[str, Callable[[], Any]] = MappingProxyType(
+    {
+        "apart": lambda: (image(4, 4), image(4, 4, seed=1)),
+        "the same": lambda: (x := image(4, 4), x),
+        "overlapping": lambda: ((big := image(6, 4))[:4], big[2:]),
+        "beside each other": lambda: ((big := image(8, 4))[:4], big[4:]),
+        "in turns": lambda: ((big := image(4, 8))[:, ::2], big[:, 1::2]),
+        "transposed": lambda: (x := image(4, 4), x.t()),
+        "empty": lambda: ((big := image(4, 4))[:0], big[:0]),
+    }
+)
+SHARED = ("the same", "overlapping", "transposed")
+
+
+def reads_around_a_write(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    before = m.a(y)
+    x.mul_(2)
+    return before + m.a(y)
+
+
+def model(forward: Callable[..., Any] = reads_around_a_write) -> nn.Module:
+    torch.manual_seed(0)
+    return model_of(forward, a=nn.Linear(4, 4))
+
+
+def optimized(eager: nn.Module, entry: str) -> Any:
+    if entry != "compile":
+        return compile_graph(eager, CALLS["apart"]() if entry == "example" else None)
+    torch._dynamo.reset()
+    return torch.compile(eager, backend="zendnn", options={"tune": "off"})
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("entry", ("optimize", "example", "keywords", "compile"))
+def test_as_in_eager(call: str, entry: str) -> None:
+    eager = model()
+    fast = optimized(eager, entry)
+    with torch.no_grad():
+        for name in ("apart", call, "apart"):
+            (x, y), (v, w) = CALLS[name](), CALLS[name]()
+            expected = eager(x, y)
+            torch.testing.assert_close(fast(y=w, x=v) if entry == "keywords" else fast(v, w), expected)
+            torch.testing.assert_close((v, w), (x, y))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_those_in_containers(call: str) -> None:
+    eager = model(lambda m, x, y: reads_around_a_write(m, x["x"], y[0]))
+    fast = compile_graph(eager)
+    assert not fast.leaves
+    with torch.no_grad():
+        (x, y), (v, w) = CALLS[call](), CALLS[call]()
+        expected = eager({"x": x}, [y])
+        torch.testing.assert_close(fast({"x": v}, [w]), expected)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_share_memory(call: str) -> None:
+    x, y = CALLS[call]()
+    assert share_memory(x, y) == (call in SHARED) or call == "apart"
+    assert compile_graph(model()).written_inputs.are_shared((x, y), {}) == (call in SHARED)
+
+
+def test_elements_of_another_size() -> None:
+    x = image(4, 4)
+    assert share_memory(x, x.view(torch.float32))
+
+
+def test_only_what_writes_to_an_input_looks() -> None:
+    assert compile_graph(model(lambda m, x, y: m.a(x) + y)).written_inputs is None
+    assert compile_graph(model(lambda m, x, y: m.a(x).add_(y))).written_inputs is None
+    assert isinstance(compile_graph(model()).written_inputs, WrittenInputs)
+
+
+def test_inputs_that_are_read_alone_may_share_memory() -> None:
+    fast = compile_graph(model(lambda m, x, y, z: reads_around_a_write(m, x, y) + z))
+    y = image(4, 4)
+    assert not fast.written_inputs.are_shared((image(4, 4), y, y), {})
