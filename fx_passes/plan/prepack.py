@@ -47,9 +47,11 @@ class WeightStore:
     """Prepacked weights by (name, layout), for as long as a program uses them.
 
     A weight that already lies as wanted is used where it is, not copied.
+    is_tried  programs use it for a trial: huge pages are worth waiting for, as they are measured on these
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_tried: bool = False) -> None:
+        self.is_tried = is_tried
         self._packed: WeakValueDictionary[tuple[str, bytes, bool], torch.Tensor] = WeakValueDictionary()
         self._descs: dict[bytes, MemoryDesc] = {}
         self._given: Mapping[tuple[str, str, bool], torch.Tensor] = {}
@@ -211,7 +213,7 @@ class Prepacked:
     def __init__(self, store: WeightStore) -> None:
         self._store = store
         self._slots: dict[int, Slot] = {}
-        self._pool, self._workspace = huge_pages.Pool(), Workspace()
+        self._pool, self._workspace = huge_pages.Pool(late=not store.is_tried), Workspace()
         self.tensors: list[torch.Tensor] = []
 
     def slot(self, weights: Weights) -> Slot:

@@ -138,17 +138,20 @@ def lower_region(
     turn: Turn | None = None,
     refined: bool = True,
     keep: bool = False,
+    key: str = "",
 ) -> LoweredRegion:
     """Return the program for one signature. graph is edited: pass a copy.
 
     turn     leave to measure (None: without limit)
     refined  whether implementations are chosen once more inside the network, where any are measured
     keep     whether the result holds what it was built from
+    key      region_key() of these, where it is known
     Raises NotLowered where no operation has a primitive: plain PyTorch then does without our copies.
     """
     laps = Laps()
     measures = options.tune in ("auto", "full")
-    key = region_key(graph, inputs, parameters, options) if measures else ""
+    if measures and not key:
+        key = region_key(graph, inputs, parameters, options)
     _copy_inputs(graph, inputs)
     operations, values = lower_graph(
         graph,
@@ -190,7 +193,7 @@ def lower_region(
         return build_program(operations, choice, arriving, leaving, weights)
 
     if measures and refined:
-        tried = WeightStore()  # what is packed for a trial goes with it
+        tried = WeightStore(is_tried=True)  # what is packed for a trial goes with it
         choice = refine(operations, choice, inputs, lambda c: build(c, tried), tuner.turn, key)
         laps.end("measuring inside the network")
     tuner.database.save()

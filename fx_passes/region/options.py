@@ -30,5 +30,5 @@ class RegionOptions:
 
     @property
     def key(self) -> str:
-        """What measurements depend on."""
-        return f"{self.dtype} {self.allow_winograd} {self.release_weights} {self.without}"
+        """What measurements depend on. Times that ship are found by it, so it stays as it was where they were made."""
+        return f"{self.dtype} {self.allow_winograd} {self.release_weights} {self.without or True}"

@@ -223,7 +223,7 @@ class ZenRegion(nn.Module):
                 continue
             if interrupted():
                 return False
-            lowered, _, is_provisional = self._try_lower(inputs, kinds, interrupted, WeightStore())
+            lowered, _, is_provisional = self._try_lower(inputs, kinds, interrupted, WeightStore(is_tried=True))
             if lowered is not None:
                 lowered.program.close()
             if is_provisional or not self._lower_anew(signature, inputs):

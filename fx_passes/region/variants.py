@@ -65,9 +65,11 @@ def choose_variant(
     specs = [TensorSpec.of(tensor) for tensor in inputs]
     turn = turn or turn_of(options)
 
-    def lower(batch_specs: Sequence[TensorSpec], refined: bool = True) -> LoweredRegion:
+    def lower(batch_specs: Sequence[TensorSpec], refined: bool = True, key: str = "") -> LoweredRegion:
         edited = copy.deepcopy(graph)
-        return lower_region(edited, batch_specs, parameters, weights, options, turn=turn, refined=refined, keep=keep)
+        return lower_region(
+            edited, batch_specs, parameters, weights, options, turn=turn, refined=refined, keep=keep, key=key
+        )
 
     def estimate() -> LoweredRegion:
         # Nodes, operations and graphs refer to each other. Objects that saw two collections would wait for one of all
@@ -158,7 +160,7 @@ def _fastest(
 
     def build(name: str, refined: bool = True) -> LoweredRegion:
         if name == WHOLE or values is None:
-            return lower(specs, refined)
+            return lower(specs, refined, key)
         return sliced(int(name), values, specs, graph, lambda part: lower(part, refined))
 
     built: dict[str, LoweredRegion] = {}

@@ -10,13 +10,14 @@ Any reader of safetensors finds the parameters in it. The data is mapped, not re
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -27,7 +28,7 @@ from zendnn_cffi.runtime.mapped import let_go
 KEY = "zendnn_cffi"
 PACKED = "zendnn_cffi.packed."  # what names of packed weights begin with
 _PAGE, _LINE = 4096, 64
-_BLOCK_BYTES = 1 << 16  # summed up at once
+_BLOCK_BYTES, _LITTLE_BLOCK_BYTES = 1 << 16, 1 << 10  # summed up at once
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -49,28 +50,47 @@ def write(path: Path, document: Mapping[str, Any], tensors: Mapping[str, torch.T
         table[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     sums = {name: checksum(tensor) for name, tensor in tensors.items()}
-    text = json.dumps({**document, "sums": sums, "table": table})
+    text = json.dumps({**document, "sums": sums, "whole": checksum_of_all(tensors.values()), "table": table})
     metadata = {"format": "pt", KEY: text, f"{KEY}.sha256": _digest(text)}
     header = json.dumps({"__metadata__": metadata, **table}).encode()
     header += b" " * (-(len(header) + 8) % _PAGE)
-    with _replacing(path) as partial, partial.open("wb") as file:
+    with _replacing(path) as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for tensor in tensors.values():
             file.write(memoryview(_bytes_of(tensor).numpy()))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A path beside this one, which takes its place in the end."""
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of this one in the end.
+
+    It has no name until then, where the system can do so: who is ended meanwhile leaves nothing behind.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    nameless = _nameless(path.parent)
     try:
-        yield partial
+        with nameless or partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if nameless is not None:
+                partial.unlink(missing_ok=True)
+                opened = file.fileno()  # as a folder it counts for nothing, and makes os.link follow the link
+                os.link(f"/proc/self/fd/{opened}", partial, src_dir_fd=opened)
         os.replace(partial, path)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def _nameless(folder: Path) -> BinaryIO | None:
+    """A new file without a name, None where the file system has no such."""
+    if not hasattr(os, "O_TMPFILE") or not Path("/proc/self/fd").is_dir():
+        return None
+    try:
+        return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666), "wb")
+    except OSError:
+        return None
 
 
 def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -100,12 +120,26 @@ def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, tor
         raise FileError(f"{str(path)!r} is damaged: its tensors are not those that were written")
     if verify:
         with single_threaded():  # memory bounds it, and several processes start at once
-            for name, expected in document["sums"].items():
-                if checksum(tensors[name]) != expected:
-                    raise FileError(f"{str(path)!r} is damaged: {name} is not what was written")
-                if not name.startswith(PACKED):  # most parameters are not looked at again
-                    let_go(tensors[name])
+            whole = _side_by_side(tensors, document["table"]) if "whole" in document else None
+            if whole is None or checksum(whole, _LITTLE_BLOCK_BYTES) != document["whole"]:
+                for name, expected in document["sums"].items():
+                    if checksum(tensors[name]) != expected:
+                        raise FileError(f"{str(path)!r} is damaged: {name} is not what was written")
+                if whole is not None:
+                    raise FileError(f"{str(path)!r} is damaged: its data is not what was written")
+        let_go([tensor for name, tensor in tensors.items() if not name.startswith(PACKED)])  # most are not read again
     return document, tensors
+
+
+def _side_by_side(tensors: Mapping[str, torch.Tensor], table: Mapping[str, Any]) -> torch.Tensor | None:
+    """All data as it lies in memory, to be read at once: a call for each small tensor takes longer than its bytes."""
+    places = [(tensors[name].data_ptr(), *row["data_offsets"]) for name, row in table.items() if tensors[name].nbytes]
+    if not places:
+        return None
+    base, size_bytes = places[0][0] - places[0][1], max(end for _, _, end in places)
+    if any(address != base + begin for address, begin, _ in places) or base % 8:
+        return None
+    return torch.frombuffer((ctypes.c_uint8 * size_bytes).from_address(base), dtype=torch.uint8)
 
 
 def padded(packed: torch.Tensor) -> torch.Tensor:
@@ -122,15 +156,41 @@ def by_alignment(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return dict(sorted(tensors.items(), key=rank))
 
 
-def checksum(tensor: torch.Tensor) -> str:
+def checksum(tensor: torch.Tensor, block_bytes: int = _BLOCK_BYTES) -> str:
     """A digest of a dense tensor's bytes: of the sums of its 8-byte words, block by block. Memory bounds its speed."""
     flat = _bytes_of(tensor)
-    whole = flat.numel() - flat.numel() % _BLOCK_BYTES
+    whole = flat.numel() - flat.numel() % block_bytes
     digest = hashlib.sha256(flat[whole:].numpy().tobytes())
     if whole:
-        words = flat[:whole].view(torch.int64).view(-1, _BLOCK_BYTES // 8)
-        digest.update(words.sum(1).numpy().tobytes())
+        digest.update(_sums(flat[:whole], block_bytes))
     return digest.hexdigest()[:16]
+
+
+def checksum_of_all(tensors: Iterable[torch.Tensor]) -> str:
+    """checksum() of the tensors' bytes one after the other, in little blocks: pages in another order show."""
+    sums, rest = [], torch.empty(0, dtype=torch.uint8, device="cpu")
+    for tensor in tensors:
+        flat = _bytes_of(tensor)
+        missing = min(-rest.numel() % _LITTLE_BLOCK_BYTES, flat.numel())
+        rest, flat = torch.cat([rest, flat[:missing]]), flat[missing:]
+        if rest.numel() == _LITTLE_BLOCK_BYTES:
+            sums.append(_sums(rest, _LITTLE_BLOCK_BYTES))
+            rest = rest[:0]
+        whole = flat.numel() - flat.numel() % _LITTLE_BLOCK_BYTES
+        if whole:
+            sums.append(_sums(flat[:whole], _LITTLE_BLOCK_BYTES))
+        rest = torch.cat([rest, flat[whole:]])
+    digest = hashlib.sha256(rest.numpy().tobytes())
+    for each in sums:
+        digest.update(each)
+    return digest.hexdigest()[:16]
+
+
+def _sums(flat: torch.Tensor, block_bytes: int) -> bytes:
+    """The sums of words of whole blocks."""
+    aligned = flat.clone() if flat.data_ptr() % 8 or flat.storage_offset() % 8 else flat
+    sums: bytes = aligned.view(torch.int64).view(-1, block_bytes // 8).sum(1).numpy().tobytes()
+    return sums
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ class Arena:
         """Not taken yet; size_bytes, or up to an eighth more. Raises MemoryError."""
         self.size_bytes = _rounded(size_bytes)
         with torch.inference_mode(False):
-            self.memory = huge_pages.allocate(self.size_bytes)
+            self.memory = huge_pages.allocate(self.size_bytes, late=True)
         self.is_outgrown = False
         self._taken = threading.Lock()
 

@@ -11,26 +11,31 @@ import contextlib
 import ctypes
 import mmap
 import threading
+import time
 from collections.abc import Iterable, Iterator
 
 import torch
 
+from zendnn_cffi.runtime.collapsing import HUGE_PAGE_BYTES, MADV_COLLAPSE, collapsing
+
 ALIGNMENT_BYTES = 64  # a cache line
-HUGE_PAGE_BYTES = 2 << 20
 # What is not touched of a chunk is no memory.
 _FIRST_CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 256 << 10, 64 << 20
-_MADV_COLLAPSE = 25  # since Linux 6.1; Python has no name for it
 _COLLAPSED_BYTES = (
     4 << 30
 )  # collapsing takes about two seconds per GiB: what is larger is left to the kernel's own pace
 # A tensor from this size on has a mapping of its own, given back when the tensor dies.
 _OWN_MAPPING_BYTES = 16 << 20
 _MOST_UNFILLED = 1 / 16  # of a tensor's bytes, that its last huge page may have in addition
+_SLOW_NS = 800_000  # for the first write to a huge page: ordinary pages of that size take so long
+_SLOW_SECONDS = 10.0  # so long nobody looks again
+_slow_until = 0.0
 
 
-def allocate(size_bytes: int) -> torch.Tensor:
+def allocate(size_bytes: int, *, late: bool = False) -> torch.Tensor:
     """Return a uint8 tensor of size_bytes, on a cache line's boundary, on huge pages if it fills one; not initialised.
 
+    late  where huge pages take long to get, begin on ordinary ones (zendnn_cffi.runtime.collapsing)
     A last huge page that would be filled less than half, or have much unfilled for the tensor's size, is ordinary
     pages instead, so little memory is wasted.
     """
@@ -47,8 +52,29 @@ def allocate(size_bytes: int) -> torch.Tensor:
         raise MemoryError(f"cannot allocate {size_bytes} bytes: {error}") from error
     memory = _aligned(torch.frombuffer(mapping, dtype=torch.uint8), HUGE_PAGE_BYTES, size_bytes)
     with contextlib.suppress(OSError):  # a kernel without huge pages
-        mapping.madvise(mmap.MADV_HUGEPAGE, memory.storage_offset(), huge_bytes)  # no further: all of a page is taken
+        if late and are_slow(mapping, memory):
+            mapping.madvise(mmap.MADV_NOHUGEPAGE, memory.storage_offset(), huge_bytes)
+            collapsing.add(mapping, memory.data_ptr(), huge_bytes)
+        else:  # no further: all of a page is taken
+            mapping.madvise(mmap.MADV_HUGEPAGE, memory.storage_offset(), huge_bytes)
     return memory
+
+
+def are_slow(mapping: mmap.mmap, memory: torch.Tensor) -> bool:
+    """Whether huge pages take longer to get than ordinary ones: tried with a few of memory, or found lately."""
+    global _slow_until
+    if time.monotonic() < _slow_until:
+        return True
+    whole = memory.numel() // HUGE_PAGE_BYTES
+    for page in sorted({0, whole // 2, whole - 1}):  # who gave memory back lately finds some of it at once
+        start = page * HUGE_PAGE_BYTES
+        mapping.madvise(mmap.MADV_HUGEPAGE, memory.storage_offset() + start, HUGE_PAGE_BYTES)
+        since = time.thread_time_ns()
+        memory[start : start + 1].zero_()
+        if time.thread_time_ns() - since > _SLOW_NS:
+            _slow_until = time.monotonic() + _SLOW_SECONDS
+            return True
+    return False
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +112,7 @@ def advise(tensors: Iterable[torch.Tensor]) -> None:
         collapsed_bytes += size_bytes
         if collapsed_bytes <= _COLLAPSED_BYTES:
             for begin, stop in _spans(start, end):
-                madvise(begin, stop - begin, _MADV_COLLAPSE)
+                madvise(begin, stop - begin, MADV_COLLAPSE)
 
 
 def _spans(start: int, end: int) -> list[tuple[int, int]]:
@@ -114,18 +140,20 @@ class Pool:
     """Hands out pieces of a few large allocations, so that small tensors share huge pages. Not thread-safe.
 
     A chunk lives as long as any tensor from it: use one pool for tensors that die together.
+    late  as in allocate()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, late: bool = False) -> None:
+        self._late = late
         self._free = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._chunk_bytes = _FIRST_CHUNK_BYTES
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Return a uint8 tensor of size_bytes, on a cache line's boundary, not initialised."""
         if size_bytes >= _OWN_MAPPING_BYTES:
-            return allocate(size_bytes)
+            return allocate(size_bytes, late=self._late)
         if self._free.numel() < size_bytes:
-            self._free = allocate(max(self._chunk_bytes, size_bytes))
+            self._free = allocate(max(self._chunk_bytes, size_bytes), late=self._late)
             self._chunk_bytes = min(2 * self._chunk_bytes, _LARGEST_CHUNK_BYTES)
         piece = self._free[:size_bytes]
         self._free = self._free[-(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -21,7 +22,17 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.plan.prepack import as_it_lies
-from fx_passes.saved.container import KEY, _digest, by_alignment, checksum, padded, read, write
+from fx_passes.saved.container import (
+    KEY,
+    _digest,
+    _nameless,
+    by_alignment,
+    checksum,
+    checksum_of_all,
+    padded,
+    read,
+    write,
+)
 from fx_passes.saved.errors import FileError, NotSaved
 from tests.support.lowering import noise
 
@@ -201,6 +212,41 @@ def test_what_is_read_is_what_was_written(tensors: list[tuple[torch.dtype, list[
         assert os.listdir(folder) == ["m"]
 
 
+@pytest.mark.parametrize("has_nameless", (True, False))
+def test_who_fails_leaves_the_old_file_alone(
+    tmp_path: Path, has_nameless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_nameless:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    path, stale = tmp_path / "m", tmp_path / f".m.{os.getpid()}.partial"
+    stale.write_bytes(b"of a process that had this number")
+    write(path, {}, {"a": torch.ones(3)})
+    before = path.read_bytes()
+    assert read(path)[1]["a"].tolist() == [1.0, 1.0, 1.0]
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+        write(path, {}, {"a": torch.zeros(3)})
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["m"]
+
+
+_SAVES = """
+import os, signal, sys, torch
+from pathlib import Path
+from fx_passes.saved.container import write
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+write(Path(sys.argv[1]), {}, {"a": torch.zeros(1000)})
+"""
+
+
+def test_who_is_killed_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path / "m", {}, {"a": torch.ones(3)})
+    done = subprocess.run([sys.executable, "-c", _SAVES, str(tmp_path / "m")], cwd=Path(__file__).parents[3])
+    assert done.returncode == -signal.SIGKILL
+    assert read(tmp_path / "m")[1]["a"].tolist() == [1.0, 1.0, 1.0]
+    if _nameless(tmp_path) is not None:
+        assert os.listdir(tmp_path) == ["m"]
+
+
 def test_weights_lie_on_cache_lines(saved: tuple[Path, torch.Tensor, torch.Tensor]) -> None:
     _, tensors = read(saved[0])
     assert all(t.data_ptr() % 64 == 0 for name, t in tensors.items() if name.startswith("zendnn_cffi.packed."))
@@ -222,6 +268,28 @@ def test_any_flipped_bit_changes_the_sum(size: int) -> None:
         assert checksum(flat) != before
         flat[place] ^= bit
     assert checksum(flat) == before
+
+
+@given(st.lists(st.integers(0, 5000), max_size=6), st.integers(0, 2**31))
+def test_the_sum_of_all_is_that_of_the_bytes(sizes: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [torch.randint(256, (size,), generator=generator, dtype=torch.uint8) for size in sizes]
+    whole = torch.cat([torch.empty(0, dtype=torch.uint8), *tensors])
+    digest = hashlib.sha256(whole[whole.numel() // 1024 * 1024 :].numpy().tobytes())
+    digest.update(whole[: whole.numel() // 1024 * 1024].view(torch.int64).view(-1, 128).sum(1).numpy().tobytes())
+    assert checksum_of_all(tensors) == digest.hexdigest()[:16]
+
+
+def test_pages_in_another_order_are_noticed(tmp_path: Path) -> None:
+    """Also within what is summed up at once to say which tensor is damaged."""
+    write(tmp_path / "m", {}, {"a": torch.arange(1 << 18, dtype=torch.int32)})
+    data = bytearray((tmp_path / "m").read_bytes())
+    first = len(data) - (1 << 20)
+    data[first : first + 8192] = data[first + 4096 : first + 8192] + data[first : first + 4096]
+    (tmp_path / "m").write_bytes(data)
+    with pytest.raises(FileError, match="its data is not what was written"):
+        read(tmp_path / "m")
+    assert read(tmp_path / "m", verify=False)[1]["a"][0] == 1024
 
 
 def test_bytes_as_they_lie() -> None:

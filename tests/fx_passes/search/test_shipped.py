@@ -19,11 +19,13 @@ from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.rules import lower_graph
+from fx_passes.region.compile import region_key
 from fx_passes.search import measure, shipped
 from fx_passes.search.database import Database, Result, Source, kept_ns
 from fx_passes.search.measure import Bench, fingerprint
 from fx_passes.search.tuner import Tuner, database_for
 from fx_passes.search.turn import Turn
+from tests.support import torchvision_models
 from tests.support.lowering import net, noise
 
 times = st.floats(1e-2, 3e10)
@@ -208,3 +210,20 @@ def test_the_packages_own_files_are_whole() -> None:
         found = shipped.read(path)
         assert found is not None and len(found) > 100 and found.about["networks"], path
         assert path.stat().st_size < 1.5e6
+
+
+@pytest.mark.parametrize("name", ("squeezenet1_1", "mobilenet_v2", "resnet18"))
+def test_regions_of_shipped_networks_are_found(fresh: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What names a region has to stay as it was when these were measured: else each process measures again."""
+    asked: list[str] = []
+
+    def noting(*about: Any) -> str:
+        asked.append(region_key(*about))
+        return asked[-1]
+
+    monkeypatch.setattr("fx_passes.region.variants.region_key", noting)
+    zendnn_cffi.optimize(torchvision_models.build(name), tune_seconds=0)(noise(1, 3, 224, 224))
+    files = [shipped.read(path) for path in sorted(shipped.FOLDER.glob("*-zen4-*.times"))]
+    measured = [file for file in files if file is not None and f"{name} fp32 b1" in file.about["networks"]]
+    assert len(asked) == 1 and measured
+    assert all(file.get(f"{asked[0]} whole") and file.get(f"{asked[0]} inside") for file in measured)
