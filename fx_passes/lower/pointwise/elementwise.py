@@ -119,7 +119,7 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
         srcs = (desc,) if constant is not None else (desc, other_operand)
         found = implementations(descriptors.binary, kind, desc, other, desc)[:1]
         operation.candidates += candidates(found, args, "binary", srcs, desc, may_overwrite=0)
-    if dtype != computed:
+    if dtype != computed and constant is None and b_spec.shape == spec.shape:
         operation.candidates += _sums_of_two_dtypes(spec, dtype, computed)
     if constant is not None:
         weights = Weights(constant_name, constant, row_major(shape, dtype))

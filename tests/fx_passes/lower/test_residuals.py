@@ -12,7 +12,7 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.report.explain import Explanation
-from tests.support.lowering import net, noise, offload, oracle
+from tests.support.lowering import kinds, net, noise, offload, oracle
 
 BF16, WIDE = torch.bfloat16, "float32"
 
@@ -56,6 +56,25 @@ LINEAR, LAYER_NORM, BINARY = "inner_product", "layer_normalization", "binary"
 def test_sums_that_a_normalization_reads(forward: Callable[..., Any], expected: list[str], shape: Any) -> None:
     found = offload(net(forward, *layers()), noise(*shape), dtype=BF16)
     assert [kind for kind in wide(found) if kind != BINARY] == expected
+
+
+@pytest.mark.parametrize(
+    "total, shape",
+    [
+        (lambda m, x: torch.sigmoid(x) + m[1].weight, (48, 48)),
+        (lambda m, x: torch.sigmoid(x) + m[1].weight, (2, 48, 48)),
+        (lambda m, x: m[1].weight + torch.sigmoid(x), (2, 48, 48)),
+        (lambda m, x: torch.sigmoid(x) + torch.tanh(x[:1]), (2, 7, 48)),
+        (lambda m, x: torch.sigmoid(x) + torch.tanh(x), (2, 7, 48)),
+        (lambda m, x: m[0](x) + torch.tanh(x[:1]), (2, 7, 48)),
+        (lambda m, x: m[0](x) + 1.5, (2, 7, 48)),
+        (lambda m, x: (m[0](x) + torch.tanh(x)) + (m[1](x) + x), (2, 7, 48)),
+        (lambda m, x: torch.relu(m[0](x) + torch.tanh(x)), (2, 7, 48)),
+    ],
+)
+def test_whatever_is_added(total: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    found = offload(net(lambda m, x: m[3](m[2](total(m, x))), *layers()), noise(*shape), dtype=BF16)
+    assert "torch" not in kinds(found)
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 48), (1, 48)], ids=str)
