@@ -160,6 +160,7 @@ class TorchTemplate:
     assists a step between primitives that compute the most of it: no rival of theirs
     flops   those of the call, where it has args of its own
     allocate  with into, for a result that grows: makes it, from the first operand
+    kind    what profiles call it where it belongs to no operation
     """
 
     function: Callable[..., Any]
@@ -170,6 +171,7 @@ class TorchTemplate:
     assists: bool = False
     flops: int = 0
     allocate: Callable[[torch.Tensor], torch.Tensor] | None = None
+    kind: str = "check"
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,39 @@ from __future__ import annotations
 
 import torch
 
-from fx_passes.candidates.candidates import Argument, Operand, PrimitiveTemplate, Result, Weights, primitive_template
-from fx_passes.candidates.layouts import Layout, Quantized, in_memory, row_major
+from fx_passes.candidates.candidates import (
+    Argument,
+    Operand,
+    PrimitiveTemplate,
+    Result,
+    Template,
+    TorchTemplate,
+    Weights,
+    primitive_template,
+)
+from fx_passes.candidates.layouts import Layout, Quantized, contiguous_strides, in_memory, row_major
 from zendnn_cffi.primitives.attributes import ARG_ATTR_ZERO_POINTS, ARG_DST, ARG_SRC, Attr
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
+
+_FLOATS = {torch.float32, torch.bfloat16}
+
+
+def fastest_conversion(have: Layout, want: Layout) -> Template:
+    """The same as conversion, by PyTorch where that alone rounds to bf16, or back, row by row.
+
+    Its loop takes a third of the reorder's time: 7.7 us against 20 for 128 x 768 on one Zen 4 thread.
+    """
+    if not is_by_torch(have, want):
+        return conversion(have, want)
+    args = Operand(0, in_memory(have)), Result(in_memory(want))
+    return TorchTemplate(lambda src, out: out.copy_(src), "", True, args=args, assists=True, kind="reorder")
+
+
+def is_by_torch(have: Layout, want: Layout) -> bool:
+    """Whether fastest_conversion is a call of PyTorch."""
+    if have.dims != want.dims or {have.dtype, want.dtype} != _FLOATS or have.strides != want.strides:
+        return False
+    return have.strides == contiguous_strides(tuple(have.dims))
 
 
 def conversion(have: Layout, want: Layout) -> PrimitiveTemplate:

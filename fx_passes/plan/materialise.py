@@ -40,7 +40,7 @@ def materialise(template: Template, name: str, operation: Operation | None, oper
             source, packed, result = (place(argument)[0] for argument in (src, weights, dst))
             return GemmCall(name, gemm, source, packed, result, tuple(map(place, template.operands)), flops)
         case TorchTemplate(function, args=args):
-            kind = operation.kind if operation is not None else "check"
+            kind = operation.kind if operation is not None else template.kind
             arguments = args or (*map(Operand, range(operands)), Result())
             *srcs, written = (_view(*place(argument)) for argument in arguments)
             own = template.flops if args or operation is None else flops

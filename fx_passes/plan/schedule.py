@@ -28,7 +28,7 @@ from fx_passes.candidates.candidates import (
     arguments_of,
     temporaries_bytes,
 )
-from fx_passes.candidates.conversions import conversion
+from fx_passes.candidates.conversions import fastest_conversion
 from fx_passes.candidates.layouts import Layout, in_memory, row_major, same_bytes
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import eager_layout
@@ -92,7 +92,7 @@ class Schedule:
         return buffer
 
     def _reorder(self, name: str, have: Layout, source: Buffer, want: Layout, buffer: Buffer) -> None:
-        template = conversion(have, want)
+        template = fastest_conversion(have, want)
         buffer.touch(len(self.steps))
         self.steps.append(Step(name, None, template, [(source, have)], (buffer, want), self._scratchpad(template)))
 

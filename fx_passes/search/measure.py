@@ -22,7 +22,7 @@ from fx_passes.candidates.candidates import (
     Weights,
     temporaries_bytes,
 )
-from fx_passes.candidates.conversions import conversion
+from fx_passes.candidates.conversions import fastest_conversion, is_by_torch
 from fx_passes.candidates.folds import largest_absolute
 from fx_passes.candidates.layouts import Layout, Quantized, in_memory, row_major
 from fx_passes.candidates.specs import RegionValues
@@ -348,7 +348,7 @@ def time_reorder(have: Layout, want: Layout) -> float:
                 raise AssertionError(f"{argument} of a reorder")
         return Slot("constant", len(buffers) - 1), desc
 
-    call = materialise(conversion(have, want), "reorder", None, 1, place)
+    call = materialise(fastest_conversion(have, want), "reorder", None, 1, place)
     program = Program([call], (), buffers)
     return fastest_ns(program, run_ns(program))
 
@@ -358,4 +358,5 @@ def reorder_fingerprint(have: Layout, want: Layout) -> str:
     magnitude = (have.size_bytes + want.size_bytes).bit_length()
     zero_points = sum(isinstance(desc, Quantized) and desc.numerics.zero_point != 0 for desc in (have, want))
     beside = f" {zero_points} zero points" if zero_points else ""
+    beside += " torch" if is_by_torch(have, want) else ""
     return f"reorder {have.dtype} {have.format} {want.dtype} {want.format}{beside} 2^{magnitude} bytes"

@@ -46,9 +46,10 @@ def optimize(
     example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: where
                     torch.fx cannot trace symbolically. A model that is no graph (a detector) is called with them once
                     or a few times: its submodules that are graphs are optimized.
-    dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were; around
-                    Winograd convolutions that beat bf16's float32. None (default) and torch.float32: each value in
-                    its own dtype.
+    dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. Sums of
+                    residual connections that a normalization of rows reads stay float32, as does what lies around
+                    Winograd convolutions that beat bf16's. None (default) and torch.float32: each value in its own
+                    dtype.
     allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error no larger than direct's)
     tune            how implementations are chosen. "auto": those that may win are measured on the first call with a new
                     input signature, and the results kept on disk (ZENDNN_CFFI_CACHE: the folder, empty for none).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -22,7 +22,8 @@ from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.pointwise.to_integers import gated_to_integers, scaled_to_integers
 from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
-from fx_passes.lower.primitives import candidates, implementations, keep_optimized
+from fx_passes.lower.primitives import candidates, implementations, keep_optimized, optimized_implementations
+from fx_passes.lower.residuals import kept_dtype
 from fx_passes.lower.windows.depthwise import gated
 from fx_passes.lower.windows.gated_weights import lower_gated_weights
 from zendnn_cffi.primitives import descriptors
@@ -97,7 +98,7 @@ def _shape(value: object, context: LoweringContext) -> tuple[int, ...]:
 
 def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | torch.Tensor, kind: str) -> Operation:
     spec = context.values.specs[node]
-    dtype = context.dtype(spec)
+    dtype, computed = kept_dtype(node, context), context.dtype(spec)
     constant = b if isinstance(b, torch.Tensor) else None
     b_spec = TensorSpec.of(constant) if constant is not None else context.tensor(b, "b")
     if b_spec.dtype != spec.dtype or context.values.specs[a].dtype != spec.dtype or b_spec.ndim > spec.ndim:
@@ -118,10 +119,22 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
         srcs = (desc,) if constant is not None else (desc, other_operand)
         found = implementations(descriptors.binary, kind, desc, other, desc)[:1]
         operation.candidates += candidates(found, args, "binary", srcs, desc, may_overwrite=0)
+    if dtype != computed and constant is None and b_spec.shape == spec.shape:
+        operation.candidates += _sums_of_two_dtypes(spec, dtype, computed)
     if constant is not None:
         weights = Weights(constant_name, constant, row_major(shape, dtype))
         operation.candidates += scaled_to_integers(node, kind, weights, context)
     return keep_optimized(operation, f"no optimized binary {kind} takes {list(spec.shape)} and {list(shape)}")
+
+
+def _sums_of_two_dtypes(spec: TensorSpec, wide: torch.dtype, narrow: torch.dtype) -> Iterator[Candidate]:
+    """One addend in each dtype, row by row: neither is converted first."""
+    result = row_major(spec.shape, wide)
+    for dtypes in ((wide, narrow), (narrow, wide)):
+        a, b = (row_major(spec.shape, dtype) for dtype in dtypes)
+        args: Arguments = {ARG_SRC: Operand(0), ARG_SRC_1: Operand(1), ARG_DST: Result()}
+        found = optimized_implementations(descriptors.binary, "add", a, b, result)[:1]
+        yield from candidates(found, args, "binary", (a, b), result)
 
 
 def lower_prelu(node: fx.Node, context: LoweringContext) -> Operation:

@@ -41,6 +41,7 @@ from fx_passes.lower.primitives import (
 from fx_passes.lower.products.lpgemm import lpgemm_candidates
 from fx_passes.lower.products.matrix_vector import matrix_vector_candidates
 from fx_passes.lower.quantized import Factors, factors_of, numerics_of, told, wanted_of
+from fx_passes.lower.residuals import kept_dtype
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -60,17 +61,18 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     n, k = weight.shape
     m = src.numel // k
     operation = Operation(node, node.name, "inner_product", operands, context.values.specs[node], flops=2 * m * n * k)
-    dst = row_major(base.shape, dtype)
+    kept = kept_dtype(node, context)
+    dst = row_major(base.shape, kept)
     chain = build_chain(
         post_ops,
         operands,
         dst,
-        dtype,
+        kept,
         sum_node=residual_to_overwrite(node, arguments["src"], post_ops, context),
         view=(m, n),
     )
     name = constant_name(node, "weight")
-    product = Product((m, k, n), dtype, weight, name, bias, chain, dtype)
+    product = Product((m, k, n), dtype, weight, name, bias, chain, kept)
     srcs = (row_major(src.shape, dtype), *map(in_memory, chain.srcs))
     operation.candidates = [
         Candidate(template.pd.implementation, srcs, dst, (template,), overwrites=chain.overwrites)
@@ -87,7 +89,7 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     own = Weights(name, weight, row_major((n, k), dtype))
     if m == 1 and dtype == base.dtype == torch.float32:
         operation.candidates += matrix_vector_candidates(own, bias, post_ops, chain, srcs, dst)
-    apart = build_chain(post_ops, operands, dst, dtype, view=(m, n))  # it writes its result before it adds the residual
+    apart = build_chain(post_ops, operands, dst, kept, view=(m, n))  # it writes its result before it adds the residual
     for written in dict.fromkeys(in_memory(candidate.dst) for candidate in operation.candidates):
         operation.candidates += lpgemm_candidates((m, k, n), own, bias, post_ops, apart.args, srcs, written)
     operation.candidates += _integer_candidates(node, m, dst, post_ops, operands, context)

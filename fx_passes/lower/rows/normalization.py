@@ -28,6 +28,7 @@ from fx_passes.lower.pointwise.to_integers import batch_norm_to_integers
 from fx_passes.lower.post_ops import EltwisePostOp
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized, optimized_implementations
 from fx_passes.lower.quantized import wanted_of
+from fx_passes.lower.residuals import kept_dtype
 from fx_passes.lower.windows.depthwise import channel_products
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -117,7 +118,7 @@ def lower_layer_norm(node: fx.Node, context: LoweringContext) -> Operation:
     src = context.tensor(arguments["src"], "src")
     if len(arguments["normalized_shape"]) != 1 or src.ndim < 2:
         raise NotLowered("the primitive normalizes the last dimension alone")
-    dtype = context.dtype(src)
+    dtype = kept_dtype(node, context)
     rows, size = src.numel // src.shape[-1], src.shape[-1]
     constants: dict[int, Argument] = {}
     for arg, name in ((ARG_SCALE, "weight"), (ARG_SHIFT, "bias")):

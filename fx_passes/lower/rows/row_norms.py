@@ -31,6 +31,7 @@ from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.primitives import first_optimized
 from fx_passes.lower.products.step import product
+from fx_passes.lower.residuals import kept_dtype
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
     ARG_DST,
@@ -50,7 +51,7 @@ def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
     src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
     weight = arguments["weight"]
     weight = None if weight is None else context.constant(weight, "weight")
-    dtype, eps = context.dtype(src), arguments["eps"]
+    dtype, eps = kept_dtype(node, context), arguments["eps"]
     eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
     if spec.dtype != src.dtype:
         raise NotLowered("the weight promotes the result")

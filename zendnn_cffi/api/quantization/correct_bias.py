@@ -31,7 +31,8 @@ def bias_corrections(fake: FakeQuantized) -> dict[str, Tensor]:
             return
         rounded = [_rounded(fake.module, source, arg) for source, arg in zip(node.args, args, strict=True)]
         assert callable(node.target)
-        lost = (result - node.target(*rounded, **kwargs)).double().movedim(channel_axis(node), 0).flatten(1)
+        by_channel = (result - node.target(*rounded, **kwargs)).double().movedim(channel_axis(node), 0)
+        lost = by_channel.reshape(len(by_channel), -1)
         totals[node.name] = totals.get(node.name, 0) + lost.sum(1)
         counts[node.name] = counts.get(node.name, 0) + lost.shape[1]
 

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from zendnn_cffi.api.quantization.layers import Call, Edge, edges, kind, observer_of, quantized_layers
+from zendnn_cffi.api.quantization.row_scales import is_one_sided, rounded_rows
 from zendnn_cffi.api.quantization_report import powers
 
 
@@ -124,7 +125,7 @@ class Rounding(nn.Module):
         self._rounded: Tensor | None = None
         self._range, self._dtype = (observer.quant_min, observer.quant_max), observer.dtype
         self._axis, self._eps = getattr(observer, "ch_axis", None), observer.eps
-        self._dynamic = bool(getattr(observer, "is_dynamic", False))
+        self._dynamic, self._one_sided = bool(getattr(observer, "is_dynamic", False)), is_one_sided(observer)
         if not self._dynamic:
             scale, zero_point = observer.calculate_qparams()
             self._scale, self._zero_point = scale.float(), zero_point.to(torch.int32)
@@ -140,6 +141,8 @@ class Rounding(nn.Module):
         return self._rounded
 
     def _round(self, x: Tensor) -> Tensor:
+        if self._dynamic and x.ndim > 1:
+            return rounded_rows(x, self._one_sided)
         if self._dynamic:
             choose = torch.ops.quantized_decomposed.choose_qparams.tensor
             scale, zero_point = choose(x, *self._range, float(self._eps), self._dtype)

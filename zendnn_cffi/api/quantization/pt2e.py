@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import attempts
 from zendnn_cffi.api.quantization.attention import KEYS, ROLE
 from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, kind
+from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 
 
 class Pt2e:
@@ -45,8 +46,9 @@ class Pt2e:
         return prepared
 
     def convert(self, prepared: fx.GraphModule) -> fx.GraphModule:
-        converted: fx.GraphModule = self._functions.convert_pt2e(prepared)
-        return converted
+        """Write quantize and dequantize operators; scales that calls choose become those of rows."""
+        one_sided = one_sided_values(prepared)
+        return scale_rows(self._functions.convert_pt2e(prepared), one_sided)
 
 
 def _other_product(node: fx.Node, activation: Any, weight: Any) -> dict[fx.Node, Any]:
@@ -96,9 +98,10 @@ def exported_graph(model: nn.Module, example: Call) -> fx.GraphModule:
     ) from refused
 
 
-def calibrate(prepared: fx.GraphModule, kept: Iterable[Call], others: Iterable[Call]) -> None:
-    """Run all inputs through the observers."""
+def calibrate(prepared: fx.GraphModule, kept: Sequence[Call], others: Iterable[Call]) -> None:
+    """Run all inputs through the observers; those kept also tell which values lie on one side of zero."""
     with ProgressBar("zendnn_cffi: calibrating") as show:
         for number, (args, kwargs) in enumerate((*kept, *others), 1):
             prepared(*args, **kwargs)
             show(number, number)
+    mark_one_sided(prepared, kept)

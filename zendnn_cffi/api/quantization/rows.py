@@ -15,6 +15,7 @@ from zendnn_cffi.api.quantization.layers import Call, is_product, kind, module_p
 from zendnn_cffi.api.quantization_report import INT8, LayerReport, noise_db, sqnr_db
 
 _ROUNDS, _ENOUGH_SECONDS = 15, 5.0
+_INTEGERS = (torch.int8, torch.uint8)  # of several calls for one layer, those on integers say where it computes
 
 
 def _results(gm: fx.GraphModule, call: Call) -> dict[str, torch.Tensor]:
@@ -34,19 +35,20 @@ def layer_rows(
 ) -> Iterable[LayerReport]:
     """A row for each layer: how near it is to the float one, with all layers before it quantized, too."""
     floats, integers = _results(reference, example), _results(converted, example)
-    dtypes = {
-        call.name: call.dtype
+    calls = [
+        call
         for region in fast.regions().values()
         for lowered in region.lowered.values()
         if lowered is not None
         for call in lowered.program.calls
-        if call.implementation != "torch" or call.dtype not in (torch.int8, torch.uint8)  # it computes in float
-    }
+        if call.implementation != "torch" or call.dtype not in _INTEGERS  # it computes in float
+    ]
+    dtypes = {call.name: call.dtype for call in sorted(calls, key=lambda call: call.dtype in _INTEGERS)}
     nodes = {node.name: node for node in converted.graph.nodes}
     for name, value in integers.items():
         if name in floats:
             computed = dtypes.get(name)
-            where = INT8 if computed in (torch.int8, torch.uint8) else str(computed or "plain PyTorch")
+            where = INT8 if computed in _INTEGERS else str(computed or "plain PyTorch")
             if computed is None and choice is not None and name not in choice.layers:
                 where = "float"  # perhaps joined with other layers
             near = sqnr_db(floats[name], value)
