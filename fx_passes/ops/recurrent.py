@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from fx_passes.ops.registry import COMPUTE, op
+from fx_passes.ops.registry import COMPUTE, CONSTANT, op
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """The kinds of cell, and how many matrices of a hidden size lie one under the other in each of their weights."""
@@ -144,3 +144,14 @@ def recurrent_cell(
     found = _CELLS[kind](x, given if kind == "lstm" else given[0], *weights)
     found = found if isinstance(found, tuple) else (found,)
     return tuple(found) if src.dim() == 2 else tuple(state.squeeze(0) for state in found)
+
+
+_CERTAIN = 1e9  # beyond what a gate's sum may be: its sigmoid is 1, of the negative 0
+
+
+@op(kind=CONSTANT)
+def holding(weight: Tensor) -> Tensor:
+    """Return an LSTM's input weight [4 * H, I] with a column more: where that input is 1, the cell state stays."""
+    column = weight.new_zeros(4, weight.shape[0] // 4)
+    column[0], column[1] = -_CERTAIN, _CERTAIN  # nothing comes in, all is kept
+    return torch.cat([weight, column.reshape(-1, 1)], 1)

@@ -89,6 +89,12 @@ def concat_bags(bags: Tensor, before: Sequence[Tensor] = (), after: Sequence[Ten
     return torch.cat([*before, bags.flatten(1), *after], 1)
 
 
+@op(kind=COMPUTE, light=True, opens_region=False)
+def take_rows(src: Tensor, indices: Tensor) -> Tensor:
+    """Return rows of src [..., C] by their number over all dimensions but the last: [*indices.shape, C]."""
+    return torch.embedding(src.flatten(0, -2), indices)
+
+
 @op(kind=COMPUTE)
 def pick(src: Tensor, dim: int, indices: Sequence[Tensor]) -> Tensor:
     """Return src[:, ..., i, j, ...]: elements (i[k], j[k], ...) of the dimensions from dim on, index tensors [K]."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from fx_passes.candidates.specs import TensorSpec, evaluate_constants
 from fx_passes.graph.free_sizes import growing_inputs
@@ -34,6 +35,7 @@ from fx_passes.region.keep import Known, ToKeep, specs_of, thread_count
 from fx_passes.region.kept import Kept
 from fx_passes.region.later import later
 from fx_passes.region.options import RegionOptions
+from fx_passes.region.packed import PackedSequences, place_of_sequence, stack_of
 from fx_passes.region.variants import choose_variant, turn_of
 from fx_passes.search.noise import made_up
 from fx_passes.search.tuner import database_of
@@ -94,12 +96,15 @@ class ZenRegion(nn.Module):
         self.known: Known | None = None  # programs that need no choosing: fx_passes.saved.programs
         _regions.add(self)
         self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
+        self.packed: PackedSequences | None = None  # once it was called with a packed sequence
 
     def forward(self, *inputs: Any) -> Any:
         """Run the region; tensors in, a tensor or a tuple of tensors out."""
         if is_watched():
             return self.run_plain(inputs)
         for value in inputs:
+            if type(value) is PackedSequence:
+                return self._run_packed(inputs)
             if type(value) not in _TENSORS or not value.is_cpu or value.layout is not _STRIDED or value.is_neg():
                 return self.run_plain(inputs)
             if value.is_nested or value.is_quantized:
@@ -135,6 +140,29 @@ class ZenRegion(nn.Module):
             self._do_without(lowered.program.failed)
             return self.forward(*inputs)
         return outputs[0] if self._single else tuple(outputs)
+
+    def _run_packed(self, inputs: Sequence[Any]) -> Any:
+        """Run what may be a stack of recurrent layers on a packed sequence."""
+        if torch.is_autocast_enabled("cpu"):
+            return self.run_plain(inputs)
+        packed = self.packed  # another thread may set it to None meanwhile
+        if packed is None:
+            stack = stack_of(self.graph)
+            if stack is None or type(inputs[place_of_sequence(stack)]) is not PackedSequence:
+                return self.run_plain(inputs)
+            with self._lock:
+                packed = self.packed or PackedSequences(stack, self._region_of, self.run_plain, self.options.tune)
+                self.packed = packed
+        return packed(inputs)
+
+    @property
+    def with_packed(self) -> list[ZenRegion]:
+        """This region, and the one that computes its packed sequences."""
+        return [self] if self.packed is None else [self, self.packed.region]
+
+    def _region_of(self, graph: fx.Graph) -> ZenRegion:
+        """A region of another graph over the same constants."""
+        return ZenRegion(graph, self.constants, f"{self.name}_packed", self.options)
 
     def _do_without(self, kinds: set[str]) -> None:
         """Guards of such candidates failed: lower without them from now on."""
@@ -365,7 +393,7 @@ class ZenRegion(nn.Module):
 
     def run_plain(self, inputs: Sequence[Any]) -> Any:
         """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""
-        track = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in inputs)
+        track = torch.is_grad_enabled() and any(map(_asks_for_gradients, inputs))
         plain = self._plain  # another thread may set it to None meanwhile
         watched = is_watched()
         if plain is None or watched:
@@ -400,6 +428,7 @@ class ZenRegion(nn.Module):
         """Compute the same from other constants; programs stay."""
         with self._lock:
             self._read = graph, constants
+            self.packed = None
             self._for_masks.clear()
             self._plain = None
             self._give_kept()
@@ -416,6 +445,7 @@ class ZenRegion(nn.Module):
                 if lowered is not None:
                     lowered.close()
             self._lowered.clear()
+            self.packed = None
             self._provisional.clear()
             self._borrowed = [], []
             self._plain = None
@@ -444,6 +474,10 @@ class ZenRegion(nn.Module):
 def _threads(signature: Signature) -> int:
     threads: int = signature[0][0] if isinstance(signature[0], tuple) else signature[0]
     return threads
+
+
+def _asks_for_gradients(value: Any) -> bool:
+    return bool(getattr(value.data if type(value) is PackedSequence else value, "requires_grad", False))
 
 
 def _on_cpu() -> AbstractContextManager[Any]:

@@ -280,7 +280,7 @@ def _explain_optimized(gm: OptimizedModule) -> Explanation:
     for path, submodule in gm.optimized_submodules.items():
         nodes += [_within(path, node) for node in _explain_optimized(submodule).nodes]
     notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
-    own = [region for region in regions.values() if isinstance(region, ZenRegion)]
+    own = [part for region in regions.values() if isinstance(region, ZenRegion) for part in region.with_packed]
     notes += _beside_other_work(own)
     measured = all(found.is_measured for region in own for found in region.lowered.values() if found)
     graphs = (gm.graph, {name: region.graph for name, region in regions.items() if isinstance(region, ZenRegion)})
@@ -320,7 +320,7 @@ def _beside_other_work(regions: Sequence[Any]) -> list[str]:
 
 
 def _region(region: Any) -> list[NodeExplanation]:
-    rows = []
+    rows = [] if region.packed is None else _region(region.packed.region)
     for signature, lowered in region.lowered.items():
         shapes = " ".join("x".join(map(str, shape)) for shape, *_ in signature[1:])
         if lowered is None:

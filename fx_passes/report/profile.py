@@ -134,7 +134,7 @@ def _own_regions(module: Any) -> list[Any]:
     parts = list(module.modules()) if isinstance(module, torch.nn.Module) else []
     for part in (part for part in list(parts) if isinstance(part, OptimizedModule)):
         parts += [inner for each in part.optimized_submodules.values() for inner in each.modules()]
-    return [part for part in parts if isinstance(part, ZenRegion)]
+    return [own for part in parts if isinstance(part, ZenRegion) for own in part.with_packed]
 
 
 def _regions(module: Any) -> list[Any]:

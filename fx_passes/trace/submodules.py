@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import nn
 
+from fx_passes.spellings.recurrent import STACKS
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
 
@@ -67,7 +68,8 @@ def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         if isinstance(child, torch.jit.ScriptModule) or "forward" in child.__dict__ or hasattr(child, POST_PROCESSING):
             continue
-        if next(child.children(), None) is not None and next(child.parameters(), None) is not None:
+        is_much = isinstance(child, STACKS) or next(child.children(), None) is not None
+        if is_much and next(child.parameters(), None) is not None:
             yield inner, child
 
 

@@ -214,7 +214,7 @@ def rows() -> list[Row]:
             "`nn.LSTM` on a packed sequence, 256, 8 texts of 2 to 60 steps",
             lambda: nn.LSTM(256, 256),
             _packed_alone,
-            "packed data has no regular steps: PyTorch's",
+            "TorchDynamo breaks its graph at packed data, so by torch.compile the layers are PyTorch's",
         ),
         _recurrent(
             "gru",
@@ -251,7 +251,7 @@ def rows() -> list[Row]:
             "tagger with a packed LSTM, 4 texts of 9 to 40 words",
             Packed,
             lambda: (torch.randint(0, 5000, (4, 40)), torch.tensor([40, 9, 31, 22])),
-            "the packed LSTM is PyTorch's",
+            "packing and padding are PyTorch's; by torch.compile, where TorchDynamo breaks its graph there, the LSTM is, too",
         ),
         _recurrent(
             "speech-decoder",

@@ -71,3 +71,9 @@ def recurrent_cell(src: TensorSpec, states: Any, weights: Sequence[TensorSpec], 
     check_floating(src, *weights)
     state = row_major((*src.shape[:-1], weights[1].shape[1]), src.dtype)
     return (state,) * (1 + (kind == "lstm"))
+
+
+def holding(weight: TensorSpec) -> TensorSpec:
+    """ops.holding."""
+    check_floating(weight)
+    return row_major((weight.shape[0], weight.shape[1] + 1), weight.dtype)

@@ -81,6 +81,14 @@ def reduce(src: TensorSpec, kind: str, dims: tuple[int, ...], keepdim: bool) -> 
     return row_major([size for dim, size in enumerate(src.shape) if dim not in gone], src.dtype)
 
 
+def take_rows(src: TensorSpec, indices: TensorSpec) -> TensorSpec:
+    """ops.take_rows."""
+    check_floating(src)
+    if src.ndim < 2 or not is_row_major(indices) or indices.dtype not in (torch.int32, torch.int64):
+        raise Unclear
+    return row_major((*indices.shape, src.shape[-1]), src.dtype)
+
+
 def embedding(weight: TensorSpec, indices: TensorSpec) -> TensorSpec:
     """ops.embedding."""
     if weight.ndim != 2 or not is_row_major(indices) or indices.dtype not in (torch.int32, torch.int64):

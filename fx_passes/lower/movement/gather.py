@@ -1,4 +1,4 @@
-"""Elements at constant places: the products of all pairs in a recommender, picked out of a triangle."""
+"""Elements at constant places, as the pairs of a recommender out of a triangle; rows at given places."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor, fx
 
-from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.candidates.candidates import Candidate, Operand, Operation, Result, TorchTemplate
 from fx_passes.candidates.layouts import row_major
-from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
+from zendnn_cffi.runtime.joined_tables import INDEX_DTYPES
 
 
 def lower_pick(node: fx.Node, context: LoweringContext) -> Operation:
@@ -27,6 +28,24 @@ def lower_pick(node: fx.Node, context: LoweringContext) -> Operation:
     template = TorchTemplate(gather, "", into=True)
     candidate = Candidate("torch", (row_major(src.shape, dtype),), row_major(spec.shape, dtype), (template,))
     return Operation(node, node.name, "pick", (arguments["src"],), spec, [candidate])
+
+
+def lower_take_rows(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.take_rows to one selection of rows, written into the arena."""
+    arguments, spec = context.values.arguments(node), context.values.specs[node]
+    src, indices = context.tensor(arguments["src"], "src"), context.tensor(arguments["indices"], "indices")
+    dtype = context.dtype(src)
+    if indices.dtype not in INDEX_DTYPES:
+        raise NotLowered(f"indices of {indices.dtype}")
+
+    def select(x: Tensor, places: Tensor, out: Tensor) -> None:
+        torch.index_select(x, 0, places.reshape(-1), out=out)
+
+    rows, taken = (row_major((n, spec.shape[-1]), dtype) for n in (src.numel // src.shape[-1], indices.numel))
+    template = TorchTemplate(select, "", into=True, args=(Operand(0, rows), Operand(1), Result(taken)))
+    srcs = (row_major(src.shape, dtype), eager_layout(indices))
+    candidate = Candidate("torch", srcs, row_major(spec.shape, dtype), (template,))
+    return Operation(node, node.name, "take_rows", (arguments["src"], arguments["indices"]), spec, [candidate])
 
 
 def _places(shape: tuple[int, ...], indices: tuple[Tensor, ...]) -> Tensor:

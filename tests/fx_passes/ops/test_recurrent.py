@@ -103,3 +103,23 @@ def test_a_cell_is_the_module(kind: str, module: Any, given: bool, shape: tuple[
     weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
     expected = cell(x, states if states is None or kind == "lstm" else states[0])
     assert_same(ops.recurrent_cell(x, states, weights, kind), expected if kind == "lstm" else (expected,))
+
+
+def test_an_input_that_is_one_holds_the_cell_state() -> None:
+    """Beyond the end of a text, whatever else comes in."""
+    torch.manual_seed(0)
+    network = nn.LSTM(5, 4)
+    weights = weights_of(network)
+    x = torch.randn(6, 3, 5)
+    is_over = torch.zeros(6, 3, 1)
+    is_over[4:, 0] = is_over[1:, 2] = 1
+    held = ops.recurrent(torch.cat([x, is_over], 2), None, [ops.holding(weights[0]), *weights[1:]], "lstm")
+    for sample, steps in enumerate((4, 6, 1)):
+        _, (_, cell) = network(x[:steps, sample])
+        torch.testing.assert_close(held[2][:, sample], cell)
+
+
+def test_rows_by_their_number_over_all_dimensions() -> None:
+    x = torch.randn(6, 3, 5)
+    numbers = torch.tensor([[0, 17], [4, 4]])
+    assert torch.equal(ops.take_rows(x, numbers), torch.stack([x[[0, 5], [0, 2]], x[[1, 1], [1, 1]]]))

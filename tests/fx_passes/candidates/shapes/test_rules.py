@@ -128,6 +128,7 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
         for kind in ops.GATES
         for reverse in (False, True)
     ],
+    ops.holding: [((tensor(24, 8),), {})],
     ops.recurrent_cell: [
         ((src, None, gated(kind, 1), kind), {}) for src in (tensor(2, 8), vector(8)) for kind in ops.GATES
     ],
@@ -144,6 +145,7 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
         for keep in (True, False)
     ],
     ops.embedding: [((tensor(10, 8), IDS), {})],
+    ops.take_rows: [((TOKENS, IDS), {}), ((HEADS, IDS), {})],
     ops.concat: [(((X, X), 1), {}), (((Y, Y), 1), {}), (((TOKENS, tensor(2, 1, 8)), 1), {})],
     ops.grow: [((tensor(2, 4, 5, 8), tensor(2, 4, 1, 8), 2), {})],
     ops.reshape: [((X, (2, -1)), {}), ((Y, (2, -1)), {}), ((HEADS, (2, 4, 40)), {})],
@@ -164,6 +166,17 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
 
 def name_of(operation: Callable[..., Any]) -> str:
     return operation.__name__
+
+
+def on_tensors(target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What target makes of tensors like these, tensors as TensorSpecs."""
+
+    def zeros(spec: TensorSpec) -> torch.Tensor:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu").zero_()
+
+    with torch.no_grad():
+        args, kwargs = tree_map_only(TensorSpec, zeros, (tuple(args), kwargs))
+        return tree_map_only(torch.Tensor, TensorSpec.of, target(*args, **kwargs))
 
 
 def on_fakes(target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -223,6 +236,9 @@ def test_a_rule_is_right_or_unclear_whatever_the_operands(operation: Callable[..
         expected = on_fakes(operation, args, kwargs)
     except Exception:
         return  # eager refuses it, so no graph has it
+    if found != expected and operation in (ops.attention, ops.cached_attention):
+        # fake tensors say other strides of a dimension of size 1 than tensors have
+        expected = on_tensors(operation, args, kwargs)
     assert found == expected
 
 

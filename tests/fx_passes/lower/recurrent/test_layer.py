@@ -1,4 +1,4 @@
-"""Recurrent networks: stacks, cells, directions, states, projections, and packed sequences, which stay PyTorch."""
+"""Recurrent networks: stacks, cells, directions, states, projections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import zendnn_cffi
 from fx_passes import ops
@@ -167,45 +166,6 @@ def test_every_entry(entry: str, dtype: torch.dtype | None) -> None:
                 assert_close(ours, e, dtype=dtype, k=64, scale=1.0)
     assert len(module.regions()) == 1
     assert kinds(zendnn_cffi.explain(module)).count("recurrent_layer") == 5 * (1 if entry == "compile" else 3)
-
-
-class Packs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru = nn.GRU(6, 5, batch_first=True)
-        self.out = nn.Linear(5, 4)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Any:
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        y, h = self.gru(packed)
-        return self.out(pad_packed_sequence(y, batch_first=True)[0]), self.out(h)
-
-
-@pytest.mark.parametrize("example", [False, True])
-def test_packed_sequences_stay_pytorch(example: bool) -> None:
-    torch.manual_seed(0)
-    model, inputs = Packs().eval(), (noise(3, 7, 6), torch.tensor([7, 2, 5]))
-    gm = zendnn_cffi.optimize(model, inputs if example else None, tune="off")
-    with torch.no_grad():
-        for ours, expected in zip(tensors(gm(*inputs)), tensors(model(*inputs)), strict=True):
-            assert_close(ours, expected, k=6)
-    assert "recurrent_layer" not in kinds(zendnn_cffi.explain(gm))
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_network_may_be_called_with_a_packed_sequence(wrapped: bool) -> None:
-    torch.manual_seed(0)
-    model: Any = nn.LSTM(6, 5, 2, batch_first=True).eval()
-    model = net(lambda m, x: m[0](x), model) if wrapped else model
-    packed = pack_padded_sequence(noise(3, 7, 6), torch.tensor([7, 2, 5]), batch_first=True, enforce_sorted=False)
-    gm = zendnn_cffi.optimize(model, tune="off")
-    with torch.no_grad():
-        (found, states), (expected, last) = gm(packed), model(packed)
-        assert type(found) is type(expected)
-        torch.testing.assert_close(found.data, expected.data)
-        torch.testing.assert_close(states, last)
-        assert torch.equal(found.batch_sizes, expected.batch_sizes)
-    assert layers(offload(model, noise(3, 7, 6))) == 2  # and with a padded one, in the library
 
 
 def test_states_that_may_be_none() -> None:
