@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 import types
@@ -24,6 +25,7 @@ from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy, asking_f
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
 _NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
+_LIBRARY = os.path.dirname(os.__file__) + os.sep  # Python's own
 _MOST = 3000  # functions that are looked at
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -147,7 +149,8 @@ class Reached:
 
     def _own_codes(self) -> Iterator[types.CodeType]:
         for code in (function.__code__ for function in self.functions):
-            is_near = code.co_filename in self._files or "site-packages" not in code.co_filename
+            place = code.co_filename
+            is_near = place in self._files or not ("site-packages" in place or place.startswith(_LIBRARY))
             if is_near and (not code.co_name.startswith("__") or code.co_name == "__call__"):
                 yield code
 
