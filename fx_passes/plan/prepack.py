@@ -67,7 +67,7 @@ class WeightStore:
             if packed is None:
                 given = self._given.get((weights.key, layout_digest(weights.desc), weights.transposed))
                 if given is None or given.nbytes < weights.desc.size_bytes:
-                    given = prepack(weights, allocate, workspace)
+                    given = prepack(weights, allocate, workspace, late=not self.is_tried)
                 packed = self._packed[key] = given
                 self._note(key[1], weights.desc)
             return packed
@@ -140,9 +140,15 @@ def as_it_lies(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
 
 
 def prepack(
-    weights: Weights, allocate: Allocate = huge_pages.allocate, workspace: Workspace | None = None
+    weights: Weights,
+    allocate: Allocate = huge_pages.allocate,
+    workspace: Workspace | None = None,
+    *,
+    late: bool = False,
 ) -> torch.Tensor:
     """Return weights.plain in the layout weights.desc: itself where it lies so already, else a new uint8 tensor.
+
+    late  whether itself may move onto huge pages seconds later
 
     plain may have another shape than desc where only ones differ (a bias [C] seen as [1, C, 1, 1]).
     """
@@ -156,7 +162,7 @@ def prepack(
         if is_temporary:
             return _allocated(allocate, weights.desc).copy_(as_it_lies(lies, weights.desc.size_bytes))
         if weights.is_streamed:
-            huge_pages.advise([lies])
+            huge_pages.advise([lies], late=late)
         return lies
     desc = weights.desc
     if isinstance(desc, PackedLayout):

@@ -90,8 +90,10 @@ def like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     return memory.view(tensor.dtype).as_strided(own.shape, own.stride())
 
 
-def advise(tensors: Iterable[torch.Tensor]) -> None:
+def advise(tensors: Iterable[torch.Tensor], *, late: bool = False) -> None:
     """Ask for huge pages under tensors that are there already, now where the system can; their values stay.
+
+    late  by a thread, seconds later (zendnn_cffi.runtime.collapsing)
 
     For weights and tables that are read where they lie: with ordinary pages, nearly each row needs another address
     translation, and reading ahead ends with each page. The huge pages that a tensor shares with its neighbours are
@@ -112,7 +114,10 @@ def advise(tensors: Iterable[torch.Tensor]) -> None:
         collapsed_bytes += size_bytes
         if collapsed_bytes <= _COLLAPSED_BYTES:
             for begin, stop in _spans(start, end):
-                madvise(begin, stop - begin, MADV_COLLAPSE)
+                if late:
+                    collapsing.add(tensor, begin, stop - begin)
+                else:
+                    madvise(begin, stop - begin, MADV_COLLAPSE)
 
 
 def _spans(start: int, end: int) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 import gc
 import mmap
 import platform
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zendnn_cffi.runtime import huge_pages
+from zendnn_cffi.runtime.collapsing import move
 from zendnn_cffi.runtime.huge_pages import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, Pool, allocate
 
 SIZES = (0, 1, 63, 64, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5, 9 * HUGE_PAGE_BYTES // 2)
@@ -134,14 +136,20 @@ def huge_bytes(start: int, end: int) -> float:
     return total
 
 
-def test_neighbouring_tensors_share_huge_pages():
+@pytest.mark.parametrize("late", (False, True))
+def test_neighbouring_tensors_share_huge_pages(late, monkeypatch):
+    later = []
+    monkeypatch.setattr(huge_pages.collapsing, "add", lambda *part: later.append(part))
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     mapping = mmap.mmap(-1, 12 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(mapping, dtype=torch.uint8).fill_(1)
     size = 3 * HUGE_PAGE_BYTES // 2
     parameters = [memory[4096 + i * size :][:size] for i in range(6)]
     values = [p.clone() for p in parameters]
-    huge_pages.advise(parameters)
+    huge_pages.advise(parameters, late=late)
+    assert bool(later) == late
+    for owner, address, moved_bytes in later:
+        move(weakref.ref(owner), address, moved_bytes)
     assert all(map(torch.equal, parameters, values))
     if enabled.exists() and "[never]" not in enabled.read_text() and _kernel() >= (6, 1):
         assert huge_bytes(memory.data_ptr(), memory.data_ptr() + 6 * size) > 4.5 * size
