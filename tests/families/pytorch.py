@@ -251,7 +251,7 @@ def rows() -> list[Row]:
             "tagger with a packed LSTM, 4 texts of 9 to 40 words",
             Packed,
             lambda: (torch.randint(0, 5000, (4, 40)), torch.tensor([40, 9, 31, 22])),
-            "packing and padding are PyTorch's; by torch.compile, where TorchDynamo breaks its graph there, the LSTM is, too",
+            "packing and padding are PyTorch's; by torch.compile, where TorchDynamo breaks its graph, so is the LSTM",
         ),
         _recurrent(
             "speech-decoder",
