@@ -6,7 +6,6 @@ f(big[:4], big[2:6]), is for plain PyTorch where f writes to one of the two.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,8 +15,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.aliasing import Aliasing
-
-_Lies = tuple[torch.Size, tuple[int, ...], int]  # shape, strides, offset
+from zendnn_cffi.primitives.checks import overlap
 
 
 class WrittenInputs:
@@ -48,7 +46,7 @@ class WrittenInputs:
         for tensor in written:
             alike = storages[tensor.untyped_storage()._cdata]
             alike.pop(next(i for i, other in enumerate(alike) if other is tensor))  # once: it may be given twice
-            if any(share_memory(tensor, other) for other in alike):
+            if any(overlap(tensor, other) for other in alike):
                 return True
         return False
 
@@ -60,31 +58,3 @@ class WrittenInputs:
         yield from zip(names, args, strict=True)
         for name, value in kwargs.items():
             yield (name if name in self._names else self._names[-1]), value
-
-
-def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether an element of two tensors on one storage is the same memory; of different sizes of elements: perhaps."""
-    if one.element_size() != other.element_size():
-        return True
-    a, b = _lies(one), _lies(other)
-    if not one.numel() or not other.numel() or _end(a) <= b[2] or _end(b) <= a[2]:
-        return False
-    return _overlap(a, b)
-
-
-def _lies(tensor: torch.Tensor) -> _Lies:
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-def _end(lies: _Lies) -> int:
-    shape, strides, offset = lies
-    return offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-@functools.lru_cache(maxsize=256)
-def _overlap(a: _Lies, b: _Lies) -> bool:
-    """Mark the elements of the one, and look at those of the other."""
-    first = min(a[2], b[2])
-    marks = torch.zeros(max(_end(a), _end(b)) - first, dtype=torch.bool, device="cpu")
-    marks.as_strided(a[0], a[1], a[2] - first).fill_(True)
-    return bool(marks.as_strided(b[0], b[1], b[2] - first).any())

@@ -225,18 +225,28 @@ def check_storage(tensor: torch.Tensor, name: str) -> None:
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors share a byte; interleaved views that share none are recognised as apart."""
     start_a, start_b = a.data_ptr(), b.data_ptr()
+    if not (start_a and start_b):  # empty, or freed
+        return False
     if start_a + extent_bytes(a) <= start_b or start_b + extent_bytes(b) <= start_a:
         return False
     try:
-        return np.shares_memory(_bytes_view(a), _bytes_view(b), max_work=10_000)  # type: ignore[arg-type]
+        return np.shares_memory(np.asarray(_Place(a)), np.asarray(_Place(b)), max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
 
-def _bytes_view(tensor: torch.Tensor) -> np.ndarray:
-    """Return a numpy view of any strided tensor with elements of the same width."""
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.detach().view(width).numpy()
+class _Place:
+    """Where a strided tensor of any dtype lies, negated and conjugated ones included, as numpy asks for it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "typestr": f"|V{size}",
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+        }
 
 
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

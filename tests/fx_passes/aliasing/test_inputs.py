@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi  # noqa: F401 - the backend
-from fx_passes.aliasing.inputs import WrittenInputs, share_memory
+from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.pipeline import compile_graph
 from tests.support.graphs import image, model_of
+from zendnn_cffi.primitives.checks import overlap
 
 CALLS: Mapping[str, Callable[[], Any]] = MappingProxyType(
     {
@@ -74,13 +75,13 @@ def test_those_in_containers(call: str) -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_share_memory(call: str) -> None:
     x, y = CALLS[call]()
-    assert share_memory(x, y) == (call in SHARED) or call == "apart"
+    assert overlap(x, y) == (call in SHARED) or call == "apart"
     assert compile_graph(model()).written_inputs.are_shared((x, y), {}) == (call in SHARED)
 
 
 def test_elements_of_another_size() -> None:
     x = image(4, 4)
-    assert share_memory(x, x.view(torch.float32))
+    assert overlap(x, x.view(torch.float32))
 
 
 def test_only_what_writes_to_an_input_looks() -> None:
