@@ -209,7 +209,7 @@ class Binding:
         self._by_pytorch = gm.forward
         self._written = self.module.written_inputs
         self._forward = self.module.run_graph  # what it is bound to was compared before the call
-        register(self.module)
+        register(self, self.module)
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
 
     def __call__(self, args: Sequence[Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,13 +10,12 @@ from torch import Tensor, nn
 
 from fx_passes.module import OptimizedModule
 
-_numbers = itertools.count()
-_made: WeakKeyDictionary[OptimizedModule, int] = WeakKeyDictionary()
+_made: WeakKeyDictionary[Any, OptimizedModule] = WeakKeyDictionary()  # by owner; in the order in which they came
 
 
-def register(module: OptimizedModule) -> None:
-    """Know a module as made by torch.compile, for as long as it lives."""
-    _made[module] = next(_numbers)
+def register(owner: Any, module: OptimizedModule) -> None:
+    """Know a module as made by torch.compile, for as long as what calls it lives."""
+    _made[owner] = module
 
 
 def compiled_modules() -> list[OptimizedModule]:
@@ -25,7 +23,7 @@ def compiled_modules() -> list[OptimizedModule]:
 
     `explain()` and `profile()` take what torch.compile returned as well.
     """
-    return sorted(_made.copy(), key=_made.__getitem__)
+    return list(_made.values())
 
 
 def is_compiled(module: Any) -> bool:
