@@ -11,7 +11,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _CALLS = ("CALL", "PRECALL", "CALL_FUNCTION", "CALL_METHOD")
@@ -175,3 +175,17 @@ def catches_exceptions(code: types.CodeType) -> bool:
 
 def _is_none(row: dis.Instruction) -> bool:
     return row.opname == "LOAD_CONST" and row.argval is None
+
+
+def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from with_inner(constant)
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Names that a function reads, functions inside it included."""
+    for inner in with_inner(code):
+        yield from inner.co_names

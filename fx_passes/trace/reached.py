@@ -20,7 +20,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fx_passes.trace.instructions import catches_exceptions, compared_to_none, compares_values, matches_structure
+from fx_passes.trace.instructions import (
+    catches_exceptions,
+    compared_to_none,
+    compares_values,
+    matches_structure,
+    names_in,
+    with_inner,
+)
 from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy, asking_frame
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
@@ -144,7 +151,7 @@ class Reached:
     @cached_property
     def comparing(self) -> frozenset[types.CodeType]:
         """Functions of the user's, or beside a module's class, that ask whether two values are one object."""
-        codes = (inner for code in self._own_codes() for inner in _with_inner(code))
+        codes = (inner for code in self._own_codes() for inner in with_inner(code))
         return frozenset(code for code in codes if compares_values(code))
 
     def _own_codes(self) -> Iterator[types.CodeType]:
@@ -210,7 +217,7 @@ class Reached:
 
     def _follow(self, function: types.FunctionType) -> None:
         space = function.__globals__
-        names = set(_names(function.__code__))
+        names = set(names_in(function.__code__))
         found = [space[name] for name in names if name in space]
         for value in found:
             if isinstance(value, types.ModuleType) and _is_theirs(value.__name__):
@@ -235,7 +242,7 @@ class Reached:
         for function in self.functions:
             space = function.__globals__
             for name in names:
-                if name not in space and name in _names(function.__code__):
+                if name not in space and name in names_in(function.__code__):
                     space[name] = _ANSWERS[name]
                     changed.append((space, name))
         try:
@@ -248,17 +255,3 @@ class Reached:
 
 def _is_theirs(module: str) -> bool:
     return module.partition(".")[0] not in _NOT_THEIRS
-
-
-def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code and that of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _with_inner(constant)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that a function reads, functions inside it included."""
-    for inner in _with_inner(code):
-        yield from inner.co_names

@@ -21,6 +21,8 @@ import numpy
 import torch
 from torch import fx, nn
 
+from fx_passes.trace.instructions import names_in
+
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, range,
           slice)  # fmt: skip
 # Compared by identity alone.
@@ -270,14 +272,6 @@ def _places_of_class(cls: type, readers: tuple[str, ...], seen: set[tuple[int, s
             )
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that a function reads, functions inside it included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
 def _places_of(
     function: types.FunctionType, readers: tuple[str, ...], seen: set[tuple[int, str]], depth: int = 0
 ) -> Iterator[_Place]:
@@ -288,7 +282,7 @@ def _places_of(
         if not isinstance(default, _ATOMS) and _is_kept(default):
             yield _Place(f"a default of {name}()", lambda default=default: default, lambda value: None, readers)  # type: ignore[misc]
     space = function.__globals__
-    for name in dict.fromkeys(_names(function.__code__)):
+    for name in dict.fromkeys(names_in(function.__code__)):
         if (id(space), name) in seen or name not in space:
             continue
         seen.add((id(space), name))
