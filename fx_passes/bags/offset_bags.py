@@ -11,9 +11,8 @@ Anything unusual runs as PyTorch's own calls: what is invalid raises its errors.
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +26,10 @@ from zendnn_cffi.locks import new_lock
 from zendnn_cffi.primitives.ambient import is_watched
 from zendnn_cffi.runtime.joined_tables import INDEX_DTYPES
 from zendnn_cffi.runtime.offset_bags import OffsetBags
+from zendnn_cffi.runtime.ways import fastest
 
 JOINED, EACH = "one call over joined tables", "one call per table"
-_ROUNDS, _ENOUGH_NS = 7, 20e6
+_fastest = functools.partial(fastest, rounds=7, enough_ns=20e6)
 _TENSORS = (Tensor, nn.Parameter)
 
 
@@ -177,16 +177,3 @@ def _are_plain(tensors: Sequence[Any], ndim: int) -> bool:
         and t.layout is torch.strided
         for t in tensors
     )
-
-
-def _fastest(ways: Mapping[str, Callable[[], Any]]) -> str:
-    """The name of the way whose fastest run is the fastest; they take turns."""
-    best, begun = dict.fromkeys(ways, math.inf), time.perf_counter_ns()
-    for _ in range(_ROUNDS):
-        for name, way in ways.items():
-            start = time.perf_counter_ns()
-            way()
-            best[name] = min(best[name], time.perf_counter_ns() - start)
-        if time.perf_counter_ns() - begun > _ENOUGH_NS:
-            break
-    return min(best, key=best.__getitem__)

@@ -12,9 +12,9 @@ lengths of about one kind.
 
 from __future__ import annotations
 
+import functools
 import operator
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,13 @@ from torch.nn.utils.rnn import PackedSequence
 from fx_passes import ops
 from fx_passes.graph.graph import is_call
 from zendnn_cffi.primitives.checks import check_storage
+from zendnn_cffi.runtime.sizes import rounded_up
+from zendnn_cffi.runtime.ways import fastest
 
 PADDED, STEPS = "padded, in the engine", "step by step, in PyTorch"
-_ROUNDS = 3
+_fastest = functools.partial(fastest, rounds=3)
 _LEAST_FILLED = 0.5  # without measuring: of what is padded, so much must be text
 _TENSORS = (Tensor, nn.Parameter)
-_GRAIN = 8  # lengths are padded to a multiple of an eighth of the next power of two: not each is lowered for itself
 
 
 def stack_of(graph: fx.Graph) -> fx.Node | None:
@@ -82,7 +83,7 @@ class PackedSequences:
         for value in (packed.data, *map(inputs.__getitem__, self._states)):
             check_storage(value, f"an input of {self.region.name}")
         steps, samples = packed.batch_sizes.numel(), int(packed.batch_sizes[0])
-        padded_to = rounded_up(steps)
+        padded_to = rounded_up(steps)  # at most an eighth more: not each length is lowered for itself
         filled = packed.data.shape[0] / (padded_to * samples)
         if self._tune == "off":
             way = PADDED if filled >= _LEAST_FILLED else STEPS
@@ -115,12 +116,6 @@ class PackedSequences:
         last = found[1:] if back is None else [state.index_select(1, back) for state in found[1:]]
         results = (output, *last)
         return results[self._results[0]] if self._single else tuple(results[index] for index in self._results)
-
-
-def rounded_up(steps: int) -> int:
-    """The steps that sequences are padded to: at most an eighth more."""
-    grain = max(1, (1 << (steps - 1).bit_length()) // (2 * _GRAIN))
-    return -(-steps // grain) * grain
 
 
 def padded_graph(stack: fx.Node) -> fx.Graph:
@@ -184,14 +179,3 @@ def _is_plain_tensor(value: Any) -> bool:
         and not (value.is_neg() or value.is_nested or value.is_quantized)
         and not (value.requires_grad and torch.is_grad_enabled())
     )
-
-
-def _fastest(ways: Mapping[str, Callable[[], Any]]) -> str:
-    """The name of the way whose fastest run is the fastest; they take turns."""
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(_ROUNDS):
-        for name, way in ways.items():
-            begun = time.perf_counter()
-            way()
-            best[name] = min(best[name], time.perf_counter() - begun)
-    return min(best, key=best.__getitem__)

@@ -18,6 +18,7 @@ import torch
 
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.runtime import huge_pages
+from zendnn_cffi.runtime.sizes import rounded_up
 
 
 class Program(Protocol):
@@ -45,7 +46,8 @@ class Arena:
 
     def __init__(self, size_bytes: int) -> None:
         """Not taken yet; size_bytes, or up to an eighth more. Raises MemoryError."""
-        self.size_bytes = _rounded(size_bytes)
+        # a little larger image does without another arena; what is not touched is no memory
+        self.size_bytes = rounded_up(max(size_bytes, _SMALLEST_BYTES))
         with torch.inference_mode(False):
             self.memory = huge_pages.allocate(self.size_bytes, late=True)
         self.is_outgrown = False
@@ -132,10 +134,3 @@ def taken(size_bytes: int) -> Arena:
             found.take()
             _arenas.add(found)
         return found
-
-
-def _rounded(size_bytes: int) -> int:
-    """Up to an eighth more: a little larger image does without another arena. What is not touched is no memory."""
-    size_bytes = max(size_bytes, _SMALLEST_BYTES)
-    step = 1 << (size_bytes.bit_length() - 4)
-    return -(-size_bytes // step) * step

@@ -7,7 +7,6 @@ The kernel copies each huge page's worth to one (MADV_COLLAPSE); addresses and c
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
@@ -15,6 +14,7 @@ import weakref
 from typing import Any
 
 from zendnn_cffi.locks import new_lock
+from zendnn_cffi.runtime.madvise import madvise
 
 HUGE_PAGE_BYTES = 2 << 20
 MADV_COLLAPSE = 25  # since Linux 6.1; Python has no name for it
@@ -60,15 +60,14 @@ class Collapsing:
 
 def move(owner: weakref.ref[Any], address: int, size_bytes: int, pause: threading.Event | None = None) -> None:
     """Ask for huge pages, and copy to them one after the other; what the kernel refuses stays as it is."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    give_advice = madvise()
     for begin in range(0, size_bytes, HUGE_PAGE_BYTES):
         held = owner()
         if held is None:
             return
         if begin == 0:
-            madvise(address, size_bytes, mmap.MADV_HUGEPAGE)
-        madvise(address + begin, min(HUGE_PAGE_BYTES, size_bytes - begin), MADV_COLLAPSE)
+            give_advice(address, size_bytes, mmap.MADV_HUGEPAGE)
+        give_advice(address + begin, min(HUGE_PAGE_BYTES, size_bytes - begin), MADV_COLLAPSE)
         del held
         if pause is not None:
             pause.wait(_PAUSE_SECONDS)

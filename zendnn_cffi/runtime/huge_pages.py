@@ -8,7 +8,6 @@ translations of a whole layer fit the TLB. Linux gives them to memory that asks 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from zendnn_cffi.runtime.collapsing import HUGE_PAGE_BYTES, MADV_COLLAPSE, collapsing
+from zendnn_cffi.runtime.madvise import madvise
 
 ALIGNMENT_BYTES = 64  # a cache line
 # What is not touched of a chunk is no memory.
@@ -100,16 +100,15 @@ def advise(tensors: Iterable[torch.Tensor], *, late: bool = False) -> None:
     asked for too: parameters lie one behind the other, and half of those of a 3 MiB matrix are such.
     """
     large = [tensor for tensor in tensors if tensor.nbytes >= HUGE_PAGE_BYTES // 2]
-    madvise = getattr(ctypes.CDLL(None), "madvise", None) if large else None
-    if madvise is None or not hasattr(mmap, "MADV_HUGEPAGE"):
+    give_advice = madvise() if large else None
+    if give_advice is None or not hasattr(mmap, "MADV_HUGEPAGE"):
         return
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     collapsed_bytes = 0
     for tensor in large:
         size_bytes = tensor.nbytes
         start, end = tensor.data_ptr(), tensor.data_ptr() + size_bytes
         first = _down(start, mmap.PAGESIZE)
-        if madvise(first, _up(end, mmap.PAGESIZE) - first, mmap.MADV_HUGEPAGE) != 0:
+        if give_advice(first, _up(end, mmap.PAGESIZE) - first, mmap.MADV_HUGEPAGE) != 0:
             continue
         collapsed_bytes += size_bytes
         if collapsed_bytes <= _COLLAPSED_BYTES:
@@ -117,7 +116,7 @@ def advise(tensors: Iterable[torch.Tensor], *, late: bool = False) -> None:
                 if late:
                     collapsing.add(tensor, begin, stop - begin)
                 else:
-                    madvise(begin, stop - begin, MADV_COLLAPSE)
+                    give_advice(begin, stop - begin, MADV_COLLAPSE)
 
 
 def _spans(start: int, end: int) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from zendnn_cffi.locks import new_lock
+from zendnn_cffi.runtime.sizes import rounded_up
 
 SMALLEST_BYTES = 128 << 10  # the C library keeps smaller blocks itself
 LIMIT_BYTES = 256 << 20  # of all storages remembered
@@ -99,7 +100,7 @@ class Pool:
         with self._lock:
             if self._is_busy:
                 return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-            storage = self._lend(_rounded(span * dtype.itemsize))
+            storage = self._lend(rounded_up(span * dtype.itemsize))
             return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -110,7 +111,7 @@ class Pool:
         with self._lock:
             if self._is_busy:
                 return torch.empty(shape, dtype=dtype, device="cpu")
-            return torch.empty(0, dtype=dtype, device="cpu").set_(self._lend(_rounded(size_bytes)), 0, shape)
+            return torch.empty(0, dtype=dtype, device="cpu").set_(self._lend(rounded_up(size_bytes)), 0, shape)
 
     def _lend(self, size_bytes: int) -> Any:
         """A storage that nobody holds; the caller has the lock, and is not in the midst of this already."""
@@ -152,12 +153,6 @@ class Pool:
             idle = self._turn - block.turn > _MOST_TURNS
             if idle or (self._size_bytes + size_bytes > LIMIT_BYTES and block.is_free()):
                 self._forget(block)
-
-
-def _rounded(size_bytes: int) -> int:
-    """A size that those a little smaller share: up to an eighth more."""
-    step = 1 << (size_bytes.bit_length() - 4)
-    return -(-size_bytes // step) * step
 
 
 results = Pool()

@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 import zendnn_cffi
 from fx_passes import ops
 from fx_passes.region import packed as packed_module
-from fx_passes.region.packed import PADDED, STEPS, padded_graph, rounded_up, stack_of
+from fx_passes.region.packed import PADDED, STEPS, padded_graph, stack_of
 from tests.support.lowering import fallbacks, kinds, net, noise
 from tests.tolerance import assert_close
+from zendnn_cffi.runtime.sizes import rounded_up
 
 KINDS: dict[str, Any] = {
     "lstm": nn.LSTM,
