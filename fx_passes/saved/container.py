@@ -158,27 +158,26 @@ def by_alignment(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 def checksum(tensor: torch.Tensor, block_bytes: int = _BLOCK_BYTES) -> str:
     """A digest of a dense tensor's bytes: of the sums of its 8-byte words, block by block. Memory bounds its speed."""
-    flat = _bytes_of(tensor)
-    whole = flat.numel() - flat.numel() % block_bytes
-    digest = hashlib.sha256(flat[whole:].numpy().tobytes())
-    if whole:
-        digest.update(_sums(flat[:whole], block_bytes))
-    return digest.hexdigest()[:16]
+    return _checksum([tensor], block_bytes)
 
 
 def checksum_of_all(tensors: Iterable[torch.Tensor]) -> str:
     """checksum() of the tensors' bytes one after the other, in little blocks: pages in another order show."""
+    return _checksum(tensors, _LITTLE_BLOCK_BYTES)
+
+
+def _checksum(tensors: Iterable[torch.Tensor], block_bytes: int) -> str:
     sums, rest = [], torch.empty(0, dtype=torch.uint8, device="cpu")
     for tensor in tensors:
         flat = _bytes_of(tensor)
-        missing = min(-rest.numel() % _LITTLE_BLOCK_BYTES, flat.numel())
+        missing = min(-rest.numel() % block_bytes, flat.numel())
         rest, flat = torch.cat([rest, flat[:missing]]), flat[missing:]
-        if rest.numel() == _LITTLE_BLOCK_BYTES:
-            sums.append(_sums(rest, _LITTLE_BLOCK_BYTES))
+        if rest.numel() == block_bytes:
+            sums.append(_sums(rest, block_bytes))
             rest = rest[:0]
-        whole = flat.numel() - flat.numel() % _LITTLE_BLOCK_BYTES
+        whole = flat.numel() - flat.numel() % block_bytes
         if whole:
-            sums.append(_sums(flat[:whole], _LITTLE_BLOCK_BYTES))
+            sums.append(_sums(flat[:whole], block_bytes))
         rest = torch.cat([rest, flat[whole:]])
     digest = hashlib.sha256(rest.numpy().tobytes())
     for each in sums:
