@@ -227,7 +227,7 @@ def explain(module: Any) -> Explanation:
 
 def _explain_parts(whole: Any) -> Explanation:
     """Of what holds optimized modules, or runs them behind torch.compile; of several, each by its name."""
-    from fx_passes.region.region import ZenRegion, weights_bytes
+    from fx_passes.region.region import weights_bytes
     from fx_passes.report.profile import latest_profile
 
     modules = _parts(whole)
@@ -240,7 +240,7 @@ def _explain_parts(whole: Any) -> Explanation:
     nodes = [_within(name, node) for name, part in parts.items() for node in part.nodes]
     notes = [f"{len(parts)} optimized modules: {', '.join(parts)}"]
     notes += dict.fromkeys(note for part in parts.values() for note in part.notes)
-    regions = [region for gm in modules.values() for region in gm.regions().values() if isinstance(region, ZenRegion)]
+    regions = [region for gm in modules.values() for region in _own_regions(gm)]
     measured = all(part.measured for part in parts.values())
     return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(regions)), profile, measured)
 
@@ -252,10 +252,11 @@ def _parts(whole: Any) -> dict[str, OptimizedModule]:
 
     inside = whole.named_modules() if isinstance(whole, nn.Module) else ()
     held = {path: module for path, module in inside if isinstance(module, OptimizedModule)}
-    compiled = behind(whole) if is_compiled(whole) else []
+    was_compiled = is_compiled(whole)
+    compiled = behind(whole) if was_compiled else []
     if held or compiled:
         return held | {f"graph_{i}": module for i, module in enumerate(compiled)}
-    if is_compiled(whole):
+    if was_compiled:
         raise TypeError("explain(): this was compiled, and has no graph yet: call it once under torch.no_grad()")
     raise TypeError(
         'explain() takes what zendnn_cffi.optimize() or torch.compile(..., backend="zendnn") returned, or a model that'
@@ -280,11 +281,18 @@ def _explain_optimized(gm: OptimizedModule) -> Explanation:
     for path, submodule in gm.optimized_submodules.items():
         nodes += [_within(path, node) for node in _explain_optimized(submodule).nodes]
     notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
-    own = [part for region in regions.values() if isinstance(region, ZenRegion) for part in region.with_packed]
+    own = _own_regions(gm)
     notes += _beside_other_work(own)
     measured = all(found.is_measured for region in own for found in region.lowered.values() if found)
     graphs = (gm.graph, {name: region.graph for name, region in regions.items() if isinstance(region, ZenRegion)})
     return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(own)), latest_profile(gm), measured, graphs)
+
+
+def _own_regions(gm: OptimizedModule) -> list[Any]:
+    """The regions of a module, those that compute packed sequences included."""
+    from fx_passes.region.region import ZenRegion
+
+    return [part for region in gm.regions().values() if isinstance(region, ZenRegion) for part in region.with_packed]
 
 
 def _within(path: str, node: NodeExplanation) -> NodeExplanation:
