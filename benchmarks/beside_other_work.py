@@ -46,8 +46,8 @@ def keep_all_threads(module: torch.nn.Module) -> None:
     """Let its regions compute with all threads, whatever else the machine does."""
     for region in module.modules():
         if isinstance(region, ZenRegion):
-            for signature, lowered in region._lowered.items():
-                region._lowered[signature] = lowered and replace(lowered, sharing=None)
+            for signature, lowered in region.programs.found.items():
+                region.programs.found[signature] = lowered and replace(lowered, sharing=None)
 
 
 def openvino(model: torch.nn.Module, x: torch.Tensor) -> dict[str, Run]:

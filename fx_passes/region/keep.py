@@ -11,6 +11,8 @@ import torch
 
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.programs import Signature, threads_of
+from fx_passes.search.noise import made_up
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,41 @@ class Known(Protocol):
         """Return the program for these inputs, None where there is none; NotLowered where plain PyTorch runs."""
 
 
-def specs_of(signature: tuple[Any, ...]) -> list[TensorSpec] | None:
+class Lowerable(Protocol):
+    """A region, as far as it is lowered again for a file."""
+
+    @property
+    def lowered(self) -> dict[Signature, LoweredRegion | None]:
+        """What was lowered, by signature; None where plain PyTorch runs."""
+
+    def kinds_of(self, signature: Signature) -> tuple[str, ...]:
+        """What each mask says."""
+
+    def lower_to_keep(self, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...]) -> tuple[LoweredRegion | None, str]:
+        """Return a program that holds what it was built from, or None with the reason."""
+
+
+def lowered_to_keep(region: Lowerable, threads: Sequence[int] | None = None) -> list[ToKeep]:
+    """Lower again for each signature there is, with everything measured; return what programs are built from.
+
+    threads  for which numbers of them (None: those of the signatures)
+    """
+    wanted: dict[Any, tuple[int, Sequence[TensorSpec], tuple[str, ...]]] = {}
+    for signature, lowered in region.lowered.items():
+        kinds = region.kinds_of(signature)
+        given: Sequence[TensorSpec] | None = _specs_of(signature) if lowered is None else lowered.inputs
+        if given is not None:  # else sizes that grow, where plain PyTorch runs
+            for count in threads or (threads_of(signature),):
+                wanted.setdefault((count, kinds, signature[1:]), (count, given, kinds))
+    kept = []
+    for count, specs, kinds in wanted.values():
+        with _thread_count(count):
+            again, reason = region.lower_to_keep(list(map(made_up, specs)), kinds)
+        kept.append(ToKeep(count, tuple(specs), kinds, again, reason))
+    return kept
+
+
+def _specs_of(signature: Signature) -> list[TensorSpec] | None:
     """What inputs the signature is of; None where sizes are left open."""
     parts = signature[1:]
     if any("n" in shape for shape, _, _ in parts):
@@ -47,7 +83,7 @@ def specs_of(signature: tuple[Any, ...]) -> list[TensorSpec] | None:
 
 
 @contextmanager
-def thread_count(threads: int) -> Iterator[None]:
+def _thread_count(threads: int) -> Iterator[None]:
     """So many threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,11 +30,12 @@ from fx_passes.memoize.watched import is_watched
 from fx_passes.plan.heap import free_recent_cycles, give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.region.compile import LoweredRegion
-from fx_passes.region.keep import Known, ToKeep, specs_of, thread_count
+from fx_passes.region.keep import Known
 from fx_passes.region.kept import Kept
 from fx_passes.region.later import later
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.packed import PackedSequences, place_of_sequence, stack_of
+from fx_passes.region.programs import Borrowed, Programs, Signature, threads_of
 from fx_passes.region.variants import choose_variant, turn_of
 from fx_passes.search.noise import made_up
 from fx_passes.search.tuner import database_of
@@ -46,12 +46,7 @@ from zendnn_cffi.runtime.courtesy import giving_way
 
 log = logging.getLogger("zendnn_cffi.region")
 
-MAX_PROGRAMS = 32
-FEWEST_PROGRAMS = 8  # that many stay, however large
 PACKED_TIMES = 6  # packed weights may take so many times the parameters' bytes; programs go where they take more
-# threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
-# their masks) all but the size that does.
-Signature = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -82,10 +77,8 @@ class ZenRegion(nn.Module):
         self._give_kept()
         self._lock = new_lock()
         self._lowering_in = 0  # the thread that does
-        self._lowered: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
-        self._reasons: dict[Signature, str] = {}
-        self._provisional: dict[Signature, list[TensorSpec]] = {}  # not all was measured; what it was called with
-        self._borrowed: tuple[list[torch.Tensor], list[int]] = [], []  # parameters that programs read, where they lie
+        self.programs = Programs(self._packs_too_much)
+        self._borrowed = Borrowed()
         self._plain: Interpreter | None = None
         self._masks = mask_inputs(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
@@ -117,8 +110,7 @@ class ZenRegion(nn.Module):
                 check_storage(value, f"an input of {self.name}")
         if torch.is_autocast_enabled("cpu"):
             return self.run_plain(inputs)
-        borrowed, addresses = self._borrowed
-        if list(map(_address, borrowed)) != addresses:
+        if self._borrowed.have_moved():
             self.invalidate()
         threads: Any = torch.get_num_threads()
         if self._masks:
@@ -127,11 +119,12 @@ class ZenRegion(nn.Module):
             signature = (threads, *map(self.key_of, range(len(inputs)), inputs))
         else:
             signature = (threads, *((t.shape, t.dtype, t.stride()) for t in inputs))
-        lowered = self._lowered.get(signature, _MISSING)
+        lowered = self.programs.found.get(signature, _MISSING)
         if lowered is _MISSING:
             lowered = self._lower(signature, inputs)
-        elif len(self._lowered) == MAX_PROGRAMS:  # only then does it matter which was used last
-            self._touch(signature)
+        elif self.programs.are_full:  # only then does it matter which was used last
+            with self._lock:
+                self.programs.touch(signature)
         if lowered is None:
             return self.run_plain(inputs)
         run = lowered.sharing or lowered.program
@@ -183,20 +176,20 @@ class ZenRegion(nn.Module):
 
     def _lower(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> LoweredRegion | None:
         with self._lock:
-            if signature in self._lowered:
-                return self._lowered[signature]
+            if signature in self.programs.found:
+                return self.programs.found[signature]
             begun = time.perf_counter()
             if self._lowering_in == threading.get_ident():  # a finalizer or signal handler, in the midst of lowering
                 return None
             self._lowering_in = threading.get_ident()
             try:
                 with making():
-                    lowered, reason, is_provisional = self._try_lower(inputs, self._kinds(signature))
+                    lowered, reason, is_provisional = self._try_lower(inputs, self.kinds_of(signature))
             finally:
                 self._lowering_in = 0
             self._keep(signature, lowered, reason)
             if is_provisional:
-                self._provisional[signature] = [TensorSpec.of(value) for value in inputs]
+                self.programs.provisional[signature] = [TensorSpec.of(value) for value in inputs]
                 later.add(self)
             free_recent_cycles()
             give_back_free_memory()  # lowering takes several times what it leaves
@@ -204,49 +197,39 @@ class ZenRegion(nn.Module):
                 self.on_lowered(self, inputs, lowered, reason, time.perf_counter() - begun)
             return lowered
 
-    def _keep(self, signature: Signature, lowered: LoweredRegion | None, reason: str) -> LoweredRegion | None:
-        """Remember what a signature was lowered to, and make room; return what calls run."""
-        old = self._lowered.pop(signature, None)
-        if old is not None:
-            old.close()
+    def _keep(self, signature: Signature, lowered: LoweredRegion | None, reason: str) -> None:
+        """Let calls run what a signature was lowered to."""
         if lowered is not None and not self._growing:
-            lowered = lowered.shared_by(_threads(signature))
-        self._reasons.pop(signature, None)
-        if lowered is None:
-            self._reasons[signature] = reason
-        while len(self._lowered) >= MAX_PROGRAMS:
-            self._drop_oldest()
-        self._lowered[signature] = lowered
+            lowered = lowered.shared_by(threads_of(signature))
         if lowered is not None:
-            self._note_borrowed(lowered.program.constants)
-        while self._is_large():
-            self._drop_oldest()
-        return lowered
+            self._borrowed.note(lowered.program.constants, self.originals)
+        self.programs.put(signature, lowered, reason)
 
-    def _kinds(self, signature: Signature) -> tuple[str, ...]:
+    def kinds_of(self, signature: Signature) -> tuple[str, ...]:
         """What each mask says."""
         return signature[0][1:] if self._masks else ()
 
     @property
     def is_provisional(self) -> bool:
         """Whether something was estimated that is worth measuring."""
-        return bool(self._provisional)
+        return bool(self.programs.provisional)
 
     def calls(self) -> list[int]:
         """Something that every call of a program changes."""
-        return [lowered.program.last_used for lowered in list(self._lowered.values()) if lowered is not None]
+        return [lowered.program.last_used for lowered in list(self.programs.found.values()) if lowered is not None]
 
     def improve(self, interrupted: Callable[[], bool]) -> bool:
         """Measure what was left out, and lower again with all of it known; whether nothing is left.
 
         interrupted  asked before each measurement: whether to leave it for now
         """
+        provisional = self.programs.provisional
         if isinstance(self.constants, Kept):  # released: the weights are there in one layout alone
-            self._provisional.clear()
-        for signature, specs in list(self._provisional.items()):
-            if _threads(signature) != torch.get_num_threads():
+            provisional.clear()
+        for signature, specs in list(provisional.items()):
+            if threads_of(signature) != torch.get_num_threads():
                 continue
-            inputs, kinds = list(map(made_up, specs)), self._kinds(signature)
+            inputs, kinds = list(map(made_up, specs)), self.kinds_of(signature)
             if database_of(self.options.tune, torch.get_num_threads()).reload() and self._lower_anew(signature, inputs):
                 continue
             if interrupted():
@@ -256,81 +239,46 @@ class ZenRegion(nn.Module):
                 lowered.program.close()
             if is_provisional or not self._lower_anew(signature, inputs):
                 return False
-        return not self._provisional
+        return not provisional
 
     def _lower_anew(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> bool:
         """Lower by what is known, beside calls, and let these run it; False where it is to be done later.
 
         The lock is not held meanwhile: a call that lowers something else has it, and waits until nothing is made.
         """
+        provisional = self.programs.provisional
         with giving_way(is_awaited):
-            lowered, reason, is_provisional = self._try_lower(inputs, self._kinds(signature), lambda: True)
+            lowered, reason, is_provisional = self._try_lower(inputs, self.kinds_of(signature), lambda: True)
         while not (is_locked := self._lock.acquire(timeout=_POLL_SECONDS)) and not is_awaited():
             pass
         try:
-            is_wanted = signature in self._provisional and signature in self._lowered
+            is_wanted = signature in provisional and signature in self.programs.found
             is_kept = is_locked and is_wanted and not is_provisional
             if is_kept:
                 self._keep(signature, lowered, reason)
             elif lowered is not None:
                 lowered.close()
             if is_locked and (is_kept or not is_wanted):  # else it was forgotten meanwhile, or its weights changed
-                self._provisional.pop(signature, None)
+                provisional.pop(signature, None)
         finally:
             if is_locked:
                 self._lock.release()
         del lowered
         give_back_free_memory()  # what measuring took
-        return signature not in self._provisional
+        return signature not in provisional
 
-    def lowered_to_keep(self, threads: Sequence[int] | None = None) -> list[ToKeep]:
-        """Lower again for each signature there is, with everything measured; return what programs are built from.
+    def lower_to_keep(self, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...]) -> tuple[LoweredRegion | None, str]:
+        """Lower with everything measured; return a program that holds what it was built from, or None with the reason.
 
-        threads  for which numbers of them (None: those of the signatures)
+        kinds  what each mask says
         """
-        wanted: dict[Any, tuple[int, Sequence[TensorSpec], tuple[str, ...]]] = {}
-        for signature, lowered in self.lowered.items():
-            kinds = self._kinds(signature)
-            given: Sequence[TensorSpec] | None = specs_of(signature) if lowered is None else lowered.inputs
-            if given is not None:  # else sizes that grow, where plain PyTorch runs
-                for count in threads or (_threads(signature),):
-                    wanted.setdefault((count, kinds, signature[1:]), (count, given, kinds))
-        kept = []
-        for count, specs, kinds in wanted.values():
-            with thread_count(count):
-                inputs = list(map(made_up, specs))
-                again, reason, _ = self._try_lower(inputs, kinds, interrupted=lambda: False, keep=True)
-            kept.append(ToKeep(count, tuple(specs), kinds, again, reason))
-        return kept
+        lowered, reason, _ = self._try_lower(inputs, kinds, interrupted=lambda: False, keep=True)
+        return lowered, reason
 
-    def _note_borrowed(self, constants: Sequence[torch.Tensor]) -> None:
-        """Remember where parameters lie that a program reads as they are: share_memory() of the model moves them."""
-        own = {t.untyped_storage()._cdata for t in self.originals}
-        known = set(map(id, self._borrowed[0]))
-        new = [t for t in constants if t.untyped_storage()._cdata in own and id(t) not in known]
-        tensors, addresses = self._borrowed
-        self._borrowed = [*tensors, *new], [*addresses, *map(_address, new)]
-
-    def _is_large(self) -> bool:
+    def _packs_too_much(self) -> bool:
         """Whether programs have to go because of the weights they packed, in layouts that differ by input sizes."""
-        if len(self._lowered) <= FEWEST_PROGRAMS:
-            return False
         originals_bytes, packed_bytes = weights_bytes([self])
         return packed_bytes > PACKED_TIMES * originals_bytes
-
-    def _touch(self, signature: Signature) -> None:
-        with self._lock:
-            if signature in self._lowered:
-                self._lowered.move_to_end(signature)
-
-    def _drop_oldest(self) -> None:
-        """Forget the least recently used program, or a signature without one where there is none."""
-        used = {signature: lowered.program.last_used for signature, lowered in self._lowered.items() if lowered}
-        old = min(used, key=used.__getitem__) if used else next(iter(self._lowered))
-        lowered = self._lowered.pop(old)
-        self._reasons.pop(old, None)
-        if lowered is not None:
-            lowered.close()
 
     def graph_for(self, kinds: tuple[str, ...]) -> fx.Graph:
         """The graph for masks that say `kinds`: always the same object for the same kinds."""
@@ -410,7 +358,6 @@ class ZenRegion(nn.Module):
         with self._lock:
             self.clear()
             self.known = None
-            self._reasons.clear()
             self.weights.clear()
             self._give_kept()
 
@@ -441,20 +388,16 @@ class ZenRegion(nn.Module):
     def clear(self) -> None:
         """Forget programs and what they keep; the next call lowers again."""
         with self._lock:
-            for lowered in self._lowered.values():
-                if lowered is not None:
-                    lowered.close()
-            self._lowered.clear()
+            self.programs.clear()
             self.packed = None
-            self._provisional.clear()
-            self._borrowed = [], []
+            self._borrowed.clear()
             self._plain = None
 
     @property
     def lowered(self) -> dict[Signature, LoweredRegion | None]:
         """What was lowered, by signature; None where plain PyTorch runs."""
         with self._lock:
-            return dict(self._lowered)
+            return dict(self.programs.found)
 
     @property
     def originals(self) -> list[torch.Tensor]:
@@ -464,16 +407,11 @@ class ZenRegion(nn.Module):
 
     def reason(self, signature: Signature) -> str:
         """Why plain PyTorch runs for a signature."""
-        return self._reasons.get(signature, "")
+        return self.programs.reason(signature)
 
     def extra_repr(self) -> str:
         ops = sum(node.op == "call_function" for node in self.graph.nodes)
-        return f"{ops} operations, lowered for {len(self._lowered)} signatures"
-
-
-def _threads(signature: Signature) -> int:
-    threads: int = signature[0][0] if isinstance(signature[0], tuple) else signature[0]
-    return threads
+        return f"{ops} operations, lowered for {len(self.programs.found)} signatures"
 
 
 def _asks_for_gradients(value: Any) -> bool:
@@ -486,7 +424,6 @@ def _on_cpu() -> AbstractContextManager[Any]:
 
 
 _STRIDED = torch.strided
-_address = torch.Tensor.data_ptr
 
 
 def living_regions() -> list[ZenRegion]:

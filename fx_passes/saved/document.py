@@ -25,7 +25,7 @@ from fx_passes.module import OptimizedModule
 from fx_passes.partition.partition import Constants
 from fx_passes.plan.prepack import as_it_lies, layout_digest
 from fx_passes.region.compile import LoweredRegion
-from fx_passes.region.keep import ToKeep
+from fx_passes.region.keep import ToKeep, lowered_to_keep
 from fx_passes.region.kept import Kept
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.region import ZenRegion
@@ -74,7 +74,7 @@ def encode_module(
     reading = [part.graph for part in parts.values() if not isinstance(part.constants, Kept)]
     rows, tensors = encode_tree(tree, [gm.graph, *reading])
     programs = {
-        name: [_encode_kept(kept, part, layouts, packed, tensors) for kept in part.lowered_to_keep(threads)]
+        name: [_encode_kept(kept, part, layouts, packed, tensors) for kept in lowered_to_keep(part, threads)]
         for name, part in parts.items()
         if isinstance(part, ZenRegion)
     }

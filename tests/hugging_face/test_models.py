@@ -15,7 +15,7 @@ import zendnn_cffi
 from benchmarks.workloads_transformers import DecodingStep
 from fx_passes import ops
 from fx_passes.graph.graph import is_call, is_constant
-from fx_passes.region.region import MAX_PROGRAMS
+from fx_passes.region.programs import MAX_PROGRAMS
 from fx_passes.report.explanation import NodeExplanation
 from tests.support.graphs import outside
 from tests.support.hugging_face import HEADS, LAYERS, MODELS, WIDTH, ids, noise, tensors_of

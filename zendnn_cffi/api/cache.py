@@ -47,7 +47,8 @@ class CacheInfo:
 
 def cache_info() -> CacheInfo:
     """Return what optimized modules keep between calls."""
-    from fx_passes.region.region import MAX_PROGRAMS, living_regions, weights_bytes
+    from fx_passes.region.programs import MAX_PROGRAMS
+    from fx_passes.region.region import living_regions, weights_bytes
 
     regions = living_regions()
     originals_bytes, packed_bytes = weights_bytes(regions)

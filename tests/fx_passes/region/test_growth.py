@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import zendnn_cffi
-from fx_passes.region.region import MAX_PROGRAMS
+from fx_passes.region.programs import MAX_PROGRAMS
 from tests.support.lowering import noise
 
 

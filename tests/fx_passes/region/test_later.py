@@ -44,10 +44,10 @@ def program(region: ZenRegion) -> Any:
 def test_it_measures_and_replaces_the_program(fresh: Path) -> None:
     model, fast, region, x = hurried()
     first = program(region)
-    assert not first.is_measured or region._provisional
+    assert not first.is_measured or region.programs.provisional
     assert region.improve(lambda: False)
     second = program(region)
-    assert second is not first and not region._provisional
+    assert second is not first and not region.programs.provisional
     database = database_for(torch.get_num_threads())
     assert any(not key.startswith("checked ") for key in database._results)
     torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
@@ -58,10 +58,10 @@ def test_an_interruption_leaves_it_for_later(fresh: Path) -> None:
     _, _, region, _ = hurried()
     first = program(region)
     assert not region.improve(lambda: True)
-    assert program(region) is first and region._provisional
+    assert program(region) is first and region.programs.provisional
     looks = iter((False, False, True))
     assert not region.improve(lambda: next(looks, True))
-    assert program(region) is first and region._provisional
+    assert program(region) is first and region.programs.provisional
 
 
 def test_what_another_process_measured_is_taken_over_without_measuring(
@@ -83,7 +83,7 @@ def test_changed_weights_forget_what_waits(fresh: Path) -> None:
     with torch.no_grad():
         next(model.parameters()).mul_(2)
     fast.invalidate()
-    assert not region._provisional
+    assert not region.programs.provisional
     assert region.improve(lambda: False) and not region.lowered
     torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
 
@@ -261,10 +261,10 @@ def test_weights_that_change_while_it_is_lowered_forget_it(fresh: Path, monkeypa
     monkeypatch.setattr(region, "_try_lower", changing)
     ((signature, inputs),) = waiting(region).items()
     region._lower_anew(signature, inputs)
-    assert not region.lowered and not region._provisional
+    assert not region.lowered and not region.programs.provisional
     monkeypatch.undo()
     torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
 
 
 def waiting(region: ZenRegion) -> dict[Any, list[torch.Tensor]]:
-    return {signature: [made_up(spec) for spec in specs] for signature, specs in region._provisional.items()}
+    return {signature: [made_up(spec) for spec in specs] for signature, specs in region.programs.provisional.items()}

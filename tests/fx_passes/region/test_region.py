@@ -22,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import zendnn_cffi
+from fx_passes.region import programs as programs_module
 from fx_passes.region import region as region_module
 from fx_passes.region.options import RegionOptions
-from fx_passes.region.region import MAX_PROGRAMS, ZenRegion
+from fx_passes.region.programs import MAX_PROGRAMS
+from fx_passes.region.region import ZenRegion
 from tests.support.lowering import net, noise
 from tests.tolerance import assert_close
 from zendnn_cffi.errors import ZenDNNError
@@ -84,7 +86,7 @@ def same(gm: Any, model: nn.Module, x: torch.Tensor) -> None:
 
 
 def test_the_least_recently_used_program_goes(gm: Any, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_module, "MAX_PROGRAMS", 4)
+    monkeypatch.setattr(programs_module, "MAX_PROGRAMS", 4)
     for batch in (1, 2, 3, 4, 1, 5, 1, 6, 1, 7):
         same(gm, model, noise(batch, 3, 4, 4))
         assert len(region(gm).lowered) <= 4

@@ -16,6 +16,7 @@ import zendnn_cffi
 from fx_passes.candidates.candidates import Weights, arguments_of
 from fx_passes.plan.prepack import WeightStore, layout_digest
 from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.keep import lowered_to_keep
 from fx_passes.saved.errors import FileError
 from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.programs import Context, decode_program, encode_program, packed_weights
@@ -52,7 +53,7 @@ def lowered(name: str) -> tuple[Any, torch.Tensor, LoweredRegion]:
     fast, x = zendnn_cffi.optimize(make(), tune="off"), noise(*shape)
     fast(x)
     region: Any = next(iter(fast.regions().values()))
-    kept = region.lowered_to_keep()[0]
+    kept = lowered_to_keep(region)[0]
     assert kept.lowered is not None
     return region, x, kept.lowered
 

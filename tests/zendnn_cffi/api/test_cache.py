@@ -72,9 +72,9 @@ def test_fifty_batch_sizes_stay_within_the_bound(make: object, monkeypatch: pyte
 
 
 def test_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fx_passes.region import region
+    from fx_passes.region import programs
 
-    monkeypatch.setattr(region, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(programs, "MAX_PROGRAMS", 2)
     gm = zendnn_cffi.optimize(plain(), tune="off")
     for batch in (1, 2, 1, 3):
         gm(noise(batch, 3, 9, 9))

@@ -1,0 +1,110 @@
+"""What a region keeps between calls: its programs by signature, and where the parameters lie that these read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.region.compile import LoweredRegion
+
+MAX_PROGRAMS = 32
+FEWEST_PROGRAMS = 8  # that many stay, however large
+# threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
+# their masks) all but the size that does.
+Signature = tuple[Any, ...]
+
+_address = torch.Tensor.data_ptr
+
+
+def threads_of(signature: Signature) -> int:
+    """The number of threads that a signature is for."""
+    threads: int = signature[0][0] if isinstance(signature[0], tuple) else signature[0]
+    return threads
+
+
+class Programs:
+    """Programs by signature; where there are too many, the least recently used goes first.
+
+    found        what a signature was lowered to; None where plain PyTorch runs
+    provisional  signatures of which not all was measured, with what they were called with
+    are_full     whether the next one takes another's place
+    are_large    asked whether programs keep too many bytes: then some go, though they are few
+    """
+
+    def __init__(self, are_large: Callable[[], bool]) -> None:
+        self.found: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
+        self.provisional: dict[Signature, list[TensorSpec]] = {}
+        self.are_full = False
+        self._reasons: dict[Signature, str] = {}
+        self._are_large = are_large
+
+    def put(self, signature: Signature, lowered: LoweredRegion | None, reason: str) -> None:
+        """Remember what a signature was lowered to, None with the reason, and make room."""
+        old = self.found.pop(signature, None)
+        if old is not None:
+            old.close()
+        self._reasons.pop(signature, None)
+        if lowered is None:
+            self._reasons[signature] = reason
+        while len(self.found) >= MAX_PROGRAMS:
+            self._drop_oldest()
+        self.found[signature] = lowered
+        while len(self.found) > FEWEST_PROGRAMS and self._are_large():
+            self._drop_oldest()
+        self.are_full = len(self.found) >= MAX_PROGRAMS
+
+    def touch(self, signature: Signature) -> None:
+        """It was used."""
+        if signature in self.found:
+            self.found.move_to_end(signature)
+
+    def _drop_oldest(self) -> None:
+        """Forget the least recently used program, or a signature without one where there is none."""
+        used = {signature: lowered.program.last_used for signature, lowered in self.found.items() if lowered}
+        old = min(used, key=used.__getitem__) if used else next(iter(self.found))
+        lowered = self.found.pop(old)
+        self._reasons.pop(old, None)
+        if lowered is not None:
+            lowered.close()
+
+    def reason(self, signature: Signature) -> str:
+        """Why plain PyTorch runs for a signature."""
+        return self._reasons.get(signature, "")
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        for lowered in self.found.values():
+            if lowered is not None:
+                lowered.close()
+        self.found.clear()
+        self.are_full = False
+        self.provisional.clear()
+        self._reasons.clear()
+
+
+class Borrowed:
+    """Parameters that programs read where they lie: share_memory() of the model moves them."""
+
+    def __init__(self) -> None:
+        self._noted: tuple[list[torch.Tensor], list[int]] = [], []
+
+    def note(self, constants: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+        """A program reads these constants, some of which are parameters themselves."""
+        own = {t.untyped_storage()._cdata for t in parameters}
+        tensors, addresses = self._noted
+        known = set(map(id, tensors))
+        new = [t for t in constants if t.untyped_storage()._cdata in own and id(t) not in known]
+        self._noted = [*tensors, *new], [*addresses, *map(_address, new)]
+
+    def have_moved(self) -> bool:
+        """Whether one lies elsewhere now."""
+        tensors, addresses = self._noted
+        return list(map(_address, tensors)) != addresses
+
+    def clear(self) -> None:
+        """No program reads any."""
+        self._noted = [], []

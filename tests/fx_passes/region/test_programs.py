@@ -1,0 +1,87 @@
+"""What a region keeps: which program goes, what is forgotten with it, and parameters that move."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fx_passes.region import programs as module
+from fx_passes.region.programs import Borrowed, Programs, threads_of
+
+
+class Lowered:
+    """A program as far as it is kept."""
+
+    def __init__(self, last_used: int) -> None:
+        self.program = SimpleNamespace(last_used=last_used)
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def small() -> bool:
+    return False
+
+
+def test_the_least_recently_used_goes_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PROGRAMS", 3)
+    programs = Programs(small)
+    kept: dict[Any, Any] = {(n,): Lowered(last_used=used) for n, used in enumerate((5, 2, 9, 7))}
+    for signature, lowered in kept.items():
+        programs.put(signature, lowered, "")
+    assert [*programs.found] == [(0,), (2,), (3,)] and programs.are_full
+    assert [lowered.closed for lowered in kept.values()] == [0, 1, 0, 0]
+    programs.clear()
+    assert not programs.found and not programs.are_full
+    assert [lowered.closed for lowered in kept.values()] == [1, 1, 1, 1]
+
+
+def test_what_takes_its_own_place_closes_what_was_there() -> None:
+    programs, old, new = Programs(small), Lowered(1), Lowered(2)
+    programs.put((1,), old, "")  # type: ignore[arg-type]
+    programs.put((1,), new, "")  # type: ignore[arg-type]
+    assert [*programs.found.values()] == [new] and (old.closed, new.closed) == (1, 0)
+
+
+def test_reasons_go_with_their_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PROGRAMS", 2)
+    programs = Programs(small)
+    for n in range(3):
+        programs.put((n,), None, f"reason {n}")
+    assert [programs.reason((n,)) for n in range(3)] == ["", "reason 1", "reason 2"]
+    programs.touch((1,))
+    programs.put((3,), None, "reason 3")
+    assert [*programs.found] == [(1,), (3,)], "the one that was used stays"
+    programs.put((1,), Lowered(1), "")  # type: ignore[arg-type]
+    assert programs.reason((1,)) == ""
+
+
+def test_large_ones_go_down_to_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FEWEST_PROGRAMS", 2)
+    programs = Programs(lambda: True)
+    for n in range(5):
+        programs.put((n,), Lowered(n), "")  # type: ignore[arg-type]
+    assert [*programs.found] == [(3,), (4,)]
+
+
+def test_parameters_that_move_are_noticed() -> None:
+    weight, other, made = torch.ones(4), torch.ones(4), torch.ones(4)
+    borrowed = Borrowed()
+    borrowed.note([weight, made], [weight, other])
+    borrowed.note([weight], [weight])
+    assert not borrowed.have_moved()
+    made.data, other.data = torch.ones(5), torch.ones(5)
+    assert not borrowed.have_moved(), "no program reads the one, and the other is no parameter"
+    weight.data = torch.ones(4)
+    assert borrowed.have_moved()
+    borrowed.clear()
+    assert not borrowed.have_moved()
+
+
+@pytest.mark.parametrize("signature", [(2, ((1,), torch.float32, (1,))), ((2, "causal"), ((1,), torch.float32, (1,)))])
+def test_threads(signature: tuple[Any, ...]) -> None:
+    assert threads_of(signature) == 2
