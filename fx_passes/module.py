@@ -22,8 +22,8 @@ from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph
 from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched
+from fx_passes.skeleton_module import SkeletonModule
 from fx_passes.submodule import SubmoduleForward, plain_forward
-from fx_passes.trace.state import HOOK_ATTRIBUTES
 from fx_passes.trace.trace import WHOLE, Traced, retrace
 from fx_passes.whole_model import whole_model_graph
 from zendnn_cffi.locks import new_lock
@@ -33,20 +33,14 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 Build = Callable[..., "OptimizedModule"]
 
-# What reading tells nothing about a module's parts.
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
-
 _RELEASED = (
     "{}: this module was made by optimize(..., release_weights=True) and keeps packed weights alone, not the"
     " parameters; use the original model, or optimize it without release_weights"
 )
 
 
-class OptimizedModule(fx.GraphModule):
+class OptimizedModule(SkeletonModule):
     """An fx.GraphModule over a skeleton, in evaluation mode.
-
-    The skeleton is this module's own. While nobody has asked for a part of it (is_open is False), nobody can have
-    replaced one: calls then look for written weights alone.
 
     build(traced, **options) -> OptimizedModule is what made it; a deep copy or an unpickled one is made the same way.
     Called with arguments that the graph is not right for, it runs the skeleton's own forward; so it does after a change
@@ -54,24 +48,14 @@ class OptimizedModule(fx.GraphModule):
     """
 
     def __init__(self, traced: Traced, build: Build, options: dict[str, Any]) -> None:
-        root = traced.root
-        super().__init__(nn.Module(), fx.Graph(), class_name=type(root).__name__)
-        # The very same dicts: what .to() or load_state_dict changes here, it changes in the skeleton. Hooks are called
-        # with this module in place of the model; of the skeleton only forward is called, which runs none.
-        for name in root.__dict__:
-            if name in ("_parameters", "_buffers", "_non_persistent_buffers_set") or name.endswith(HOOK_ATTRIBUTES):
-                object.__setattr__(self, name, root.__dict__[name])
-        self.__dict__["_modules"].update(root._modules)
-        self._source: tuple[Traced, Build, dict[str, Any]]
-        object.__setattr__(self, "_source", (traced, build, options))
-        self._is_open = True  # until it is handed out
+        super().__init__(traced.root)
+        self._source = (traced, build, options)
         self._owns_storage = False
         self._release_due: Callable[[OptimizedModule], bool] | None = None
         self._released = False
         self._watch: Watch | None = None
         self._seen: Watch | None = None  # what a call found that was not as it was watched
         self._told = False  # by invalidate()
-        self._follows_tree = False  # nobody has this module itself: its parts are replaced in the tree alone
         self._lock = new_lock()
         self.optimized_submodules: dict[str, OptimizedModule] = {}  # of a model that stays PyTorch's as a whole
         self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
@@ -93,83 +77,6 @@ class OptimizedModule(fx.GraphModule):
             # whoever has this module may replace what is in them, in the tree
             optimized.__dict__["_is_open"] = optimized.__dict__["_follows_tree"] = True
             optimized.begin_watch()
-
-    @property
-    def root(self) -> nn.Module:
-        """The module tree that was traced: its forward is the model's own."""
-        self.__dict__["_is_open"] = True
-        root: nn.Module = self._source[0].root
-        return root
-
-    @property
-    def _tree(self) -> nn.Module:
-        """As root, for this module's own use."""
-        tree: nn.Module = self._source[0].root
-        return tree
-
-    @property
-    def _held(self) -> dict[str, Any]:
-        """Submodules, as _modules; for this module's own use."""
-        held: dict[str, Any] = self.__dict__["_modules"]
-        return held
-
-    @property
-    def children_by_name(self) -> dict[str, Any]:
-        """The dictionary in which others replace the outermost submodules."""
-        return self._tree._modules if self._follows_tree else self._held
-
-    @property
-    def is_open(self) -> bool:
-        """Whether somebody may hold parts of the module tree, and replace what is in them."""
-        return self._is_open
-
-    def __getattr__(self, name: str) -> Any:
-        """The model's own attributes are the skeleton's, whose forward may assign to them."""
-        held = self.__dict__
-        source = held.get("_source")
-        if source is None:
-            return super().__getattr__(name)
-        root = source[0].root
-        if name in root.__dict__:
-            value = root.__dict__[name]
-            if not isinstance(value, _SCALARS):
-                held["_is_open"] = True
-            return value
-        if name in root._modules or name in root._parameters or name in root._buffers:
-            held["_is_open"] = True
-        return super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        source = self.__dict__.get("_source")
-        if isinstance(value, torch.Tensor | nn.Module) or (source is not None and name in source[0].root.__dict__):
-            self.__dict__["_is_open"] = True
-        if source is None or name in self.__dict__ or not self._is_of_the_skeleton(name, value):
-            super().__setattr__(name, value)
-        elif isinstance(value, nn.Parameter | nn.Module):
-            del source[0].root.__dict__[name]
-            super().__setattr__(name, value)
-        else:
-            source[0].root.__dict__[name] = value
-
-    def _is_of_the_skeleton(self, name: str, value: Any) -> bool:
-        """Whether an attribute that this has not is one that forward reads: what was a buffer may become a tensor."""
-        if name in self._tree.__dict__:
-            return True
-        is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-        return is_tensor and self._watch is not None and not any(name in held for held in self._kept_by_name())
-
-    def _kept_by_name(self) -> tuple[dict[str, Any], ...]:
-        held = self.__dict__
-        return held["_parameters"], held["_buffers"], held["_modules"]
-
-    def __delattr__(self, name: str) -> None:
-        """As nn.Module's; the model's own attributes are the skeleton's."""
-        source = self.__dict__.get("_source")
-        self.__dict__["_is_open"] = True
-        if source is not None and name not in self.__dict__ and name in source[0].root.__dict__:
-            del source[0].root.__dict__[name]
-        else:
-            super().__delattr__(name)
 
     @contextmanager
     def compiled_once(self) -> Iterator[None]:
@@ -257,7 +164,7 @@ class OptimizedModule(fx.GraphModule):
         self._adopt()
         before, now = self._watch, Watch(self)
         if before is None or has_global_hooks():
-            self._watch = before or now
+            self._begin_watch(before or now)
             return before is None
         written, same_graph = now.written(before), now.structure == before.structure
         if written or not same_graph:
@@ -269,34 +176,9 @@ class OptimizedModule(fx.GraphModule):
             with torch.inference_mode(False):
                 self._forget(written) if same_graph else self._rebuild()
             now = Watch(self)
-        self._watch, self._seen, self._told = now, None, False
+        self._begin_watch(now)
+        self._seen, self._told = None, False
         return True
-
-    def _adopt(self) -> None:
-        """Let the skeleton have what was put, or removed, here: submodules in their order, or another dictionary."""
-        ours, tree = self._held, self._tree
-        if self._follows_tree:
-            for name in ("_parameters", "_buffers"):
-                self.__dict__[name] = tree.__dict__[name]
-            own = {} if self._watch is None else self._watch.own
-            ours.clear()
-            ours.update({**tree._modules, **own})
-            return
-        if self._watch is not None:
-            for name, module in self._watch.own.items():
-                ours.setdefault(name, module)
-        for name in ("_parameters", "_buffers"):
-            tree.__dict__[name] = self.__dict__[name]
-        theirs = tree._modules
-        for name in [*theirs]:
-            if name not in ours:
-                del theirs[name]
-            elif ours[name] is not theirs[name]:
-                theirs[name] = ours[name]
-        order = [name for name in ours if name in theirs]
-        if order != [*theirs]:
-            for name in order:
-                theirs[name] = theirs.pop(name)
 
     def _rebuild(self) -> None:
         """Trace the tree again, and take over the graph and the regions made of it."""
@@ -318,7 +200,10 @@ class OptimizedModule(fx.GraphModule):
         count_fused_steps()
         if self._watch is None:
             self._is_open = False
-        self._watch = Watch(self)
+        self._begin_watch(Watch(self))
+
+    def _begin_watch(self, watch: Watch) -> None:
+        self._watch, self._own = watch, watch.own
 
     def follow_changes(self) -> None:
         """Before it is copied: the graph must be the tree's."""
@@ -486,24 +371,3 @@ def _rebuild(
     again._release_due = release
     again._is_open = is_open
     return again
-
-
-def _opening(name: str) -> property:
-    """A dict of nn.Module's own, by which one reaches parts of the module: who reads it may replace them."""
-
-    def read(self: Any) -> Any:
-        held = self.__dict__
-        held["_is_open"] = True
-        try:
-            return held[name]
-        except KeyError:
-            raise AttributeError(name) from None  # before nn.Module.__init__
-
-    def write(self: Any, value: Any) -> None:
-        self.__dict__[name] = value
-
-    return property(read, write)
-
-
-for _name in ("_modules", "_parameters", "_buffers"):
-    setattr(OptimizedModule, _name, _opening(_name))

@@ -1,0 +1,154 @@
+"""SkeletonModule: a GraphModule that owns a skeleton, and shares parameters, submodules and attributes with it.
+
+What users put, replace or remove on the one is on the other: names lead to the model's own layers and attributes, and
+the skeleton's forward computes with what the module has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes.trace.state import HOOK_ATTRIBUTES
+
+# What reading tells nothing about a module's parts.
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
+
+
+class SkeletonModule(fx.GraphModule):
+    """An fx.GraphModule without a graph yet, over a skeleton.
+
+    root  the skeleton, which is this module's own
+
+    While nobody has asked for a part of it (is_open is False), nobody can have replaced one.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__(nn.Module(), fx.Graph(), class_name=type(root).__name__)
+        # The very same dicts: what .to() or load_state_dict changes here, it changes in the skeleton. Hooks are called
+        # with this module in place of the model; of the skeleton only forward is called, which runs none.
+        for name in root.__dict__:
+            if name in ("_parameters", "_buffers", "_non_persistent_buffers_set") or name.endswith(HOOK_ATTRIBUTES):
+                object.__setattr__(self, name, root.__dict__[name])
+        self.__dict__["_modules"].update(root._modules)
+        self._tree: nn.Module  # as root, for this module's own use
+        object.__setattr__(self, "_tree", root)
+        self._is_open = True  # until it is handed out
+        self._follows_tree = False  # nobody has this module itself: its parts are replaced in the tree alone
+        self._own: dict[str, nn.Module] | None = None  # parts that the skeleton has not, once all are there
+
+    @property
+    def root(self) -> nn.Module:
+        """The module tree that was traced: its forward is the model's own."""
+        self.__dict__["_is_open"] = True
+        return self._tree
+
+    @property
+    def _held(self) -> dict[str, Any]:
+        """Submodules, as _modules; for this module's own use."""
+        held: dict[str, Any] = self.__dict__["_modules"]
+        return held
+
+    @property
+    def children_by_name(self) -> dict[str, Any]:
+        """The dictionary in which others replace the outermost submodules."""
+        return self._tree._modules if self._follows_tree else self._held
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody may hold parts of the module tree, and replace what is in them."""
+        return self._is_open
+
+    def __getattr__(self, name: str) -> Any:
+        """The model's own attributes are the skeleton's, whose forward may assign to them."""
+        held = self.__dict__
+        root = held.get("_tree")
+        if root is None:
+            return super().__getattr__(name)
+        if name in root.__dict__:
+            value = root.__dict__[name]
+            if not isinstance(value, _SCALARS):
+                held["_is_open"] = True
+            return value
+        if name in root._modules or name in root._parameters or name in root._buffers:
+            held["_is_open"] = True
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        root = self.__dict__.get("_tree")
+        if isinstance(value, torch.Tensor | nn.Module) or (root is not None and name in root.__dict__):
+            self.__dict__["_is_open"] = True
+        if root is None or name in self.__dict__ or not self._is_of_the_skeleton(name, value):
+            super().__setattr__(name, value)
+        elif isinstance(value, nn.Parameter | nn.Module):
+            del root.__dict__[name]
+            super().__setattr__(name, value)
+        else:
+            root.__dict__[name] = value
+
+    def _is_of_the_skeleton(self, name: str, value: Any) -> bool:
+        """Whether an attribute that this has not is one that forward reads: what was a buffer may become a tensor."""
+        if name in self._tree.__dict__:
+            return True
+        is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+        return is_tensor and self._own is not None and not any(name in held for held in self._kept_by_name())
+
+    def _kept_by_name(self) -> tuple[dict[str, Any], ...]:
+        held = self.__dict__
+        return held["_parameters"], held["_buffers"], held["_modules"]
+
+    def __delattr__(self, name: str) -> None:
+        """As nn.Module's; the model's own attributes are the skeleton's."""
+        root = self.__dict__.get("_tree")
+        self.__dict__["_is_open"] = True
+        if root is not None and name not in self.__dict__ and name in root.__dict__:
+            del root.__dict__[name]
+        else:
+            super().__delattr__(name)
+
+    def _adopt(self) -> None:
+        """Let the skeleton have what was put, or removed, here: submodules in their order, or another dictionary."""
+        ours, tree = self._held, self._tree
+        if self._follows_tree:
+            for name in ("_parameters", "_buffers"):
+                self.__dict__[name] = tree.__dict__[name]
+            ours.clear()
+            ours.update({**tree._modules, **(self._own or {})})
+            return
+        for name, module in (self._own or {}).items():
+            ours.setdefault(name, module)
+        for name in ("_parameters", "_buffers"):
+            tree.__dict__[name] = self.__dict__[name]
+        theirs = tree._modules
+        for name in [*theirs]:
+            if name not in ours:
+                del theirs[name]
+            elif ours[name] is not theirs[name]:
+                theirs[name] = ours[name]
+        order = [name for name in ours if name in theirs]
+        if order != [*theirs]:
+            for name in order:
+                theirs[name] = theirs.pop(name)
+
+
+def _opening(name: str) -> property:
+    """A dict of nn.Module's own, by which one reaches parts of the module: who reads it may replace them."""
+
+    def read(self: Any) -> Any:
+        held = self.__dict__
+        held["_is_open"] = True
+        try:
+            return held[name]
+        except KeyError:
+            raise AttributeError(name) from None  # before nn.Module.__init__
+
+    def write(self: Any, value: Any) -> None:
+        self.__dict__[name] = value
+
+    return property(read, write)
+
+
+for _name in ("_modules", "_parameters", "_buffers"):
+    setattr(SkeletonModule, _name, _opening(_name))
