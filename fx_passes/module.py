@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
-from fx_passes.graph.graph import IN_WORK, copy_graph
+from fx_passes.graph.graph import IN_WORK, copy_graph, lint
+from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched
-from fx_passes.skeleton_module import SkeletonModule
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.trace import WHOLE, Traced, retrace
 from fx_passes.whole_model import whole_model_graph
@@ -47,17 +47,29 @@ class OptimizedModule(SkeletonModule):
     of its parameters or layers. Where the next call finds the same, they are packed, or traced, again.
     """
 
+    _source: tuple[Traced, Build, dict[str, Any]]
+    _owns_storage: bool
+    _release_due: Callable[[OptimizedModule], bool] | None
+    _released: bool
+    _watch: Watch | None
+    _seen: Watch | None  # what a call found that was not as it was watched
+    _told: bool  # by invalidate()
+    _lock: Any
+    _checked: bool
+    _is_whole: bool
+    optimized_submodules: dict[str, OptimizedModule]  # of a model that stays PyTorch's as a whole
+    written_inputs: WrittenInputs | None
+
     def __init__(self, traced: Traced, build: Build, options: dict[str, Any]) -> None:
         super().__init__(traced.root)
         self._source = (traced, build, options)
         self._owns_storage = False
-        self._release_due: Callable[[OptimizedModule], bool] | None = None
+        self._release_due = None
         self._released = False
-        self._watch: Watch | None = None
-        self._seen: Watch | None = None  # what a call found that was not as it was watched
-        self._told = False  # by invalidate()
+        self._watch = self._seen = None
+        self._told = False
         self._lock = new_lock()
-        self.optimized_submodules: dict[str, OptimizedModule] = {}  # of a model that stays PyTorch's as a whole
+        self.optimized_submodules = {}
         self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
         self.training = False
 
@@ -86,7 +98,7 @@ class OptimizedModule(SkeletonModule):
             yield
         finally:
             self.__dict__[IN_WORK] = False
-        self.graph.lint()
+        lint(self)
         self.recompile()
 
     def recompile(self) -> Any:

@@ -42,7 +42,6 @@ ORDER = (
     "fx_passes.plan",
     "fx_passes.search",
     "fx_passes.region",  # drives those from candidates on
-    "fx_passes.skeleton_module",  # a graph module that shares its parts with a skeleton
     "fx_passes.changes",  # what was changed on a module since
     "fx_passes.submodule",  # the forward of a part, where the whole is no graph
     "fx_passes.whole_model",  # the graph of a model that could not be traced

@@ -152,7 +152,7 @@ def sources(bags: Sequence[fx.Node]) -> str:
 
 def table_node(graph: fx.Graph, target: str) -> fx.Node:
     """The node of a table: a parameter that nothing writes to."""
-    node = graph.get_attr(target)
+    node = graph.create_node("get_attr", target)
     node.meta.update(constant=True, rank=2)
     return node
 

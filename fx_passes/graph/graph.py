@@ -17,8 +17,30 @@ from fx_passes import ops
 
 
 def get_attribute(root: nn.Module, qualified_name: str) -> Any:
-    """Return root.a.b.c for "a.b.c"."""
-    return operator.attrgetter(qualified_name)(root)
+    """Return root.a.b.c for "a.b.c"; where root is a NamedParts, its part "a", whatever its class calls so."""
+    if not isinstance(root, NamedParts):
+        return operator.attrgetter(qualified_name)(root)
+    first, _, rest = qualified_name.partition(".")
+    part = root.part(first)
+    return operator.attrgetter(rest)(part) if rest else part
+
+
+class NamedParts(fx.GraphModule):
+    """A graph module whose parts may have names that its class uses for something else."""
+
+    def part(self, name: str) -> Any:
+        """What a graph means by a name without dots. Raises AttributeError."""
+        return getattr(self, name)
+
+    def has_clashing_names(self) -> bool:
+        """Whether the graph names a part that is no attribute of this module."""
+        return False
+
+
+def lint(gm: fx.GraphModule) -> None:
+    """As fx.Graph.lint, which would look for parts among attributes."""
+    if not (isinstance(gm, NamedParts) and gm.has_clashing_names()):
+        gm.graph.lint()
 
 
 signature_of = functools.lru_cache(maxsize=1024)(inspect.signature)
@@ -223,7 +245,7 @@ def finish(gm: fx.GraphModule) -> fx.GraphModule:
     sort(gm.graph)
     remove_dead(gm.graph)
     if not gm.__dict__.get(IN_WORK):
-        gm.graph.lint()
+        lint(gm)
     gm.recompile()
     return gm
 

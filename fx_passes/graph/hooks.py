@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+# Endings of the attributes in which a module keeps its hooks.
+HOOK_ATTRIBUTES = ("hooks", "_with_kwargs", "_always_called")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

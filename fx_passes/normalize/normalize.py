@@ -263,7 +263,7 @@ class Normalizer:
         target = f"{node.target}.{name}"
         if target not in self.attributes:
             with self.graph.inserting_before(node):
-                self.attributes[target] = self.graph.get_attr(target)
+                self.attributes[target] = self.graph.create_node("get_attr", target)
             self.mark(self.attributes[target])
         return self.attributes[target]
 

@@ -81,10 +81,6 @@ def describe(value: Any, keep: Kept, seen: dict[int, Any] | None = None, depth: 
     return id(value), _hidden(value), _attributes(value, inner)
 
 
-# Endings of the attributes in which a module keeps its hooks.
-HOOK_ATTRIBUTES = ("hooks", "_with_kwargs", "_always_called")
-
-
 def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 

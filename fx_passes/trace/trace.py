@@ -28,6 +28,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import CREATED, copy_graph
 from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
 from fx_passes.trace.extremes import extremes_recorded
@@ -445,8 +446,10 @@ def _own_what_is_written(traced: Traced) -> None:
         own_state(traced.root.get_submodule(path))
     if traced.graph is None or not any(writes(node, traced.root, unknown=False) for node in traced.graph.nodes):
         return
-    aliasing = Aliasing(fx.GraphModule(traced.root, copy_graph(traced.graph)))
-    for node in aliasing.gm.graph.find_nodes(op="get_attr"):
+    gm = SkeletonModule(traced.root)
+    gm.graph = copy_graph(traced.graph)
+    aliasing = Aliasing(gm)
+    for node in gm.graph.find_nodes(op="get_attr"):
         if aliasing.is_written(node):
             owner, _, name = str(node.target).rpartition(".")
             own_tensor(traced.root.get_submodule(owner), name)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fx_passes.skeleton_module import SkeletonModule
+import zendnn_cffi
+from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.skeleton import skeleton
 
 
@@ -110,3 +113,72 @@ def test_a_part_of_a_tree_takes_over_what_the_tree_has(pair: tuple[Any, nn.Modul
     assert module.children_by_name is root._modules
     module._adopt()
     assert module.first is layer and module._buffers is root._buffers and "region" in module._modules
+
+
+# --- parts of the model that are called as something of the module's ---
+
+
+class Named(nn.Module):
+    """A network with one part of the given name and kind."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.name, self.kind = nn.Linear(4, 4), name, kind
+        if kind in ("layer", "layer with a hook"):
+            self.add_module(name, nn.Linear(4, 4))
+        elif kind == "parameter":
+            self.register_parameter(name, nn.Parameter(torch.rand(4)))
+        elif kind in ("buffer", "buffer that is written to"):
+            self.register_buffer(name, torch.rand(4))
+        else:
+            setattr(self, name, torch.rand(4) if kind == "tensor" else 3.0)
+        if kind == "layer with a hook":
+            getattr(self, name).register_forward_hook(lambda module, args, result: result * 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        part = getattr(self, self.name)
+        if isinstance(part, nn.Module):
+            return part(self.linear(x).relu())
+        if self.kind == "buffer that is written to":
+            part.add_(1)
+        return self.linear(x).relu() * part, part
+
+
+NAMES = ("root", "graph", "code", "meta", "leaves", "regions", "is_open", "part", "_call", "_lock", "_source", "_tree",
+         "_own", "_graph", "_lineno_map")  # fmt: skip
+KINDS = ("layer", "layer with a hook", "parameter", "buffer", "buffer that is written to", "tensor", "number")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_of_any_name(name: str, kind: str) -> None:
+    model, x = Named(name, kind).eval(), torch.randn(3, 4)
+    oracle = copy.deepcopy(model)
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    assert [*fast.state_dict()] == [*oracle.state_dict()]
+    assert not fast.leaves or kind == "layer with a hook"
+    assert zendnn_cffi.explain(fast).nodes and fast.regions()
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), oracle(x))
+        again = copy.deepcopy(fast)
+        oracle.linear.weight.mul_(2)
+        again.load_state_dict(oracle.state_dict())
+        for _ in range(3):
+            torch.testing.assert_close(again(x), oracle(x))
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(again(x), oracle(x))
+
+
+@pytest.mark.parametrize("kind", ["layer", "parameter", "buffer", "tensor"])
+@pytest.mark.parametrize("name", ["root", "graph", "_tree"])
+def test_parts_of_any_name_in_files(name: str, kind: str, tmp_path: Path) -> None:
+    model, x = Named(name, kind).eval(), torch.randn(3, 4)
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        fast(x)
+        zendnn_cffi.save(fast, tmp_path / "model.pt2")
+        loaded: Any = zendnn_cffi.load(tmp_path / "model.pt2")
+        torch.testing.assert_close(loaded(x), model(x))
+    assert loaded.regions()

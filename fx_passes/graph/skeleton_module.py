@@ -6,24 +6,41 @@ the skeleton's forward computes with what the module has.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
 
-from fx_passes.trace.state import HOOK_ATTRIBUTES
+from fx_passes.graph.graph import NamedParts
+from fx_passes.graph.hooks import HOOK_ATTRIBUTES
 
 # What reading tells nothing about a module's parts.
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 
 
-class SkeletonModule(fx.GraphModule):
+# What fx.GraphModule itself keeps on an instance.
+_OF_FX = frozenset(fx.GraphModule(nn.Module(), fx.Graph()).__dict__.keys() - nn.Module().__dict__.keys())
+
+
+class SkeletonModule(NamedParts):
     """An fx.GraphModule without a graph yet, over a skeleton.
 
     root  the skeleton, which is this module's own
 
     While nobody has asked for a part of it (is_open is False), nobody can have replaced one.
+    State of this class and its subclasses is declared in the class body: a model may have parts and attributes of these
+    names, and of methods. They stay the skeleton's, and part() finds them.
     """
+
+    _tree: nn.Module  # as root, for this module's own use
+    _is_open: bool
+    _follows_tree: bool  # nobody has this module itself: its parts are replaced in the tree alone
+    _own: dict[str, nn.Module] | None  # parts that the skeleton has not, once all are there
+    _state: ClassVar[frozenset[str]] = _OF_FX
+
+    def __init_subclass__(cls) -> None:
+        cls._state = cls._state.union(cls.__dict__.get("__annotations__", ()))
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name=type(root).__name__)
@@ -33,11 +50,10 @@ class SkeletonModule(fx.GraphModule):
             if name in ("_parameters", "_buffers", "_non_persistent_buffers_set") or name.endswith(HOOK_ATTRIBUTES):
                 object.__setattr__(self, name, root.__dict__[name])
         self.__dict__["_modules"].update(root._modules)
-        self._tree: nn.Module  # as root, for this module's own use
         object.__setattr__(self, "_tree", root)
         self._is_open = True  # until it is handed out
-        self._follows_tree = False  # nobody has this module itself: its parts are replaced in the tree alone
-        self._own: dict[str, nn.Module] | None = None  # parts that the skeleton has not, once all are there
+        self._follows_tree = False
+        self._own = None
 
     @property
     def root(self) -> nn.Module:
@@ -77,16 +93,54 @@ class SkeletonModule(fx.GraphModule):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self)._state or isinstance(value, fx.Graph):  # nn.Module would look for parts of the name first
+            object.__setattr__(self, name, value)
+            return
         root = self.__dict__.get("_tree")
         if isinstance(value, torch.Tensor | nn.Module) or (root is not None and name in root.__dict__):
             self.__dict__["_is_open"] = True
-        if root is None or name in self.__dict__ or not self._is_of_the_skeleton(name, value):
+        if root is None or self._is_its_own(name) or not self._is_of_the_skeleton(name, value):
             super().__setattr__(name, value)
         elif isinstance(value, nn.Parameter | nn.Module):
             del root.__dict__[name]
             super().__setattr__(name, value)
         else:
             root.__dict__[name] = value
+
+    def _is_its_own(self, name: str) -> bool:
+        """Whether a name stands for something of this module, whatever the model has under it."""
+        return name in self.__dict__ or isinstance(getattr(type(self), name, None), property)
+
+    def recompile(self) -> Any:
+        """As fx.GraphModule's; the code finds parts of any name."""
+        code = super().recompile()
+        cls: Any = type(self)
+        if "_tree" in self.__dict__ and self.has_clashing_names():
+            cls.forward = _by_parts(cls.forward)
+        return code
+
+    def part(self, name: str) -> Any:
+        """What a graph means by a name: a parameter, buffer, submodule or attribute of the model, or a part of this."""
+        for held in self._kept_by_name():
+            if name in held:
+                return held[name]
+        attributes = self._tree.__dict__
+        return attributes[name] if name in attributes else getattr(self, name)
+
+    def has_clashing_names(self) -> bool:
+        """Whether the graph names a part as this class names something of its own."""
+        cls = type(self)
+        named = (str(node.target) for node in self.graph.nodes if node.op in ("get_attr", "call_module"))
+        return any(first in cls._state or hasattr(cls, first) for first in (name.partition(".")[0] for name in named))
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """As nn.Module's, for parts of any name."""
+        first, _, rest = target.partition(".")
+        module = self.__dict__["_modules"].get(first)
+        if module is None:
+            return super().get_submodule(target)
+        self.__dict__["_is_open"] = self._is_open or first in self._tree._modules
+        return module.get_submodule(rest) if rest else module
 
     def _is_of_the_skeleton(self, name: str, value: Any) -> bool:
         """Whether an attribute that this has not is one that forward reads: what was a buffer may become a tensor."""
@@ -133,6 +187,26 @@ class SkeletonModule(fx.GraphModule):
                 theirs[name] = theirs.pop(name)
 
 
+class _Parts:
+    """What generated code has for self: names lead to parts alone."""
+
+    def __init__(self, module: SkeletonModule) -> None:
+        self._module = module
+
+    def __getattribute__(self, name: str) -> Any:
+        module: SkeletonModule = object.__getattribute__(self, "_module")
+        return module.part(name)
+
+
+def _by_parts(run_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Generated code that is right for parts of any name."""
+
+    def run(self: SkeletonModule, *args: Any, **kwargs: Any) -> Any:
+        return run_graph(_Parts(self), *args, **kwargs)
+
+    return run
+
+
 def _opening(name: str) -> property:
     """A dict of nn.Module's own, by which one reaches parts of the module: who reads it may replace them."""
 
@@ -150,5 +224,6 @@ def _opening(name: str) -> property:
     return property(read, write)
 
 
+SkeletonModule._state |= frozenset(SkeletonModule.__annotations__)
 for _name in ("_modules", "_parameters", "_buffers"):
     setattr(SkeletonModule, _name, _opening(_name))
