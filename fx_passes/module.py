@@ -24,7 +24,8 @@ from fx_passes.graph.graph import IN_WORK, copy_graph, lint
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched
 from fx_passes.submodule import SubmoduleForward, plain_forward
-from fx_passes.trace.trace import WHOLE, Traced, retrace
+from fx_passes.trace.trace import retrace
+from fx_passes.trace.traced import WHOLE, Traced
 from fx_passes.whole_model import whole_model_graph
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook

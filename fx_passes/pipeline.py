@@ -40,7 +40,8 @@ from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
 from fx_passes.report.debug_folder import CompileNotes, debug_root
 from fx_passes.trace.call_structure import write_out_structure
-from fx_passes.trace.trace import ExampleInputs, Traced, trace
+from fx_passes.trace.trace import ExampleInputs, trace
+from fx_passes.trace.traced import Traced
 
 log = logging.getLogger("zendnn_cffi.passes")
 

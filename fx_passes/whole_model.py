@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from fx_passes.submodule import plain_forward
-from fx_passes.trace.trace import forward_signature
+from fx_passes.trace.traced import forward_signature
 
 
 class WholeModel:

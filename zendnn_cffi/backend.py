@@ -188,7 +188,7 @@ class Binding:
         from fx_passes.region.region import RegionFactory
         from fx_passes.report.compiled import register
         from fx_passes.report.debug_folder import captured_by_dynamo
-        from fx_passes.trace.trace import Traced
+        from fx_passes.trace.traced import Traced
 
         self._indices = tuple(constants)
         self._contents = Contents(args[i] for i in constants)

@@ -40,7 +40,7 @@ from fx_passes.saved.released import assembled, decode_kept, encode_kept, keep_p
 from fx_passes.saved.tree import decode_tree, encode_tree
 from fx_passes.trace.export import Description, Guards
 from fx_passes.trace.kinds import Assumption
-from fx_passes.trace.trace import WHOLE, Traced
+from fx_passes.trace.traced import WHOLE, Traced
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.primitives.verification.records import machine
 from zendnn_cffi.runtime.sliced_program import SlicedProgram

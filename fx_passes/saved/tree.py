@@ -14,7 +14,7 @@ from fx_passes.graph.graph import get_attribute
 from fx_passes.saved.container import by_alignment
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
-from fx_passes.trace.trace import forward_signature
+from fx_passes.trace.traced import forward_signature
 
 
 class Restored(nn.Module):

@@ -18,7 +18,7 @@ from zendnn_cffi.primitives import checks
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
-    from fx_passes.trace.trace import Traced
+    from fx_passes.trace.traced import Traced
 
 log = get_logger(__name__)
 TUNE_MODES = ("auto", "off", "full")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fx_passes.pipeline import compile_graph
-from fx_passes.trace.trace import WHOLE
+from fx_passes.trace.traced import WHOLE
 from tests.support.graphs import image, model_of
 
 # The first ones return their operand itself in eager, the others another tensor.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fx_passes.pipeline import compile_graph
-from fx_passes.trace.trace import WHOLE
+from fx_passes.trace.traced import WHOLE
 from tests.support.graphs import image, model_of
 
 is_tensor = torch.is_tensor

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
-from fx_passes.trace.trace import WHOLE
+from fx_passes.trace.traced import WHOLE
 from tests.support.lowering import noise
 from tests.tolerance import assert_close
 

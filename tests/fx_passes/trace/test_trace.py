@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import collections
 import copy
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 import zendnn_cffi
 from fx_passes.pipeline import compile_graph
-from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import TraceError, skeleton
-from fx_passes.trace.trace import WHOLE
-from tests.support.graphs import check, check_equal, count, image, model_of, outside, post_ops
+from fx_passes.trace.traced import WHOLE
+from tests.support.graphs import check, check_equal, count, image, model_of, outside
 
 
 def test_skeleton_shares_storage_and_nothing_else() -> None:
@@ -96,126 +92,6 @@ def test_a_model_that_cannot_be_traced_runs_as_it_is() -> None:
     assert WHOLE in gm.leaves
     check_equal(model, gm, image(), 3, "z", scale=2, other=1)
     check_equal(model, copy.deepcopy(gm), -image())
-
-
-def test_random_numbers_are_not_frozen() -> None:
-    gm = compile_graph(model_of(lambda m, x: m.c(x) + torch.rand(1), c=nn.Conv2d(3, 3, 1)))
-    assert not torch.equal(gm(image()), gm(image()))
-
-
-def _seeded(m: Any, x: torch.Tensor) -> torch.Tensor:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return m.c(x) + torch.rand_like(x)
-
-
-@pytest.mark.parametrize("example", (None, (image(),)), ids=("symbolic", "export"))
-def test_a_forward_that_seeds_the_generator_stays_plain(example: Any) -> None:
-    """Twelve operators of PyTorch's database are such: a graph without the seed drew other numbers."""
-    model = model_of(lambda m, x: m.inner(x).relu(), inner=model_of(_seeded, c=nn.Conv2d(3, 3, 1)))
-    generator, state = torch.random.default_generator, torch.get_rng_state()
-    gm = compile_graph(model, example)
-    assert "inner" in gm.leaves and torch.random.default_generator is generator
-    assert torch.equal(state, torch.get_rng_state())
-    for _ in range(2):
-        torch.testing.assert_close(gm(image()), model(image()))
-        torch.rand(1)
-
-
-def test_other_threads_may_seed_while_one_traces() -> None:
-    seeds: list[int] = []
-    thread = threading.Thread(target=lambda: seeds.append(torch.manual_seed(7).initial_seed()))
-    with refuse_seeding():
-        with pytest.raises(RuntimeError, match="forward seeds"):
-            torch.manual_seed(7)
-        thread.start()
-        thread.join()
-    assert seeds == [7]
-
-
-def test_other_threads_may_call_modules_while_one_traces() -> None:
-    """torch.fx takes the place of nn.Module.__call__ for all threads."""
-    called = model_of(lambda m, x: m.c(x).relu(), c=nn.Conv2d(3, 3, 1))
-    fast, results = compile_graph(called), []
-    begun, ended = threading.Event(), threading.Event()
-
-    def other() -> None:
-        begun.wait()
-        results.extend((called(image()), fast(image())))
-        ended.set()
-
-    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
-        begun.set()
-        assert ended.wait(20)
-        return m.c(x)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    gm = compile_graph(model_of(forward, c=nn.Conv2d(3, 3, 1)))
-    thread.join()
-    assert not gm.leaves and len(results) == 2
-    torch.testing.assert_close(results[0], results[1])
-
-
-def test_two_threads_may_trace_at_once() -> None:
-    """Whoever ends first must not leave the other's replacements behind."""
-
-    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.02 if isinstance(x, fx.Proxy) else 0)  # another thread's turn
-        return m.c(x).relu() * 2
-
-    call, models = nn.Module.__call__, [model_of(forward, c=nn.Conv2d(3, 3, 1)) for _ in range(8)]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(compile_graph, models))
-    assert nn.Module.__call__ is call and all(not gm.leaves for gm in found)
-    for gm, model in zip(found, models, strict=True):
-        torch.testing.assert_close(gm(image()), model(image()))
-
-
-def test_tensors_made_by_forward() -> None:
-    gm = check(model_of(lambda m, x: m.c(x) * torch.arange(7) + torch.ones(3, 1, 1), c=nn.Conv2d(3, 3, 1)), image())
-    assert not outside(gm)
-
-
-@pytest.mark.parametrize("where", ["inner", "root"])
-def test_hooks_run(where: str) -> None:
-    model = model_of(lambda m, x: m.c(x).relu(), c=nn.Conv2d(3, 3, 1))
-    seen: list[Any] = []
-    (model.c if where == "inner" else model).register_forward_hook(lambda *a: seen.append(a[2].shape) or a[2] * 2)
-    gm = compile_graph(model)
-    torch.testing.assert_close(gm(image()), model(image()))
-    assert len(seen) == 2 and seen[0] == seen[1]
-
-
-def _options(m: Any, x: torch.Tensor, mask: Any = None, flag: bool = False, scale: float = 2.0) -> Any:
-    y = m.c(x) * scale
-    if mask is not None:
-        y = y * mask
-    return y.relu() if flag else y
-
-
-def test_default_arguments() -> None:
-    model = model_of(_options, c=nn.Conv2d(3, 3, 1))
-    gm = check(model, image())
-    mask = image(7)
-    assert count(gm)["convolution"] == 1
-    for args, kwargs in [
-        ((image(), mask), {}),
-        ((image(),), {"mask": mask, "scale": 3.0}),
-        ((image(), None, True), {}),
-        ((), {"x": image(), "flag": False}),
-    ]:
-        check_equal(model, gm, *args, **kwargs)
-
-
-def test_example_inputs_say_which_options_are_given() -> None:
-    model = model_of(_options, c=nn.Conv2d(3, 3, 1))
-    check_equal(model, compile_graph(model, (image(), None, True)), image(), None, True)
-    for example in [(image(), image(7)), {"x": image(), "mask": image(7)}]:
-        gm = compile_graph(model, example)
-        assert post_ops(gm) == [("binary:mul", "binary:mul")]
-        check_equal(model, gm, image(), image(7))
-        check_equal(model, gm, image())
 
 
 Pair = collections.namedtuple("Pair", "first second")

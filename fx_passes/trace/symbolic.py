@@ -1,0 +1,187 @@
+"""Symbolic tracing: forward runs once, on values that note what is done with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from fx_passes.aliasing.effects import writes
+from fx_passes.graph.graph import CREATED
+from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.trace.extremes import extremes_recorded
+from fx_passes.trace.kinds import Kinds
+from fx_passes.trace.outputs import needs_remaking, remake
+from fx_passes.trace.proxies import Questions, RecordingProxy
+from fx_passes.trace.reached import Reached, gradient_mode_told
+from fx_passes.trace.recurrent import graph_of_recurrent
+from fx_passes.trace.seeding import refuse_seeding
+from fx_passes.trace.skeleton import skeleton
+from fx_passes.trace.state import Snapshot
+from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
+from fx_passes.trace.tuples import in_tuples
+
+ONE_OBJECT = " asks whether values are one object, which a graph does not tell"
+
+
+class SubmoduleTracer(fx.Tracer):
+    """Symbolic tracer that remembers in which submodule tracing failed, and keeps given submodules whole."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        reached: Reached,
+        leaves: Mapping[str, str],
+        specialized: Mapping[str, Any],
+        example: Mapping[str, Any] | None,
+    ) -> None:
+        super().__init__()
+        self.questions = Questions(Kinds(root, example), lambda: self.scope.module_path)
+        self.reached = reached
+        # Without this a buffer is read, and written, as the tensor it is while tracing.
+        self.proxy_buffer_attributes = True
+        self.leaves = leaves
+        self.specialized = specialized
+        self.failed: str | None = None
+        self.thread = threading.get_ident()
+        self.autocast = torch.is_autocast_enabled("cpu")
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return RecordingProxy(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        raise self.questions.refuse("symbolically traced variables cannot be used as inputs to control flow")
+
+    def refuse_gradient_mode(self) -> None:
+        """A graph is called with and without gradients."""
+        raise self.questions.refuse("its forward asks whether gradients are enabled")
+
+    def note_comparison(self, name: str) -> None:
+        """A result of eager may be its own operand, or another one that was returned before."""
+        self.questions.refuse(f"{name}(){ONE_OBJECT}")
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        raise self.questions.refuse("the keys of a traced value")
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if torch.is_autocast_enabled("cpu") != self.autocast:
+            raise NotImplementedError("its forward switches autocast, which a graph would leave out")
+        return super().create_node(*args, **kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        if not needs_remaking(a):
+            return super().create_arg(a)
+        function, values = remake(a)
+        return self.create_node("call_function", function, tuple(self.create_arg(value) for value in values), {})
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return (
+            module_qualified_name in self.leaves
+            or has_hooks(m)
+            or isinstance(m, torch.jit.ScriptModule)
+            or (
+                super().is_leaf_module(m, module_qualified_name)
+                and not is_parametrization(m)
+                and not computed_weights(m)
+            )
+        )
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:  # modules that other threads call meanwhile come here, too
+            return forward(*args, **kwargs)
+        if self.reached.unclear and not self.is_leaf_module(m, path := self.path_of_module(m)):
+            unclear = self.reached.why_unclear(m)
+            if unclear is not None:
+                self.failed = self.failed or path
+                raise NotImplementedError(unclear)
+        before = {name: m.__dict__[name] for name in computed_weights(m) if name in m.__dict__}
+        try:
+            return in_tuples(m, super().call_module(m, forward, args, kwargs), args, kwargs)
+        except Exception:
+            if self.failed is None:
+                self.failed = self.path_of_module(m)
+            raise
+        finally:
+            m.__dict__.update(before)  # in place of what hooks computed of the graph's values
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+    ) -> tuple[Any, list[Any]]:
+        root_fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for arg in args:
+            if isinstance(arg, fx.Proxy) and arg.node.args and not is_plain(arg.node.args[0]):
+                arg.node.args = (None,)  # generated code cannot write it; it is specialized
+        return root_fn, [
+            self.specialized[arg.node.target]
+            if isinstance(arg, fx.Proxy) and arg.node.target in self.specialized
+            else arg
+            for arg in args
+        ]
+
+
+def is_parametrization(module: nn.Module) -> bool:
+    """Whether module computes its parameters from others, or is what computes them: traced through, that is folded."""
+    parts_of_it = type(module).__module__ in (parametrize.__name__, parametrizations.__name__)
+    return parts_of_it or parametrize.is_parametrized(module)
+
+
+def trace_symbolically(
+    root: nn.Module,
+    reached: Reached,
+    leaves: Mapping[str, str],
+    specialized: Mapping[str, Any],
+    given: frozenset[str],
+    example: Mapping[str, Any] | None,
+) -> Traced:
+    traced_root = skeleton(root, own_state=True)
+    tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
+    before, rng = Snapshot(traced_root), torch.get_rng_state()
+    try:
+        if (unclear := tracer.reached.why_unclear(root)) is not None:
+            raise NotImplementedError(unclear)
+        asking = gradient_mode_told(tracer.refuse_gradient_mode)
+        comparing = tracer.reached.comparisons_told(tracer.note_comparison)
+        with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking, comparing:
+            graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
+        tracer.questions.settle()
+        draws = not torch.equal(rng, torch.get_rng_state())
+        changed = before.changed()
+    except Exception as error:  # whatever the model's own code raises when it meets a Proxy
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Untraceable({**tracer.questions.refused, tracer.failed or WHOLE: reason}) from error
+    finally:
+        torch.set_rng_state(rng)
+        before.restore_shared()
+    if tracer.questions.refused:  # and caught by what asked
+        raise Untraceable(tracer.questions.refused)
+    if draws:
+        raise Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
+    if changed:
+        raise Untraceable(changed, tuple(changed))
+    read = list(graph.find_nodes(op="get_attr"))
+    # those that forward creates, which the tracer left on its root
+    created = {node.target for node in read if "." not in node.target and not hasattr(root, node.target)}
+    for node in read:
+        if node.target in created:
+            node.meta[CREATED] = True
+    _refuse_writes_to_created(graph, traced_root)
+    for name in created:
+        setattr(root, name, getattr(traced_root, name))
+    required = [p.name for p in forward_signature(root).parameters.values() if p.default is p.empty]
+    if tracer.reached.compares_arguments_to_none:
+        named = {str(node.target) for node in graph.find_nodes(op="placeholder")}
+        tracer.questions.kinds.assume_given(name for name in required if name in named and name not in specialized)
+    assumed = tuple(tracer.questions.kinds.assumed.values())
+    return Traced(root, graph, dict(leaves), dict(specialized), given, assumed=assumed)
+
+
+def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
+    """Raise where forward writes to a tensor that it makes: it was made, and perhaps read, once, while tracing."""
+    for node in graph.nodes:
+        if any(written.meta.get(CREATED) for written in writes(node, root, unknown=False)):
+            path = next(reversed(node.meta.get("nn_module_stack") or {"": None}))
+            raise Untraceable({path: "its forward writes to a tensor that it makes, which a graph makes once"})

@@ -1,0 +1,140 @@
+"""What tracing leaves: a graph over a module tree, and the conditions under which it computes what the model would."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fx_passes.graph.graph import copy_graph
+from fx_passes.trace.export import Call, Guards, export
+from fx_passes.trace.kinds import Assumption
+
+WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
+
+
+class Untraceable(Exception):
+    """Why there is no graph: path of a submodule (WHOLE: the root) -> reason.
+
+    stateful  paths of modules whose state was changed by tracing them
+    """
+
+    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = ()) -> None:
+        super().__init__("; ".join(f"{path or 'the model'}: {reason}" for path, reason in reasons.items()))
+        self.reasons = dict(reasons)
+        self.stateful = tuple(stateful)
+
+
+def forward_signature(model: nn.Module) -> inspect.Signature:
+    """The signature of model.forward; (*args, **kwargs) where Python cannot say, as for TorchScript."""
+    saved = getattr(model, "saved_signature", None)  # of a module that was loaded, whose forward takes anything
+    if isinstance(saved, inspect.Signature):
+        return saved
+    try:
+        return inspect.signature(model.forward)
+    except ValueError:
+        return inspect.signature(lambda *args, **kwargs: None)
+
+
+@dataclass
+class Traced:
+    """What trace returns.
+
+    root         owns parameters and submodules under their original names
+    graph        refers to them; None where the model stays whole
+    leaves       submodule kept whole -> reason
+    specialized  optional argument -> the only value the graph is right for
+    given        optional arguments that the graph needs (the example had a tensor for them, not the default)
+    assumed      further conditions on arguments, as code asked what they are while it was traced
+    guards       conditions on the inputs that torch.export found the graph to rest on
+    example      the example inputs, where the graph was made from them
+    stateful     submodules whose forward was seen to change more than its result
+    restored     whether the graph comes from a file, and cannot be made again
+    submodules   path -> a submodule that is a graph, where the model is none
+    dtype        the default dtype while it was traced: of tensors that forward makes, and of results of integers
+    """
+
+    root: nn.Module
+    graph: fx.Graph | None
+    leaves: dict[str, str] = field(default_factory=dict)
+    specialized: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+    assumed: tuple[Assumption, ...] = ()
+    guards: Guards | None = None
+    example: Call | None = None
+    stateful: tuple[str, ...] = ()
+    restored: bool = False
+    submodules: dict[str, Traced] = field(default_factory=dict)
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+
+    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The call's arguments as the graph takes them; None where it does not compute what the model would."""
+        if (self.specialized or self.given or self.assumed) and not self._agrees(args, kwargs):
+            return None
+        if self.guards is None or self.example is None:
+            return args, kwargs
+        ordered = self._as_in_example(args, kwargs)
+        return ordered if ordered is not None and self.guards.hold(*ordered) else None
+
+    def _agrees(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the arguments are those that the trace took for granted."""
+        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        for name, value in self.specialized.items():
+            other = values.get(name, self.parameters[name])
+            if other is not value and not (type(other) is type(value) and is_plain(value) and other == value):
+                return False
+        if not all(values.get(name) is not None for name in self.given):
+            return False
+        return all(assumption.holds(values) for assumption in self.assumed)
+
+    def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The same call with the arguments by position that the example had there; None where others are given."""
+        assert self.example is not None
+        by_position, by_name = self.example
+        if len(args) == len(by_position) and kwargs.keys() == by_name.keys():
+            return args, {name: kwargs[name] for name in by_name}
+        expected = [*list(self.parameters)[: len(by_position)], *by_name]
+        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        if self._has_var_positional or values.keys() != set(expected):
+            return None
+        n = len(by_position)
+        return tuple(values[name] for name in expected[:n]), {name: values[name] for name in expected[n:]}
+
+    @cached_property
+    def _has_var_positional(self) -> bool:
+        kinds = (p.kind for p in forward_signature(self.root).parameters.values())
+        return inspect.Parameter.VAR_POSITIONAL in kinds
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of forward in order, with their defaults."""
+        return {p.name: p.default for p in forward_signature(self.root).parameters.values()}
+
+    def copy(self, root: nn.Module) -> Traced:
+        """The same graph over another module tree of the same structure."""
+        submodules = {path: traced.copy(root.get_submodule(path)) for path, traced in self.submodules.items()}
+        return replace(self, root=root, graph=self.graph and copy_graph(self.graph), submodules=submodules)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """An exported graph is not picklable; it is made again from the example."""
+        state = dict(self.__dict__)
+        if self.example is not None and not self.restored:
+            state.update(graph=None, guards=None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.example is not None and not self.restored:
+            self.graph, self.guards = export(self.root, *self.example)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether generated code can write a value, and == tells all about it."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, torch.dtype, torch.device)
