@@ -22,6 +22,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph, replace
+from fx_passes.trace.asked import Asked, arrangement, listening, part_in_gradients
 from fx_passes.trace.conditions import Conditions, conditions_of
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.outputs import take_outputs_apart
@@ -47,11 +48,26 @@ class Arguments(NamedTuple):
 
 
 class _TensorLike(NamedTuple):
-    """What a graph takes for granted of a tensor input, other than sizes."""
+    """What a graph takes for granted of a tensor input, other than sizes; None where it does not depend on it."""
 
     dtype: torch.dtype
     device: torch.device
     ndim: int
+    is_parameter: bool = False
+    arrangement: tuple[Any, ...] | None = None
+    part_in_gradients: tuple[bool, ...] | None = None
+
+    @classmethod
+    def of(cls, value: torch.Tensor, asked: Asked) -> _TensorLike:
+        """What a graph takes for granted whose forward asked this of its tensors."""
+        return cls(
+            value.dtype,
+            value.device,
+            value.ndim,
+            type(value) is nn.Parameter,
+            arrangement(value) if asked.strides else None,
+            part_in_gradients(value) if asked.gradients else None,
+        )
 
     def describes(self, value: Any) -> bool:
         return (
@@ -59,7 +75,10 @@ class _TensorLike(NamedTuple):
             and value.dtype == self.dtype
             and value.device == self.device
             and value.ndim == self.ndim
+            and (type(value) is nn.Parameter) == self.is_parameter
             and not (value.requires_grad and torch.is_grad_enabled())
+            and (self.arrangement is None or arrangement(value) == self.arrangement)
+            and (self.part_in_gradients is None or part_in_gradients(value) == self.part_in_gradients)
         )
 
 
@@ -67,7 +86,7 @@ class Description(NamedTuple):
     """What a file keeps of guards.
 
     structure   of the arguments
-    leaves      of each argument (True, (dtype, device, rank)) if it is a tensor, else (False, itself)
+    leaves      of each argument (True, (dtype, device, rank, ...)) if it is a tensor, else (False, itself)
     sizes       sizes and strides that the check let through; None: all are right
     conditions  the check as data; None where it cannot be written down
     without_gradients  whether gradients must be off
@@ -89,12 +108,20 @@ class Guards:
     check    raises AssertionError for sizes that the graph is not right for (None: all are)
     example  the arguments that the graph was made from: others must have their structure, dtypes and numbers
     without_gradients  whether the model computes something else where gradients are enabled
+    asked    what else of tensors must be as the example's
     """
 
-    def __init__(self, check: Callable[..., Any] | None, example: Call, without_gradients: bool = False) -> None:
+    def __init__(
+        self,
+        check: Callable[..., Any] | None,
+        example: Call,
+        without_gradients: bool = False,
+        asked: Asked | None = None,
+    ) -> None:
         self._check, self._without_gradients = check, without_gradients
         leaves, self._in_spec = pytree.tree_flatten(example)
-        self._leaves = [_TensorLike(x.dtype, x.device, x.ndim) if isinstance(x, torch.Tensor) else x for x in leaves]
+        asked = asked or Asked()
+        self._leaves = [_TensorLike.of(x, asked) if isinstance(x, torch.Tensor) else x for x in leaves]
         only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
         self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
@@ -214,11 +241,12 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
     own: Any = root
-    without_gradients = False
+    without_gradients, asked = False, Asked()
     if is_exported(root):
         gm = fx.GraphModule(root, copy_graph(own.graph))
     else:
-        program, without_gradients = _export(root, args, kwargs)
+        program, without_gradients, asked = _export(root, args, kwargs)
+        asked.refuse()
         gm = program.module()
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
@@ -235,13 +263,14 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
                 setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
             replace(node, node.args[0])  # the guards keep gradients out
-    return graph, Guards(check, (args, kwargs), without_gradients)
+    return graph, Guards(check, (args, kwargs), without_gradients, asked)
 
 
 def _export(
     root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], literal: Collection[str] = ()
-) -> tuple[Any, bool]:
-    """The exported program with as many sizes free as can be, and whether it is for calls without gradients alone.
+) -> tuple[Any, bool, Asked]:
+    """The exported program with as many sizes free as can be, whether it is for calls without gradients alone, and
+    what forward asked of its tensors.
 
     Sizes are given up step by step.
 
@@ -256,12 +285,13 @@ def _export(
         write_out_modules(traced_root, literal)
         shared = Snapshot(traced_root)
         noticed = _watch_state(traced_root)
+        asked = Asked()
         try:
             shapes = None if make_shapes is None else make_shapes(traced_root, (args, kwargs))
-            with torch.no_grad(), _written_out(), refuse_seeding(), mode, warnings.catch_warnings():
+            with torch.no_grad(), _written_out(), refuse_seeding(), mode, asked.heard(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
-                return program, bool(padded)
+                return program, bool(padded), asked
         except Exception as error:
             if noticed:
                 raise StateChanged(noticed) from error
@@ -295,7 +325,8 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
     @functools.wraps(forward)
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
-        result = forward(*args, **kwargs)
+        with listening():
+            result = forward(*args, **kwargs)
         noticed.update(before.changed())
         if noticed:
             raise StateChanged(noticed)

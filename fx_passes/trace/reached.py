@@ -11,7 +11,6 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -28,7 +27,7 @@ from fx_passes.trace.instructions import (
     names_in,
     with_inner,
 )
-from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy, asking_frame
+from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
 _NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
@@ -98,23 +97,6 @@ def _isinstance(value: Any, classes: Any) -> bool:
 
 
 _ANSWERS = {"type": _Type(), "callable": _callable, "isinstance": _isinstance}
-
-
-@contextlib.contextmanager
-def gradient_mode_told(asked: Callable[[], None]) -> Iterator[None]:
-    """Call asked() where the user's code, in this thread, asks by torch.is_grad_enabled() how it is called."""
-    own, thread = torch.is_grad_enabled, threading.get_ident()
-
-    def is_grad_enabled() -> bool:
-        if threading.get_ident() == thread and asking_frame(sys._getframe(1)) is not None:
-            asked()
-        return own()
-
-    torch.is_grad_enabled = is_grad_enabled
-    try:
-        yield
-    finally:
-        torch.is_grad_enabled = own
 
 
 class Reached:

@@ -13,11 +13,12 @@ from torch.nn.utils import parametrizations, parametrize
 from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import CREATED
 from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.trace.asked import GRADIENTS, states_told
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Kinds
 from fx_passes.trace.outputs import needs_remaking, remake
 from fx_passes.trace.proxies import Questions, RecordingProxy
-from fx_passes.trace.reached import Reached, gradient_mode_told
+from fx_passes.trace.reached import Reached
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import skeleton
@@ -56,9 +57,10 @@ class SubmoduleTracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         raise self.questions.refuse("symbolically traced variables cannot be used as inputs to control flow")
 
-    def refuse_gradient_mode(self) -> None:
-        """A graph is called with and without gradients."""
-        raise self.questions.refuse("its forward asks whether gradients are enabled")
+    def refuse_state(self, name: str) -> None:
+        """A graph is called in whatever state."""
+        asks = "whether gradients are enabled" if name == GRADIENTS else f"for {name}(), which a graph does not tell"
+        raise self.questions.refuse(f"its forward asks {asks}")
 
     def note_comparison(self, name: str) -> None:
         """A result of eager may be its own operand, or another one that was returned before."""
@@ -143,7 +145,7 @@ def trace_symbolically(
     try:
         if (unclear := tracer.reached.why_unclear(root)) is not None:
             raise NotImplementedError(unclear)
-        asking = gradient_mode_told(tracer.refuse_gradient_mode)
+        asking = states_told(tracer.refuse_state)
         comparing = tracer.reached.comparisons_told(tracer.note_comparison)
         with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking, comparing:
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)

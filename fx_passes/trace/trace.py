@@ -24,9 +24,10 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import copy_graph
 from fx_passes.graph.skeleton_module import SkeletonModule
+from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, StateChanged, export, is_exported
-from fx_passes.trace.reached import Reached, gradient_mode_told
+from fx_passes.trace.reached import Reached
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
 from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
 from fx_passes.trace.symbolic import ONE_OBJECT, trace_symbolically
@@ -132,12 +133,12 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
     if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
         raise Untraceable({detectors[0]: _DETECTOR})
     try:
-        asked: list[None] = []
+        states, ways = set[str](), set[str]()
         comparing: list[str] = []
-        asking = gradient_mode_told(lambda: asked.append(None))
-        with reached.answered("type", "isinstance"), asking, reached.comparisons_told(comparing.append):
+        asking, wondering = states_told(states.add), ways_told(ways.add)
+        with reached.answered("type", "isinstance"), asking, wondering, reached.comparisons_told(comparing.append):
             graph, guards = export(root, *example)
-        if asked:
+        if GRADIENTS in states:
             guards.forbid_gradients()
     except StateChanged as error:
         log.info("torch.export: %s", error)
@@ -146,10 +147,13 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         reason = f"torch.export: {type(error).__name__}: {error}".splitlines()[0][:_REASON]
         log.info("%s", reason)
         raise Untraceable({WHOLE: reason}) from error
+    if others := sorted(states - {GRADIENTS}):
+        raise Untraceable({WHOLE: f"its forward asks for {others[0]}(), which a graph does not tell"})
     if comparing:
         raise Untraceable({WHOLE: f"{comparing[0]}(){ONE_OBJECT}"})
-    if reached.catches_exceptions and differs_on_example(root, graph, example):
-        raise Untraceable({WHOLE: "its forward catches exceptions, and computes something else without numbers"})
+    if (ways or reached.catches_exceptions) and differs_on_example(root, graph, example):
+        why = f"asks for {min(ways)}()" if ways else "catches exceptions"
+        raise Untraceable({WHOLE: f"its forward {why}, and computes something else where it is traced"})
     return Traced(root, graph, guards=guards, example=example)
 
 
