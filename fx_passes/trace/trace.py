@@ -36,6 +36,7 @@ from fx_passes.trace.outputs import needs_remaking, remake
 from fx_passes.trace.proxies import Questions, RecordingProxy
 from fx_passes.trace.reached import Reached, gradient_mode_told
 from fx_passes.trace.recurrent import graph_of_recurrent
+from fx_passes.trace.repeated import changes_when_called, first_difference
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
 from fx_passes.trace.state import Snapshot
@@ -51,6 +52,7 @@ _COMPOSITE = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerD
               nn.Transformer, nn.MultiheadAttention)  # fmt: skip
 _REASON = 300  # characters of torch.export's messages that are kept
 _ONE_OBJECT = " asks whether values are one object, which a graph does not tell"
+_CHANGES = "its forward computes something else each time"
 _DETECTOR = "a detector, which keeps as many boxes as the data says: no graph"
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
@@ -364,7 +366,8 @@ def _trace_symbolically(
     example: Mapping[str, Any] | None,
 ) -> Traced:
     traced_root = skeleton(root, own_state=True)
-    tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
+    tracers = [SubmoduleTracer(traced_root, reached, leaves, specialized, example) for _ in range(2)]
+    tracer = tracers[0]
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     try:
         if (unclear := tracer.reached.why_unclear(root)) is not None:
@@ -373,9 +376,13 @@ def _trace_symbolically(
         comparing = tracer.reached.comparisons_told(tracer.note_comparison)
         with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking, comparing:
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
-        tracer.questions.settle()
-        draws = not torch.equal(rng, torch.get_rng_state())
-        changed = before.changed()
+            tracer.questions.settle()
+            draws = not torch.equal(rng, torch.get_rng_state())
+            changed = before.changed()
+            if not (draws or changed or tracer.questions.refused) and reached.functions:
+                _refuse_another(graph, tracers[1].trace(traced_root), traced_root)
+    except _Untraceable:
+        raise
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise _Untraceable({**tracer.questions.refused, tracer.failed or WHOLE: reason}) from error
@@ -403,6 +410,14 @@ def _trace_symbolically(
         tracer.questions.kinds.assume_given(name for name in required if name in named and name not in specialized)
     assumed = tuple(tracer.questions.kinds.assumed.values())
     return Traced(root, graph, dict(leaves), dict(specialized), given, assumed=assumed)
+
+
+def _refuse_another(graph: fx.Graph, again: fx.Graph, root: nn.Module) -> None:
+    """Raise where the forward gave another graph when it was traced again."""
+    node = first_difference(graph, again, root)
+    if node is not None:
+        path = next(reversed(node.meta.get("nn_module_stack") or {WHOLE: None}))
+        raise _Untraceable({path: _CHANGES}, (path,))
 
 
 def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
@@ -436,6 +451,9 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         raise _Untraceable({WHOLE: f"{comparing[0]}(){_ONE_OBJECT}"})
     if reached.catches_exceptions and differs_on_example(root, graph, example):
         raise _Untraceable({WHOLE: "its forward catches exceptions, and computes something else without numbers"})
+    written = any(writes(node, root, unknown=False) for node in graph.nodes)
+    if reached.functions and changes_when_called(root, example, writes=bool(written)):
+        raise _Untraceable({WHOLE: _CHANGES}, (WHOLE,))
     return Traced(root, graph, guards=guards, example=example)
 
 
