@@ -29,7 +29,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from fx_passes.graph.hooks import computed_weights, has_hooks
-from fx_passes.trace.state import HOOK_ATTRIBUTES, Kept, attributes_of, is_torch_s
+from fx_passes.trace.held import Kept
+from fx_passes.trace.state import HOOK_ATTRIBUTES, attributes_of, is_torch_s
 from zendnn_cffi.runtime.dictionaries import Dictionaries
 from zendnn_cffi.runtime.locations import Locations
 from zendnn_cffi.runtime.versions import Versions

@@ -39,7 +39,7 @@ from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.repeated import changes_when_called, first_difference
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
-from fx_passes.trace.state import Snapshot
+from fx_passes.trace.state import Snapshot, unrepeatable
 from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
 from fx_passes.trace.tuples import in_tuples
 from zendnn_cffi.locks import making
@@ -181,6 +181,7 @@ class SubmoduleTracer(fx.Tracer):
         self.failed: str | None = None
         self.thread = threading.get_ident()
         self.autocast = torch.is_autocast_enabled("cpu")
+        self.hooked = {id(module) for module in root.modules() if has_hooks(module)}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return RecordingProxy(node, self)
@@ -225,6 +226,8 @@ class SubmoduleTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:  # modules that other threads call meanwhile come here, too
             return forward(*args, **kwargs)
+        if has_hooks(m) != (id(m) in self.hooked):
+            raise self.questions.refuse("its forward registers hooks")
         if self.reached.unclear and not self.is_leaf_module(m, path := self.path_of_module(m)):
             unclear = self.reached.why_unclear(m)
             if unclear is not None:
@@ -280,7 +283,8 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example))
         if traced.graph is None:
-            traced.submodules.update(find_submodules(traced.root, example, _trace_submodule))
+            called_with = None if unrepeatable(traced.root) else example
+            traced.submodules.update(find_submodules(traced.root, called_with, _trace_submodule))
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
             reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
             log.warning("%s stays plain PyTorch%s: %s", type(model).__name__, inside, reason)
@@ -309,12 +313,18 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
-    if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
+    leaves = {} if exported else keep_whole({}, unrepeatable(root))
+    if WHOLE in leaves:
+        return Traced(root, None, leaves)
+    if (
+        example is not None
+        and not leaves
+        and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules()))
+    ):
         try:
             return _trace_by_export(root, reached, example)
         except _Untraceable as failure:
             refused = str(failure)
-    leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
     while True:
         try:

@@ -122,7 +122,8 @@ class Branching(Reading):
         return super().forward(x + 1 if x.shape[0] > 100 else x)
 
 
-EXPORTED = ("a context variable", "Python's random numbers", "bytes")
+HIDDEN = ("deep inside", "a large list", "a cache's statistics", "functions of functions")
+EXPORTED = ("a context variable", "Python's random numbers", "deep inside")
 
 
 @pytest.mark.parametrize(
@@ -133,12 +134,16 @@ def test_a_forward_that_changes_by_itself_stays_plain(name: str, cls: type[Readi
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), cls(read)).eval()
     begin()
-    fast: Any = zendnn_cffi.optimize(model, X[0], tune="off")
-    assert fast.leaves and "something else each time" in str(zendnn_cffi.explain(fast))
     with torch.no_grad():
-        begin()
         expected = [model(x) for x in X]
-        begin()
+    begin()
+    fast: Any = zendnn_cffi.optimize(model, X[0], tune="off")
+    told = "something else each time" if name in HIDDEN else "changes"
+    assert all(told in reason for reason in fast.leaves.values()) and fast.leaves
+    assert all(reason in str(zendnn_cffi.explain(fast)) for reason in fast.leaves.values())
+    if name in HIDDEN:
+        begin()  # what is found is put back
+    with torch.no_grad():
         for x, result in zip(X, expected, strict=True):
             assert_close(fast(x), result, k=64)
 
