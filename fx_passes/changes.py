@@ -28,6 +28,7 @@ from torch.nn.utils import stateless
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from fx_passes.aliasing.inputs import Places
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.held import Kept
 from fx_passes.trace.state import HOOK_ATTRIBUTES, attributes_of, is_torch_s
@@ -168,6 +169,11 @@ class Watch:
         if self._names != other._names or len(self._tensors) != len(other._tensors):
             return False
         return all(map(operator.is_, self._tensors, other._tensors))
+
+    @functools.cached_property
+    def places(self) -> Places:
+        """Where the constants lie."""
+        return Places(self.contents.tensors)
 
     def written(self, before: Watch) -> set[str]:
         """Names of constants that are other tensors, or were written to, since `before`."""

@@ -125,6 +125,13 @@ def _is_kept(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] not in _NOT_THEIRS and not isinstance(value, (nn.Module, *CODE))
 
 
+def arrays_of(root: nn.Module) -> list[numpy.ndarray]:
+    """Numpy arrays that a tree holds, or that its functions reach."""
+    held = [value for module in root.modules() for value in module.__dict__.values() if not isinstance(value, ATOMS)]
+    every = (each for value in (*held, *(place.get() for place in _shared_places(root))) for each in within(value))
+    return [each for each in every if isinstance(each, numpy.ndarray)]
+
+
 def _is_near(module: str) -> bool:
     """Whether it is no installed library, in which caches and lists of warnings would count as state."""
     place = str(getattr(sys.modules.get(module), "__file__", None) or "")

@@ -26,8 +26,9 @@ from torch.nn.utils import parametrizations, parametrize
 
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import writes
-from fx_passes.graph.graph import CREATED, copy_graph
+from fx_passes.graph.graph import CREATED, copy_graph, tensor_of
 from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.trace.arrays import shared
 from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, Guards, StateChanged, export, is_exported
 from fx_passes.trace.extremes import extremes_recorded
@@ -38,8 +39,8 @@ from fx_passes.trace.reached import Reached, gradient_mode_told
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.repeated import changes_when_called, first_difference
 from fx_passes.trace.seeding import refuse_seeding
-from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
-from fx_passes.trace.state import Snapshot, unrepeatable
+from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, skeleton
+from fx_passes.trace.state import Snapshot, arrays_of, unrepeatable
 from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
 from fx_passes.trace.tuples import in_tuples
 from zendnn_cffi.locks import making
@@ -288,8 +289,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
             reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
             log.warning("%s stays plain PyTorch%s: %s", type(model).__name__, inside, reason)
-    for each in (traced, *traced.submodules.values()):
-        _own_what_is_written(each)
+    _own_what_is_written((traced, *traced.submodules.values()))
     return traced
 
 
@@ -412,6 +412,7 @@ def _trace_symbolically(
         if node.target in created:
             node.meta[CREATED] = True
     _refuse_writes_to_created(graph, traced_root)
+    _refuse_writes_beside_arrays(graph, traced_root)
     for name in created:
         setattr(root, name, getattr(traced_root, name))
     required = [p.name for p in forward_signature(root).parameters.values() if p.default is p.empty]
@@ -438,6 +439,20 @@ def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
             raise _Untraceable({path: "its forward writes to a tensor that it makes, which a graph makes once"})
 
 
+def _refuse_writes_beside_arrays(graph: fx.Graph, root: nn.Module) -> None:
+    """Raise where forward writes to a tensor in whose memory a numpy array lies: what is made of that is no node."""
+    if not any(writes(node, root, unknown=False) for node in graph.nodes) or not (arrays := arrays_of(root)):
+        return
+    aliasing = Aliasing(fx.GraphModule(root, copy_graph(graph)))
+    read = [node for node in aliasing.gm.graph.find_nodes(op="get_attr") if aliasing.is_written(node)]
+    tensors = {id(value): node for node in read if (value := tensor_of(root, node)) is not None}
+    for group in shared([tensor for node in tensors.values() if (tensor := tensor_of(root, node)) is not None], arrays):
+        for value in group:
+            if id(value) in tensors:
+                reason = f"its forward writes to {tensors[id(value)].target}, in whose memory a numpy array lies"
+                raise _Untraceable({WHOLE: reason}, (WHOLE,))
+
+
 def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced:
     """The exported graph."""
     if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
@@ -461,23 +476,45 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         raise _Untraceable({WHOLE: f"{comparing[0]}(){_ONE_OBJECT}"})
     if reached.catches_exceptions and differs_on_example(root, graph, example):
         raise _Untraceable({WHOLE: "its forward catches exceptions, and computes something else without numbers"})
+    _refuse_writes_beside_arrays(graph, root)
     written = any(writes(node, root, unknown=False) for node in graph.nodes)
     if reached.functions and changes_when_called(root, example, writes=bool(written)):
         raise _Untraceable({WHOLE: _CHANGES}, (WHOLE,))
     return Traced(root, graph, guards=guards, example=example)
 
 
-def _own_what_is_written(traced: Traced) -> None:
-    """Give what a call writes to storage of its own: the model that was copied keeps its values."""
-    for path in traced.stateful:
-        own_state(traced.root.get_submodule(path))
-    if traced.graph is None or not any(writes(node, traced.root, unknown=False) for node in traced.graph.nodes):
+def _own_what_is_written(every: Sequence[Traced]) -> None:
+    """Give what a call writes to storage of its own: the model that was copied keeps its values.
+
+    every  the graph of a tree, and those of submodules
+    Tensors in whose memory an array lies that no copy has, as one in a global, stay there.
+    """
+    if not any(each.stateful or _writes(each) for each in every):
         return
-    aliasing = Aliasing(fx.GraphModule(traced.root, copy_graph(traced.graph)))
-    for node in aliasing.gm.graph.find_nodes(op="get_attr"):
-        if aliasing.is_written(node):
-            owner, _, name = str(node.target).rpartition(".")
-            own_tensor(traced.root.get_submodule(owner), name)
+    root = every[0].root
+    own = own_arrays(root)
+    beside = shared(_tensors_of(root), arrays_of(root))
+    kept = {id(value) for value in (*own, *(value for group in beside for value in group))}
+    for traced in every:
+        for path in traced.stateful:
+            own_state(traced.root.get_submodule(path), kept)
+        if traced.graph is None or not _writes(traced):
+            continue
+        aliasing = Aliasing(fx.GraphModule(traced.root, copy_graph(traced.graph)))
+        for node in aliasing.gm.graph.find_nodes(op="get_attr"):
+            if aliasing.is_written(node):
+                owner, _, name = str(node.target).rpartition(".")
+                own_tensor(traced.root.get_submodule(owner), name)
+
+
+def _writes(traced: Traced) -> bool:
+    """Whether its graph writes to something."""
+    return traced.graph is not None and any(writes(node, traced.root, unknown=False) for node in traced.graph.nodes)
+
+
+def _tensors_of(root: nn.Module) -> list[torch.Tensor]:
+    held = [value for module in root.modules() for value in (*module._buffers.values(), *module.__dict__.values())]
+    return [value for value in (*root.parameters(), *held) if isinstance(value, torch.Tensor)]
 
 
 def _remedy(example: Call | None) -> str:
