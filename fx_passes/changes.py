@@ -28,8 +28,10 @@ from torch.nn.utils import stateless
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from fx_passes.aliasing.inputs import Places
 from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights, has_hooks
-from fx_passes.trace.state import Kept, attributes_of, is_torch_s
+from fx_passes.trace.held import Kept
+from fx_passes.trace.state import attributes_of, is_torch_s
 from zendnn_cffi.runtime.dictionaries import Dictionaries
 from zendnn_cffi.runtime.locations import Locations
 from zendnn_cffi.runtime.versions import Versions
@@ -167,6 +169,11 @@ class Watch:
         if self._names != other._names or len(self._tensors) != len(other._tensors):
             return False
         return all(map(operator.is_, self._tensors, other._tensors))
+
+    @functools.cached_property
+    def places(self) -> Places:
+        """Where the constants lie."""
+        return Places(self.contents.tensors)
 
     def written(self, before: Watch) -> set[str]:
         """Names of constants that are other tensors, or were written to, since `before`."""

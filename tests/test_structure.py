@@ -153,6 +153,7 @@ TESTED_BY = {
         ("trace.compared", "trace.instructions", "trace.kinds", "trace.proxies", "trace.reached"),
         "trace/test_questions.py",
     ),
+    "trace.held": "trace/test_state.py",  # each row by a forward that changes such an object
     "trace.inline": "trace/test_export.py",
     "trace.recurrent": "lower/recurrent/test_layer.py",
     "trace.seeding": "trace/test_trace.py",

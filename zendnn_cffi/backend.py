@@ -182,6 +182,7 @@ class Binding:
         floats: Sequence[int],
         options: dict[str, Any],
     ) -> None:
+        from fx_passes.aliasing.inputs import Places
         from fx_passes.changes import Contents
         from fx_passes.pipeline import build
         from fx_passes.region.options import TUNE_SECONDS, RegionOptions
@@ -208,12 +209,13 @@ class Binding:
             self.module = build(Traced(root, graph), make_region=RegionFactory(region))
         self._by_pytorch = gm.forward
         self._written = self.module.written_inputs
+        self._constants = None if self._written is None else Places(self._contents.tensors)
         self._forward = self.module.run_graph  # what it is bound to was compared before the call
         register(self, self.module)
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
 
     def __call__(self, args: Sequence[Any]) -> Any:
-        if self._written is not None and self._written.are_shared([args[i] for i in self._inputs], {}):
+        if self._written is not None and self._written.are_shared([args[i] for i in self._inputs], {}, self._constants):
             return self._by_pytorch(*args)
         return self._forward(*(args[i] for i in self._inputs))
 

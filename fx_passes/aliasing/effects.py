@@ -149,4 +149,6 @@ def _annotated(node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
 def _is_ours_or_torch(target: Any) -> bool:
     """Whether a function comes from torch or Python, and so writes only where its name says."""
     module = getattr(target, "__module__", None) or ""
+    if module.startswith("torch._dynamo"):  # functions on numpy's arrays, wrapped
+        return False
     return module.partition(".")[0] in ("torch", "_operator", "operator", "builtins", "math", "fx_passes")

@@ -1,12 +1,14 @@
-"""Inputs that a graph writes to, and calls in which another input shares that memory.
+"""Inputs that a graph writes to, and calls in which another input, or a constant, shares that memory.
 
 Passes take the inputs for different memory: what is computed from y may move across a write to x. A call f(x, x), or
-f(big[:4], big[2:6]), is for plain PyTorch where f writes to one of the two.
+f(big[:4], big[2:6]), is for plain PyTorch where f writes to one of the two. So is f(buffer), and what was made of one
+numpy array has storages of its own each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,23 +31,23 @@ class WrittenInputs:
         self._are_leaves = isinstance(gm.graph._codegen, _PyTreeCodeGen)
 
     def __bool__(self) -> bool:
-        return bool(self._written) and len(self._names) > 1
+        return bool(self._written)
 
-    def are_shared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether another input of this call lies in memory of a written one."""
+    def are_shared(self, args: Sequence[Any], kwargs: dict[str, Any], constants: Places | None = None) -> bool:
+        """Whether another input of this call, or a constant, lies in memory of a written one."""
         written, others = list[torch.Tensor](), list[torch.Tensor]()
         for name, value in self._by_name(args, kwargs):
             leaves = (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
             (written if name in self._written else others).extend(tensors)
-        storages = dict[int, list[torch.Tensor]]()
-        for tensor in (*written, *others):
-            storages.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
-        if len(storages) == len(written) + len(others):
+        if constants is not None and any(map(constants.touch, written)):
+            return True
+        places = [_storage(tensor) for tensor in (*written, *others)]
+        if _are_apart(places):
             return False
-        for tensor in written:
-            alike = storages[tensor.untyped_storage()._cdata]
-            alike.pop(next(i for i, other in enumerate(alike) if other is tensor))  # once: it may be given twice
+        every = [*zip(places, (*written, *others), strict=True)]
+        for i, ((start, end), tensor) in enumerate(every[: len(written)]):
+            alike = (other for j, ((s, e), other) in enumerate(every) if j != i and s < end and start < e)
             if any(overlap(tensor, other) for other in alike):
                 return True
         return False
@@ -58,3 +60,39 @@ class WrittenInputs:
         yield from zip(names, args, strict=True)
         for name, value in kwargs.items():
             yield (name if name in self._names else self._names[-1]), value
+
+
+class Places:
+    """The memory of tensors, which does not change."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(_storage(tensor) for tensor in tensors if tensor.layout is torch.strided):
+            if self._ends and start < self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            elif start < end:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def touch(self, tensor: torch.Tensor) -> bool:
+        """Whether tensor's storage has a byte of them."""
+        start, end = _storage(tensor)
+        at = bisect.bisect_left(self._starts, end)
+        return start < end and at > 0 and self._ends[at - 1] > start
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of a tensor's storage, and behind its last; equal ones where there is none."""
+    try:
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+    except (RuntimeError, NotImplementedError):  # a fake tensor, or one of a subclass
+        return 0, 0
+    return start, start + storage.nbytes()
+
+
+def _are_apart(places: list[tuple[int, int]]) -> bool:
+    """Whether no two of these overlap."""
+    ordered = sorted(place for place in places if place[0] < place[1])
+    return all(end <= start for (_, end), (start, _) in zip(ordered, ordered[1:], strict=False))

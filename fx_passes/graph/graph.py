@@ -104,6 +104,8 @@ ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
      operator.gt, operator.ge, math.ceil, math.floor, int, max, min}
 )  # fmt: skip
 
+_AUGMENTED = frozenset({operator.iadd, operator.isub, operator.imul})  # which write to a tensor
+
 
 def is_shape(node: Any) -> bool:
     """Whether node is a number (or tuple of them) that follows from the shapes of tensors alone."""
@@ -181,8 +183,8 @@ def remove_dead(graph: fx.Graph) -> bool:
     """
     changed = False
     for node in reversed(graph.nodes):
-        known = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *ARITHMETIC)
-        known = known or bool(node.meta.get("constant"))
+        known = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *(ARITHMETIC - _AUGMENTED))
+        known = known or bool(node.meta.get("constant")) or (is_call(node, *_AUGMENTED) and is_shape(node))
         if (known or is_pure(node) or is_unbind(node)) and not node.users:
             graph.erase_node(node)
             changed = True

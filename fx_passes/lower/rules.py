@@ -25,6 +25,7 @@ from fx_passes.lower.movement.movement import lower_concat, lower_getitem, lower
 from fx_passes.lower.movement.views import VIEW_RULES
 from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, lower_prelu
 from fx_passes.lower.primitives import remembering
+from fx_passes.lower.products.addends import adds_part, expand_addend
 from fx_passes.lower.products.dynamic import lower_choose_scale, lower_dynamic_linear, lower_quantize_by
 from fx_passes.lower.products.dynamic_rows import (
     lower_choose_row_scales,
@@ -170,20 +171,26 @@ def lower_graph(
     covering = cover_gated_rows(graph, values) if join_rows and compute_dtype in (None, torch.float32) else {}
     readers = Readers(graph)
     context = LoweringContext(values, compute_dtype, readers.last_to_read, allow_winograd, without, covering)
-    operations = []
-    for node in graph.nodes:  # split_post_ops inserts after the node at hand: the walk comes to what it inserted
-        if node.op != "call_function" or node not in values.specs:
-            continue
-        give_way()
+    operations: list[Operation] = []
+
+    def lower(node: fx.Node) -> None:
         while True:
             try:
                 operation = context.operations[node] = lower_node(node, context)
                 operation.with_values = partial(_lower_again, node, context)
                 operations.append(operation)
-                break
+                return
             except SplitPostOps as split:
-                split_post_ops(node, split.keep, values)
+                if adds_part(node, split.keep, values) and context.dtype(values.base(node)) == torch.bfloat16:
+                    lower(expand_addend(node, split.keep, values))
+                else:
+                    split_post_ops(node, split.keep, values)
                 readers.edited()
+
+    for node in graph.nodes:  # split_post_ops inserts after the node at hand: the walk comes to what it inserted
+        if node.op == "call_function" and node in values.specs and node not in context.operations:
+            give_way()
+            lower(node)
     return operations, values
 
 

@@ -33,14 +33,14 @@ def matmul(input: Any, other: Any, *, out: Any = None) -> Built:
 
 @spelled(functions=[torch.baddbmm], overloads=[aten.baddbmm.default])
 def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Built:
-    """beta * input + alpha * batch1 @ batch2, as post-ops of the product."""
+    """input + alpha * batch1 @ batch2, as post-ops of the product; beta of others would round input before the sum."""
     if out is not None or not is_number(beta) or not is_number(alpha) or not isinstance(input, fx.Node):
         return None
     scale = () if alpha == 1 else (("eltwise", "linear", float(alpha), 0.0),)
     product = Call(ops.matmul, (batch1, batch2), {"post_ops": scale})
     if beta == 0:
         return product  # input is not read at all, as in eager
-    return Call(ops.binary, (product, input if beta == 1 else Call(ops.binary, (input, beta, "mul")), "add"))
+    return Call(ops.binary, (product, input, "add")) if beta == 1 else None
 
 
 @spelled(functions=[torch.addmm], overloads=[aten.addmm.default])

@@ -31,11 +31,11 @@ def differs_on_example(root: nn.Module, graph: fx.Graph, example: tuple[tuple[An
     rng = torch.get_rng_state()
     try:
         with torch.no_grad():
-            expected = _call(skeleton(root, own_state=True), example)
+            expected = call(skeleton(root, own_state=True), example)
             gm = fx.GraphModule(skeleton(root, own_state=True), copy_graph(graph))
-            if _agree(_call(gm, example), expected):
+            if agree(call(gm, example), expected):
                 return False
-            return _agree(_call(skeleton(root, own_state=True), example), expected)
+            return agree(call(skeleton(root, own_state=True), example), expected)
     except Exception as error:  # whatever the model raises, or an example that cannot be copied
         log.info("the exported graph was not compared with the model: %s: %s", type(error).__name__, error)
         return False
@@ -43,21 +43,26 @@ def differs_on_example(root: nn.Module, graph: fx.Graph, example: tuple[tuple[An
         torch.set_rng_state(rng)
 
 
-def _call(module: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
+def call(module: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
+    """The tensors that module returns of a copy of the example."""
     args, kwargs = copy.deepcopy(example)
     return [leaf for leaf in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
-def _agree(results: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+def agree(results: list[torch.Tensor], others: list[torch.Tensor], limit: float | None = None) -> bool:
+    """Whether these are as many tensors of the same shapes and dtypes, and as good as equal numbers.
+
+    limit  the largest error, relative to the largest number of a result (None: what graphs may differ by)
+    """
     if len(results) != len(others):
         return False
     return all(
-        one.shape == other.shape and one.dtype == other.dtype and _are_close(one, other)
+        one.shape == other.shape and one.dtype == other.dtype and _are_close(one, other, limit)
         for one, other in zip(results, others, strict=True)
     )
 
 
-def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _are_close(one: torch.Tensor, other: torch.Tensor, limit: float | None) -> bool:
     if one.is_sparse or one.is_quantized or one.layout is not torch.strided:
         return True
     if not one.is_floating_point():
@@ -65,6 +70,7 @@ def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     finite = other.isfinite()
     if not torch.equal(finite, one.isfinite()):
         return False
-    limit = _LARGEST_ERROR if one.dtype in (torch.float32, torch.float64) else _LARGEST_ERROR_16
+    if limit is None:
+        limit = _LARGEST_ERROR if one.dtype in (torch.float32, torch.float64) else _LARGEST_ERROR_16
     difference, largest = (one - other)[finite].abs(), other[finite].abs()
     return not difference.numel() or bool(difference.max() <= limit * largest.max() + 1e-30)

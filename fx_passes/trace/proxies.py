@@ -170,6 +170,12 @@ class RecordingProxy(fx.Proxy):
             found.check_use(frame)
         return found
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What torch.fx keeps; a tensor's own attributes, data among them, no graph assigns."""
+        if hasattr(Tensor, name) and _questions(self) is not None:
+            raise self._refused(f"its forward assigns to {name} of a tensor")
+        super().__setattr__(name, value)
+
     def check_use(self, frame: types.FrameType) -> None:
         """Refuse what frame is about to ask by `is`: of what is no tensor, or may be None."""
         questions = _questions(self)

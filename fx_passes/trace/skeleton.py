@@ -5,11 +5,14 @@ from __future__ import annotations
 import collections
 import copy
 import copyreg
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
+
+from fx_passes.trace.arrays import arrays_in, moved, shared
 
 _MAX_DEPTH = 4  # of containers in attributes that are searched for tensors
 
@@ -22,9 +25,12 @@ def skeleton(model: nn.Module, *, own_state: bool = False) -> nn.Module:
     """Return a deep copy of the module tree whose parameters and buffers are new objects on the model's storage.
 
     own_state  buffers, and tensors in other attributes, get storage of their own: a forward may write to them
+    Numpy arrays that lie in memory of tensors lie in that of their copies.
     Ties (a module or parameter reachable by two names) stay ties. What Python cannot copy (a lock, a file) is shared.
     """
     memo: dict[int, Any] = {}
+    for group in _beside_arrays(model):
+        memo |= moved(group) if own_state else {id(v): v.view() for v in group if isinstance(v, numpy.ndarray)}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
@@ -92,11 +98,35 @@ def own_tensor(owner: nn.Module, name: str) -> None:
         owner.__dict__[name] = _own(value)
 
 
-def own_state(owner: nn.Module) -> None:
-    """Give owner's buffers and tensors in other attributes storage of their own."""
+def own_state(owner: nn.Module, but: Container[int] = ()) -> None:
+    """Give owner's buffers and tensors in other attributes storage of their own, those with these ids left out."""
     for name, value in [*owner._buffers.items(), *owner.__dict__.items()]:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and id(value) not in but:
             own_tensor(owner, name)
+
+
+def own_arrays(root: nn.Module) -> list[torch.Tensor]:
+    """Give numpy arrays of a tree, and tensors in whose memory they lie, new memory; return the new tensors."""
+    memo: dict[int, Any] = {}
+    for group in _beside_arrays(root):
+        memo |= moved(group)
+    found = [value for value in memo.values() if isinstance(value, torch.Tensor)]
+    for module in root.modules() if memo else ():
+        for held in (module._parameters, module._buffers):
+            held.update({name: memo[id(value)] for name, value in held.items() if id(value) in memo})
+        for name, value in module.__dict__.items():
+            if any(id(each) in memo for each in (*_tensors_in(value), *arrays_in(value))):
+                module.__dict__[name] = copy.deepcopy(value, memo)
+    return found
+
+
+def _beside_arrays(root: nn.Module) -> list[list[Any]]:
+    """Tensors and arrays of a tree that lie in one piece of memory."""
+    attributes = [value for module in root.modules() for value in module.__dict__.values()]
+    if not (arrays := [array for value in attributes for array in arrays_in(value)]):
+        return []
+    held = [value for m in root.modules() for value in (*m._parameters.values(), *m._buffers.values())]
+    return shared([tensor for value in (*held, *attributes) for tensor in _tensors_in(value)], arrays)
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

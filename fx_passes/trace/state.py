@@ -6,10 +6,7 @@ and never again.
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import copy
-import enum
+import os
 import random
 import sys
 import types
@@ -18,91 +15,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-import torch
-from torch import fx, nn
+from torch import nn
 
+from fx_passes.trace.held import (
+    ATOMS,
+    CODE,
+    METHODS,
+    STATEFUL,
+    Held,
+    Kept,
+    copy_of_iterator,
+    describe,
+    function_in,
+    gives_once,
+    within,
+)
 from fx_passes.trace.instructions import names_in
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, range,
-          slice)  # fmt: skip
-# Compared by identity alone.
-_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, property)
-_SEQUENCES = (list, tuple, collections.deque)
-_SETS = (set, frozenset)
-_LARGE = 4096  # entries of a container beyond which its size alone is compared
-_KEPT_NUMBERS = 1 << 16  # elements of a tensor in a global or cell that are put back after tracing
-_MAX_DEPTH = 6
 _MAX_CALLS = 2  # how deep functions are followed that forward calls
 _OF_TRACING = "_tensor_constant"  # torch.fx puts tensors that forward makes on the root
-
-
-class Kept(list[Any]):
-    """What must stay alive while descriptions are compared.
-
-    in_place  whether a tensor that was written to has another description
-    """
-
-    def __init__(self, in_place: bool = True) -> None:
-        super().__init__()
-        self.in_place = in_place
-
-
-def describe(value: Any, keep: Kept, seen: dict[int, Any] | None = None, depth: int = 0) -> Any:
-    """Return something that differs once value, or what it holds, is changed.
-
-    keep  gets what must stay alive for that
-    seen  objects met already, which count by their identity alone
-    """
-    seen = {} if seen is None else seen
-    if isinstance(value, _ATOMS):
-        return type(value), value if value == value else repr(value)  # a NaN differs from itself
-    keep.append(value)
-    if isinstance(value, torch.Tensor):
-        return id(value), _version(value) if keep.in_place else 0
-    if isinstance(value, (fx.Proxy, nn.Module, *_CODE)) or id(value) in seen or depth > _MAX_DEPTH:
-        return id(value)
-    seen[id(value)] = None
-
-    def inner(item: Any) -> Any:
-        return describe(item, keep, seen, depth + 1)
-
-    if isinstance(value, dict | types.MappingProxyType):
-        items = [(inner(k), inner(v)) for k, v in value.items()] if len(value) <= _LARGE else []
-        return type(value), len(value), items, _attributes(value, inner)
-    if isinstance(value, _SEQUENCES):
-        return type(value), len(value), [*map(inner, value)] if len(value) <= _LARGE else [], _attributes(value, inner)
-    if isinstance(value, numpy.ndarray):
-        return id(value), value.shape, value.tobytes() if value.size <= _LARGE else value.size
-    if isinstance(value, types.GeneratorType):
-        frame = value.gi_frame
-        return id(value), frame and (frame.f_lasti, inner(frame.f_locals))
-    if isinstance(value, _SETS):
-        return type(value), {id(x) if isinstance(x, torch.Tensor | fx.Proxy) else x for x in value}
-    return id(value), _hidden(value), _attributes(value, inner)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def _hidden(value: Any) -> Any:
-    """State that is in no attribute: of counters, and of what draws random numbers."""
-    if isinstance(value, torch.Generator):
-        return value.get_state().sum().item()
-    if isinstance(value, random.Random):
-        return hash(value.getstate())
-    return repr(value) if type(value).__module__ == "itertools" else None
-
-
-def _attributes(value: Any, inner: Callable[[Any], Any]) -> dict[str, Any]:
-    """The attributes of an object, slots included."""
-    found = dict(getattr(value, "__dict__", None) or {}) if type(value).__module__ != "logging" else {}
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if not name.startswith("__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return {str(name): inner(item) for name, item in found.items()}
 
 
 def is_torch_s(module: nn.Module) -> bool:
@@ -133,7 +64,7 @@ class Snapshot:
         self._found = self._look()
         self._places = list(_shared_places(root))
         self._shared = [describe(place.get(), self._keep) for place in self._places]
-        self._saved = [(place.get(), list(_held_by(place.get()))) for place in self._places]
+        self._saved = [(value := place.get(), copy_of_iterator(value), Held(value)) for place in self._places]
 
     def _look(self) -> dict[str, dict[str, Any]]:
         seen: dict[int, Any] = {}  # what modules share is told of the first that has it
@@ -155,12 +86,10 @@ class Snapshot:
 
     def restore_shared(self) -> None:
         """Put back what classes and globals held: they are the user's, not those of a copy."""
-        for place, before, (value, held) in zip(self._places, self._shared, self._saved, strict=True):
-            if describe(place.get(), self._keep) == before:
-                continue
-            place.set(copy.copy(held[0][1]) if type(value).__module__ == "itertools" and held else value)
-            for each, content in held:
-                _put_back(each, content)
+        for place, before, (value, again, held) in zip(self._places, self._shared, self._saved, strict=True):
+            if describe(place.get(), self._keep) != before:
+                place.set(value if again is None else again)
+                held.put_back()
 
 
 @dataclass(frozen=True)
@@ -173,69 +102,70 @@ class _Place:
     readers: tuple[str, ...]
 
 
-_KEPT_IN_PLACES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, collections.deque, torch.Tensor,
-                   numpy.ndarray, types.GeneratorType, torch.Generator, random.Random)  # fmt: skip
+_CLASS = "a class"  # no name of a global
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 # Objects of these are left out; they keep what does not change a result.
 _NOT_THEIRS = frozenset(("torch", "numpy", *sys.stdlib_module_names)) - {"__main__", "itertools"}
+# What modules of others keep that a forward may change through them: module, name in code -> where it is.
+_OF_MODULES: dict[tuple[str, str], Callable[[], Any]] = {
+    ("os", "environ"): lambda: os.environ,
+    ("random", ""): lambda: random._inst,  # type: ignore[attr-defined]
+    ("numpy", "random"): lambda: numpy.random.mtrand._rand,
+    ("numpy.random", ""): lambda: numpy.random.mtrand._rand,
+}
 
 
 def _is_kept(value: Any) -> bool:
     """Whether a value may be changed by a forward that reads it from a global, a cell or a class."""
-    if isinstance(value, _KEPT_IN_PLACES):
+    value = getattr(value, "__self__", None) if isinstance(value, METHODS) else value
+    if isinstance(value, (*_NUMBERS, *STATEFUL)):
         return True
-    cls = type(value)
-    return cls.__module__.partition(".")[0] not in _NOT_THEIRS and not isinstance(value, (nn.Module, *_CODE))
+    return type(value).__module__.partition(".")[0] not in _NOT_THEIRS and not isinstance(value, (nn.Module, *CODE))
 
 
-def _shallow(value: Any) -> Any:
-    """What value itself holds, to be put back; None where there is no way."""
-    if isinstance(value, list | dict | set | collections.deque | numpy.ndarray):
-        return value.copy()
-    if isinstance(value, torch.Tensor):
-        is_plain = value.layout is torch.strided and value.device.type == "cpu" and not value.is_inference()
-        return (value._version, value.detach().clone()) if is_plain and value.numel() <= _KEPT_NUMBERS else None
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if type(value).__module__ == "itertools":
-        with contextlib.suppress(TypeError):
-            return copy.copy(value)
-    return None
+def arrays_of(root: nn.Module) -> list[numpy.ndarray]:
+    """Numpy arrays that a tree holds, or that its functions reach."""
+    held = [value for module in root.modules() for value in module.__dict__.values() if not isinstance(value, ATOMS)]
+    every = (each for value in (*held, *(place.get() for place in _shared_places(root))) for each in within(value))
+    return [each for each in every if isinstance(each, numpy.ndarray)]
 
 
-def _held_by(value: Any, seen: set[int] | None = None, depth: int = 0) -> Iterator[tuple[Any, Any]]:
-    """What may be changed in value, and in what it holds -> what each of them holds now."""
-    seen = set() if seen is None else seen
-    if isinstance(value, (*_ATOMS, *_CODE, nn.Module, fx.Proxy)) or id(value) in seen or depth > _MAX_DEPTH:
-        return
-    seen.add(id(value))
-    content = _shallow(value)
-    if content is not None:
-        yield value, content
-    if isinstance(value, torch.Tensor | numpy.ndarray) or type(value).__module__ in ("logging", "itertools"):
-        return
-    items = list(value.values() if isinstance(value, dict) else value if isinstance(value, _SEQUENCES) else ())
-    for item in items if len(items) <= _LARGE else ():
-        yield from _held_by(item, seen, depth + 1)
-    if isinstance(attributes := getattr(value, "__dict__", None), dict):
-        yield from _held_by(attributes, seen, depth + 1)
+def _is_near(module: str) -> bool:
+    """Whether it is no installed library, in which caches and lists of warnings would count as state."""
+    place = str(getattr(sys.modules.get(module), "__file__", None) or "")
+    return module.partition(".")[0] not in _NOT_THEIRS and "site-packages" not in place
 
 
-def _put_back(value: Any, content: Any) -> None:
-    """Let value hold what it held."""
-    if isinstance(value, list | dict | set | collections.deque):
-        value.clear()
-        (value.update if isinstance(value, dict | set) else value.extend)(content)
-    elif isinstance(value, numpy.ndarray):
-        value[...] = content
-    elif isinstance(value, random.Random):
-        value.setstate(content)
-    elif isinstance(value, torch.Generator):
-        value.set_state(content)
-    elif isinstance(value, torch.Tensor) and value._version != content[0]:
-        with torch.no_grad():
-            value.copy_(content[1])
+def unrepeatable(root: nn.Module) -> dict[str, str]:
+    """Return the paths of modules whose forward takes values from an iterator that cannot be copied -> which.
+
+    A forward that is traced would take one, and the first call the next.
+    """
+    found: dict[str, str] = {}
+    of_class: dict[type, list[str]] = {}
+    for path, module in root.named_modules():
+        for name, value in module.__dict__.items():
+            if not isinstance(value, (*ATOMS, *CODE)) and not is_torch_s(module) and _holds_once(value):
+                found.setdefault(path, f"its forward takes values from self.{name}, which gives each once")
+        for cls in type(module).__mro__:
+            if not _is_python_s(cls):
+                if cls not in of_class:
+                    of_class[cls] = [p.name for p in _places_of_class(cls, (), set()) if _holds_once(p.get())]
+                names = of_class[cls]
+                if names:
+                    found.setdefault(path, f"its forward takes values from {names[0]}, which gives each once")
+        for place in _places_of_attributes(module, path, set()):
+            if _holds_once(place.get()):
+                found.setdefault(path, f"its forward takes values from {place.name}, which gives each once")
+    return found
+
+
+def _holds_once(value: Any) -> bool:
+    return any(gives_once(each) for each in within(value))
+
+
+def _is_python_s(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("torch", "builtins")
 
 
 def _shared_places(root: nn.Module) -> Iterator[_Place]:
@@ -243,21 +173,31 @@ def _shared_places(root: nn.Module) -> Iterator[_Place]:
     readers: dict[type, list[str]] = {}
     for path, module in root.named_modules():
         for cls in type(module).__mro__:
-            if cls.__module__.partition(".")[0] not in ("torch", "builtins"):
+            if not _is_python_s(cls):
                 readers.setdefault(cls, []).append(path)
     seen: set[tuple[int, str]] = set()
     for cls, paths in readers.items():
         yield from _places_of_class(cls, tuple(paths), seen)
     for path, module in root.named_modules():
-        for value in module.__dict__.values():
-            if isinstance(value, types.FunctionType):
-                yield from _places_of(value, (path,), seen)
+        yield from _places_of_attributes(module, path, seen)
 
 
-def _places_of_class(cls: type, readers: tuple[str, ...], seen: set[tuple[int, str]]) -> Iterator[_Place]:
+def _places_of_attributes(module: nn.Module, path: str, seen: set[tuple[int, str]]) -> Iterator[_Place]:
+    """Those of functions that a module has in attributes; copies of it have the same methods of built-in objects."""
+    for name, value in module.__dict__.items():
+        if isinstance(value, types.BuiltinMethodType):
+            yield _Place(f"self.{name}", lambda value=value: value, lambda value: None, (path,))  # type: ignore[misc]
+        if (function := function_in(value)) is not None:
+            yield from _places_of(function, (path,), seen)
+
+
+def _places_of_class(
+    cls: type, readers: tuple[str, ...], seen: set[tuple[int, str]], functions: bool = True
+) -> Iterator[_Place]:
     for name, value in list(vars(cls).items()):
         if isinstance(value, types.FunctionType):
-            yield from _places_of(value, readers, seen)
+            if functions:
+                yield from _places_of(value, readers, seen)
         elif _is_kept(value) and not name.startswith("__") and (id(cls), name) not in seen:
             seen.add((id(cls), name))
             yield _Place(
@@ -275,34 +215,35 @@ def _places_of(
     name = function.__name__
     yield _Place(f"attributes of {name}()", lambda: function.__dict__, lambda value: None, readers)
     for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        if not isinstance(default, _ATOMS) and _is_kept(default):
+        if not isinstance(default, ATOMS) and _is_kept(default):
             yield _Place(f"a default of {name}()", lambda default=default: default, lambda value: None, readers)  # type: ignore[misc]
-    space = function.__globals__
-    for name in dict.fromkeys(names_in(function.__code__)):
-        if (id(space), name) in seen or name not in space:
-            continue
-        seen.add((id(space), name))
-        value = space[name]
-        is_theirs = getattr(value, "__module__", "torch").partition(".")[0] != "torch"
-        if isinstance(value, types.FunctionType) and is_theirs and depth < _MAX_CALLS:
-            yield from _places_of(value, readers, seen, depth + 1)
-        elif isinstance(value, type) and issubclass(value, nn.Module) and is_theirs:
-            yield from _places_of_class(value, readers, seen)
-        if not _is_kept(value):
-            continue
-        yield _Place(
-            f"the global {name}",
-            lambda name=name: space.get(name),  # type: ignore[misc]
-            lambda value, name=name: space.__setitem__(name, value),  # type: ignore[misc]
-            readers,
-        )
+    names = dict.fromkeys(names_in(function.__code__))
+    is_ours = str(function.__globals__.get("__name__")).startswith("fx_passes.")  # what wraps a forward of the user's
+    spaces = [] if is_ours else [("the global ", function.__globals__)]
+    for prefix, space in spaces:
+        for name in names:
+            if (id(space), name) in seen or name not in space:
+                continue
+            seen.add((id(space), name))
+            value = space[name]
+            yield from _places_of_code(value, readers, seen, depth)
+            if isinstance(value, types.ModuleType):
+                yield from _places_of_library(value, names, readers)
+                if prefix == "the global " and _is_near(value.__name__):
+                    spaces.append((f"{name}.", vars(value)))
+            if _is_kept(value):
+                yield _Place(
+                    f"{prefix}{name}",
+                    lambda space=space, name=name: space.get(name),  # type: ignore[misc]
+                    lambda value, space=space, name=name: space.__setitem__(name, value),  # type: ignore[misc]
+                    readers,
+                )
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             held = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-        if isinstance(held, types.FunctionType) and depth < _MAX_CALLS:
-            yield from _places_of(held, readers, seen, depth + 1)
+        yield from _places_of_code(held, readers, seen, depth)
         if _is_kept(held):
             yield _Place(
                 f"the enclosing function's {name}",
@@ -310,3 +251,21 @@ def _places_of(
                 lambda value, cell=cell: setattr(cell, "cell_contents", value),  # type: ignore[misc]
                 readers,
             )
+
+
+def _places_of_code(value: Any, readers: tuple[str, ...], seen: set[tuple[int, str]], depth: int) -> Iterator[_Place]:
+    """Those of a function or class that a function names; of classes that are no modules the attributes alone."""
+    if getattr(value, "__module__", None) is None or str(value.__module__).partition(".")[0] in _NOT_THEIRS:
+        return
+    if (function := function_in(value)) is not None and depth < _MAX_CALLS:
+        yield from _places_of(function, readers, seen, depth + 1)
+    elif isinstance(value, type) and depth < _MAX_CALLS and (id(value), _CLASS) not in seen:
+        seen.add((id(value), _CLASS))
+        if issubclass(value, nn.Module) or _is_near(value.__module__):
+            yield from _places_of_class(value, readers, seen, issubclass(value, nn.Module))
+
+
+def _places_of_library(module: types.ModuleType, names: dict[str, Any], readers: tuple[str, ...]) -> Iterator[_Place]:
+    for (library, name), get in _OF_MODULES.items():
+        if module.__name__ == library and (not name or name in names):
+            yield _Place(f"the state of {library}{'.' if name else ''}{name}", get, lambda value: None, readers)

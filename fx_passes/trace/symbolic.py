@@ -10,9 +10,12 @@ import torch
 from torch import fx, nn
 from torch.nn.utils import parametrizations, parametrize
 
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import writes
-from fx_passes.graph.graph import CREATED
+from fx_passes.graph.graph import CREATED, copy_graph, tensor_of
 from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.graph.skeleton_module import SkeletonModule
+from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Kinds
@@ -20,12 +23,14 @@ from fx_passes.trace.outputs import needs_remaking, remake
 from fx_passes.trace.proxies import Questions, RecordingProxy
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.recurrent import graph_of_recurrent
+from fx_passes.trace.repeated import first_difference
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import skeleton
-from fx_passes.trace.state import Snapshot
+from fx_passes.trace.state import Snapshot, arrays_of
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
 from fx_passes.trace.tuples import in_tuples
 
+CHANGES = "its forward computes something else each time"
 ONE_OBJECT = " asks whether values are one object, which a graph does not tell"
 
 
@@ -50,6 +55,7 @@ class SubmoduleTracer(fx.Tracer):
         self.failed: str | None = None
         self.thread = threading.get_ident()
         self.autocast = torch.is_autocast_enabled("cpu")
+        self.hooked = {id(module) for module in root.modules() if has_hooks(module)}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return RecordingProxy(node, self)
@@ -95,6 +101,8 @@ class SubmoduleTracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:  # modules that other threads call meanwhile come here, too
             return forward(*args, **kwargs)
+        if has_hooks(m) != (id(m) in self.hooked):
+            raise self.questions.refuse("its forward registers hooks")
         if self.reached.unclear and not self.is_leaf_module(m, path := self.path_of_module(m)):
             unclear = self.reached.why_unclear(m)
             if unclear is not None:
@@ -140,7 +148,8 @@ def trace_symbolically(
     example: Mapping[str, Any] | None,
 ) -> Traced:
     traced_root = skeleton(root, own_state=True)
-    tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
+    tracers = [SubmoduleTracer(traced_root, reached, leaves, specialized, example) for _ in range(2)]
+    tracer = tracers[0]
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     try:
         if (unclear := tracer.reached.why_unclear(root)) is not None:
@@ -149,9 +158,13 @@ def trace_symbolically(
         comparing = tracer.reached.comparisons_told(tracer.note_comparison)
         with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking, comparing:
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
-        tracer.questions.settle()
-        draws = not torch.equal(rng, torch.get_rng_state())
-        changed = before.changed()
+            tracer.questions.settle()
+            draws = not torch.equal(rng, torch.get_rng_state())
+            changed = before.changed()
+            if not (draws or changed or tracer.questions.refused) and reached.functions:
+                _refuse_another(graph, tracers[1].trace(traced_root), traced_root)
+    except Untraceable:
+        raise
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise Untraceable({**tracer.questions.refused, tracer.failed or WHOLE: reason}) from error
@@ -171,6 +184,7 @@ def trace_symbolically(
         if node.target in created:
             node.meta[CREATED] = True
     _refuse_writes_to_created(graph, traced_root)
+    refuse_writes_beside_arrays(graph, traced_root)
     for name in created:
         setattr(root, name, getattr(traced_root, name))
     required = [p.name for p in forward_signature(root).parameters.values() if p.default is p.empty]
@@ -181,9 +195,33 @@ def trace_symbolically(
     return Traced(root, graph, dict(leaves), dict(specialized), given, assumed=assumed)
 
 
+def _refuse_another(graph: fx.Graph, again: fx.Graph, root: nn.Module) -> None:
+    """Raise where the forward gave another graph when it was traced again."""
+    node = first_difference(graph, again, root)
+    if node is not None:
+        path = next(reversed(node.meta.get("nn_module_stack") or {WHOLE: None}))
+        raise Untraceable({path: CHANGES}, (path,))
+
+
 def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
     """Raise where forward writes to a tensor that it makes: it was made, and perhaps read, once, while tracing."""
     for node in graph.nodes:
         if any(written.meta.get(CREATED) for written in writes(node, root, unknown=False)):
             path = next(reversed(node.meta.get("nn_module_stack") or {"": None}))
             raise Untraceable({path: "its forward writes to a tensor that it makes, which a graph makes once"})
+
+
+def refuse_writes_beside_arrays(graph: fx.Graph, root: nn.Module) -> None:
+    """Raise where forward writes to a tensor in whose memory a numpy array lies: what is made of that is no node."""
+    if not any(writes(node, root, unknown=False) for node in graph.nodes) or not (arrays := arrays_of(root)):
+        return
+    gm = SkeletonModule(root)
+    gm.graph = copy_graph(graph)
+    aliasing = Aliasing(gm)
+    read = [node for node in gm.graph.find_nodes(op="get_attr") if aliasing.is_written(node)]
+    tensors = {id(value): node for node in read if (value := tensor_of(root, node)) is not None}
+    for group in shared([tensor for node in tensors.values() if (tensor := tensor_of(root, node)) is not None], arrays):
+        for value in group:
+            if id(value) in tensors:
+                reason = f"its forward writes to {tensors[id(value)].target}, in whose memory a numpy array lies"
+                raise Untraceable({WHOLE: reason}, (WHOLE,))

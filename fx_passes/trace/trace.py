@@ -24,13 +24,16 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import writes
 from fx_passes.graph.graph import copy_graph
 from fx_passes.graph.skeleton_module import SkeletonModule
+from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, StateChanged, export, is_exported
 from fx_passes.trace.reached import Reached
-from fx_passes.trace.skeleton import own_state, own_tensor, skeleton
+from fx_passes.trace.repeated import changes_when_called
+from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, skeleton
+from fx_passes.trace.state import arrays_of, unrepeatable
 from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
-from fx_passes.trace.symbolic import ONE_OBJECT, trace_symbolically
+from fx_passes.trace.symbolic import CHANGES, ONE_OBJECT, refuse_writes_beside_arrays, trace_symbolically
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
 from zendnn_cffi.locks import making
 
@@ -63,12 +66,12 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example))
         if traced.graph is None:
-            traced.submodules.update(find_submodules(traced.root, example, _trace_submodule))
+            called_with = None if unrepeatable(traced.root) else example
+            traced.submodules.update(find_submodules(traced.root, called_with, _trace_submodule))
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
             reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
             log.warning("%s stays plain PyTorch%s: %s", type(model).__name__, inside, reason)
-    for each in (traced, *traced.submodules.values()):
-        _own_what_is_written(each)
+    _own_what_is_written((traced, *traced.submodules.values()))
     return traced
 
 
@@ -92,12 +95,18 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
-    if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
+    leaves = {} if exported else keep_whole({}, unrepeatable(root))
+    if WHOLE in leaves:
+        return Traced(root, None, leaves)
+    if (
+        example is not None
+        and not leaves
+        and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules()))
+    ):
         try:
             return _trace_by_export(root, reached, example)
         except Untraceable as failure:
             refused = str(failure)
-    leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
     while True:
         try:
@@ -154,22 +163,47 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
     if (ways or reached.catches_exceptions) and differs_on_example(root, graph, example):
         why = f"asks for {min(ways)}()" if ways else "catches exceptions"
         raise Untraceable({WHOLE: f"its forward {why}, and computes something else where it is traced"})
+    refuse_writes_beside_arrays(graph, root)
+    written = any(writes(node, root, unknown=False) for node in graph.nodes)
+    if reached.functions and changes_when_called(root, example, writes=bool(written)):
+        raise Untraceable({WHOLE: CHANGES}, (WHOLE,))
     return Traced(root, graph, guards=guards, example=example)
 
 
-def _own_what_is_written(traced: Traced) -> None:
-    """Give what a call writes to storage of its own: the model that was copied keeps its values."""
-    for path in traced.stateful:
-        own_state(traced.root.get_submodule(path))
-    if traced.graph is None or not any(writes(node, traced.root, unknown=False) for node in traced.graph.nodes):
+def _own_what_is_written(every: Sequence[Traced]) -> None:
+    """Give what a call writes to storage of its own: the model that was copied keeps its values.
+
+    every  the graph of a tree, and those of submodules
+    Tensors in whose memory an array lies that no copy has, as one in a global, stay there.
+    """
+    if not any(each.stateful or _writes(each) for each in every):
         return
-    gm = SkeletonModule(traced.root)
-    gm.graph = copy_graph(traced.graph)
-    aliasing = Aliasing(gm)
-    for node in gm.graph.find_nodes(op="get_attr"):
-        if aliasing.is_written(node):
-            owner, _, name = str(node.target).rpartition(".")
-            own_tensor(traced.root.get_submodule(owner), name)
+    root = every[0].root
+    own = own_arrays(root)
+    beside = shared(_tensors_of(root), arrays_of(root))
+    kept = {id(value) for value in (*own, *(value for group in beside for value in group))}
+    for traced in every:
+        for path in traced.stateful:
+            own_state(traced.root.get_submodule(path), kept)
+        if traced.graph is None or not _writes(traced):
+            continue
+        gm = SkeletonModule(traced.root)
+        gm.graph = copy_graph(traced.graph)
+        aliasing = Aliasing(gm)
+        for node in gm.graph.find_nodes(op="get_attr"):
+            if aliasing.is_written(node):
+                owner, _, name = str(node.target).rpartition(".")
+                own_tensor(traced.root.get_submodule(owner), name)
+
+
+def _writes(traced: Traced) -> bool:
+    """Whether its graph writes to something."""
+    return traced.graph is not None and any(writes(node, traced.root, unknown=False) for node in traced.graph.nodes)
+
+
+def _tensors_of(root: nn.Module) -> list[torch.Tensor]:
+    held = [value for module in root.modules() for value in (*module._buffers.values(), *module.__dict__.values())]
+    return [value for value in (*root.parameters(), *held) if isinstance(value, torch.Tensor)]
 
 
 def _remedy(example: Call | None) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi  # noqa: F401 - the backend
-from fx_passes.aliasing.inputs import WrittenInputs
+from fx_passes.aliasing.inputs import Places, WrittenInputs
 from fx_passes.pipeline import compile_graph
 from tests.support.graphs import image, model_of
 from zendnn_cffi.primitives.checks import overlap
@@ -24,10 +24,13 @@ CALLS: Mapping[str, Callable[[], Any]] = MappingProxyType(
         "beside each other": lambda: ((big := image(8, 4))[:4], big[4:]),
         "in turns": lambda: ((big := image(4, 8))[:, ::2], big[:, 1::2]),
         "transposed": lambda: (x := image(4, 4), x.t()),
+        "of one array": lambda: (torch.from_numpy(a := image(4, 4).numpy()), torch.from_numpy(a)),
+        "of parts of an array": lambda: (torch.from_numpy((a := image(6, 4).numpy())[:4]), torch.from_numpy(a[2:])),
+        "of two parts of an array": lambda: (torch.from_numpy((a := image(8, 4).numpy())[:4]), torch.from_numpy(a[4:])),
         "empty": lambda: ((big := image(4, 4))[:0], big[:0]),
     }
 )
-SHARED = ("the same", "overlapping", "transposed")
+SHARED = ("the same", "overlapping", "transposed", "of one array", "of parts of an array")
 
 
 def reads_around_a_write(m: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -94,3 +97,34 @@ def test_inputs_that_are_read_alone_may_share_memory() -> None:
     fast = compile_graph(model(lambda m, x, y, z: reads_around_a_write(m, x, y) + z))
     y = image(4, 4)
     assert not fast.written_inputs.are_shared((image(4, 4), y, y), {})
+
+
+@pytest.mark.parametrize("entry", ("optimize", "example", "compile"))
+def test_a_buffer_as_an_input_that_is_written_to(entry: str) -> None:
+    """What is made of the buffer beforehand would not know."""
+
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return m.a(y) + m.a(m.buffer)
+
+    eager = model(forward)
+    eager.register_buffer("buffer", image(4, 4))
+    fast = optimized(eager, entry)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(image(4, 4), image(4, 4, seed=1)), eager(image(4, 4), image(4, 4, seed=1)))
+            fresh = model(forward)
+            held: Any = eager if entry == "compile" else fast
+            fresh.load_state_dict(eager.state_dict(), strict=False)
+            fresh.register_buffer("buffer", held.buffer.clone())
+            expected = fresh(fresh.buffer, image(4, 4, seed=1))
+            torch.testing.assert_close(fast(held.buffer, image(4, 4, seed=1)), expected)
+
+
+def test_places() -> None:
+    """Of a storage that others begin or end in."""
+    big, other = image(8, 4), image(4, 4)
+    places = Places([big[2:4], other, big[5:], image(0)])
+    assert places.touch(big) and places.touch(other[1:]) and places.touch(torch.from_numpy(other.numpy()[2]))
+    assert not places.touch(image(4, 4)) and not places.touch(image(0)) and not Places([]).touch(big)
+    assert not places.touch(torch.empty(4, device="meta"))

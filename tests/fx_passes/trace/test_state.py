@@ -424,6 +424,111 @@ def test_a_parent_that_writes_to_its_child() -> None:
         assert_close(fast(x), result, k=64)
 
 
+def generated(place: str, values: Any) -> nn.Module:
+    """A module that takes a value from an iterator in each call: of a closure, a global, an attribute or a default."""
+    if place == "closure":
+        return Globals(lambda m, y: y * next(values))
+    if place == "global":
+        globals()["VALUES"] = values
+        return Globals(lambda m, y: y * next(VALUES))  # type: ignore[name-defined] # noqa: F821
+    if place == "in a list":
+        globals()["VALUES"] = [{"of": values}]
+        return Globals(lambda m, y: y * next(VALUES[0]["of"]))  # type: ignore[name-defined] # noqa: F821
+    if place == "default":
+        return Globals(lambda m, y, values=values: y * next(values))
+    model: Any = Globals(lambda m, y: y * next(m.values))
+    model.values = values
+    return model
+
+
+@pytest.mark.parametrize("example", (None, X[0]), ids=("symbolic", "example"))
+@pytest.mark.parametrize("place", ("closure", "global", "in a list", "default", "attribute"))
+@pytest.mark.parametrize(
+    "values",
+    (lambda: (float(i) for i in range(1, 9)), lambda: map(float, range(1, 9)), lambda: itertools.cycle([1.0, 2.0])),
+    ids=("generator", "map", "cycle"),
+)
+def test_an_iterator_that_gives_each_value_once_is_left_alone(values: Any, place: str, example: Any) -> None:
+    """It cannot be copied, so what tracing takes would be lost."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), generated(place, values())).eval()
+    with torch.no_grad():
+        expected = [model(x) for x in X]
+    again = nn.Sequential(model[0], generated(place, values())).eval()
+    again.load_state_dict(model.state_dict())
+    fast: Any = zendnn_cffi.optimize(again, example, tune="off")
+    assert list(fast.leaves) == ["1"] and "gives each once" in fast.leaves["1"]
+    assert fast.leaves["1"] in str(zendnn_cffi.explain(fast))
+    with torch.no_grad():
+        for x, result in zip(X, expected, strict=True):
+            assert_close(fast(x), result, k=64)
+
+
+def test_a_whole_model_that_takes_from_an_iterator() -> None:
+    values = (float(i) for i in range(1, 9))
+    fast: Any = zendnn_cffi.optimize(Globals(lambda m, y: y * next(values)).eval(), X[0], tune="off")
+    assert list(fast.leaves) == [WHOLE] and next(values) == 1
+
+
+def twice(m: Any, y: Tensor) -> Tensor:
+    m.layer.register_forward_hook(lambda module, args, result: result * 2)
+    return y
+
+
+def within_the_call(m: Any, y: Tensor) -> Tensor:
+    handle = m.layer.register_forward_hook(lambda module, args, result: result * 2)
+    y = m.layer(y)
+    handle.remove()
+    return y
+
+
+@pytest.mark.parametrize("example", (None, X[0]), ids=("symbolic", "example"))
+@pytest.mark.parametrize("change", (twice, within_the_call))
+def test_hooks_that_forward_registers(change: Any, example: Any) -> None:
+    torch.manual_seed(0)
+    model, oracle = (nn.Sequential(nn.Linear(8, 8), Globals(change)).eval() for _ in range(2))
+    oracle.load_state_dict(model.state_dict())
+    check_calls(zendnn_cffi.optimize(model, example, tune="off"), oracle)
+
+
+def data_in_place(m: Any, y: Tensor) -> Tensor:
+    m.h.data.add_(1)
+    return y + m.h
+
+
+def data_assigned(m: Any, y: Tensor) -> Tensor:
+    m.buffer.data = m.buffer + 1
+    return y + m.buffer
+
+
+def array_of_a_tensor(m: Any, y: Tensor) -> Tensor:
+    array = m.h.numpy()
+    array += 1
+    return y + m.h
+
+
+def array_of_a_buffer(m: Any, y: Tensor) -> Tensor:
+    array = m.buffer.numpy()
+    array += 1
+    return y + m.buffer
+
+
+def bytes_of_its_own(m: Any, y: Tensor) -> Tensor:
+    m.__dict__.setdefault("bytes", bytearray(1))[0] += 1
+    return y * m.bytes[0]
+
+
+@pytest.mark.parametrize("example", (None, X[0]), ids=("symbolic", "example"))
+@pytest.mark.parametrize(
+    "change", (data_in_place, data_assigned, array_of_a_tensor, array_of_a_buffer, bytes_of_its_own)
+)
+def test_state_that_no_version_counter_tells(change: Any, example: Any) -> None:
+    model, oracle, fresh = (nested(change) for _ in range(3))
+    fast: Any = zendnn_cffi.optimize(model, example, tune="off")
+    check_calls(fast, oracle)
+    assert_same_state(model.get_submodule("2"), fresh.get_submodule("2"))
+
+
 def test_a_cached_function_is_no_state() -> None:
     @functools.lru_cache
     def table(n: int) -> Tensor:
