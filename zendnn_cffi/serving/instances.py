@@ -28,7 +28,7 @@ from torch import nn
 from zendnn_cffi.engine.host import usable_cpus
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
-from zendnn_cffi.serving.wire import Ended, receive, send
+from zendnn_cffi.serving.wire import Area, Channel, Ended
 
 log = get_logger(__name__)
 
@@ -50,17 +50,20 @@ class Worker:
 
     def __init__(self, path: str, cores: Sequence[int]) -> None:
         self.cores = tuple(cores)
-        self._end, other = socket.socketpair()
+        end, other = socket.socketpair()
+        asked, answered = Area.made(), Area.made()
+        self._channel = Channel(end, asked, answered)
         with other:
-            where = ",".join(map(str, self.cores))
-            command = [sys.executable, "-m", "zendnn_cffi.serving.worker", str(other.fileno()), where, path]
+            descriptors = [other.fileno(), *(area.descriptor for area in (asked, answered) if area is not None)]
+            lists = [",".join(map(str, numbers)) for numbers in (descriptors, self.cores)]
+            command = [sys.executable, "-m", "zendnn_cffi.serving.worker", *lists, path]
             self.process = subprocess.Popen(
-                command, pass_fds=[other.fileno()], env=_environment(len(cores)), stdin=subprocess.DEVNULL
+                command, pass_fds=descriptors, env=_environment(len(cores)), stdin=subprocess.DEVNULL
             )
         try:
-            self._end.settimeout(_START_SECONDS)
-            right, answer = receive(self._end)
-            self._end.settimeout(None)
+            end.settimeout(_START_SECONDS)
+            right, answer = self._channel.receive()
+            end.settimeout(None)
         except (Ended, OSError) as error:
             self.close()
             raise RuntimeError(
@@ -73,13 +76,13 @@ class Worker:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Return (True, result) or (False, error). Raises Ended where the process is gone."""
-        send(self._end, (args, kwargs))
-        answer: tuple[bool, Any] = receive(self._end)
+        self._channel.send((args, kwargs))
+        answer: tuple[bool, Any] = self._channel.receive()
         return answer
 
     def close(self) -> None:
         """End the process: a call that runs is given up."""
-        self._end.close()
+        self._channel.close()
         self.process.kill()
         self.process.wait()
 
