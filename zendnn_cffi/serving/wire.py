@@ -1,11 +1,12 @@
 """Messages between processes that trust each other: pickles, with the memory of tensors beside them.
 
-    size of the sender's area, number of parts; of each part its size, and where it lies in the area (-1: it follows)
+    size of the area, number of parts; of each part its size, and where it lies in the area (-1: it follows)
     the parts that follow: the pickle is the first, blocks of tensors' memory come after it
 
-Large blocks lie in an area of memory that both ends map, so that nothing is copied through the system. Question and
-answer take turns: what a message left in its area may be overwritten by the next in the same direction. So an end
-that hands values on copies them. Only processes that this package started are at the ends.
+Large blocks lie in areas of memory that both ends map, so that nothing is copied through the system. Messages of one
+direction take turns in two areas: at most two questions may be without an answer, and what a question left in its
+area is overwritten by the next but one. So an end that hands values on copies them. Only processes that this package
+started are at the ends.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 
 _HEAD, _PART = struct.Struct("<QQ"), struct.Struct("<Qq")
 _FOLLOWS = -1
+UNDER_WAY = 2  # questions without an answer, at most; as many areas in each direction
 _ALIGNMENT_BYTES = 64
 _SMALL_BYTES = 32 << 10  # blocks that have less in all take the way of the pickle
 _LARGEST_AREA_BYTES = 256 << 20  # an area stays as large as its largest message
@@ -67,12 +69,17 @@ class Area:
         self._memory = memoryview(b"")
 
     @classmethod
-    def made(cls) -> Area | None:
-        """A new one; None where the system has no such files."""
+    def made(cls) -> list[Area]:
+        """New ones for one direction; none where the system has no such files."""
+        found: list[Area] = []
         try:
-            return cls(os.memfd_create("zendnn_cffi"))
+            for _ in range(UNDER_WAY):
+                found.append(cls(os.memfd_create("zendnn_cffi")))
         except (AttributeError, OSError):
-            return None
+            for area in found:
+                area.close()
+            return []
+        return found
 
     @property
     def size_bytes(self) -> int:
@@ -116,15 +123,16 @@ class Channel:
     """One end of a connection. Not thread-safe.
 
     end     a connected socket, which the channel closes
-    ours    the area for what is sent here, theirs for what is received; None: all goes through the socket
-    copies  whether what is received outlives the next message
+    ours    the areas for what is sent here, theirs for what is received; none: all goes through the socket
+    copies  whether what is received outlives the next message but one
     """
 
     def __init__(
-        self, end: socket.socket, ours: Area | None = None, theirs: Area | None = None, *, copies: bool = True
+        self, end: socket.socket, ours: Sequence[Area] = (), theirs: Sequence[Area] = (), *, copies: bool = True
     ) -> None:
         self.end = end
-        self._ours, self._theirs, self._copies = ours, theirs, copies
+        self._areas, self._copies = (*ours, *theirs), copies
+        self._ours, self._theirs = itertools.cycle(ours or (None,)), itertools.cycle(theirs or (None,))
         self._read = bytearray()  # and not used yet
 
     def send(self, value: Any) -> None:
@@ -132,9 +140,10 @@ class Channel:
         text, blocks = io.BytesIO(), list[pickle.PickleBuffer]()
         _Pickler(text, protocol=5, buffer_callback=blocks.append).dump(value)
         raw = [block.raw() for block in blocks]
-        places = self._ours.put(raw) if self._ours is not None else None
+        area = next(self._ours)
+        places = area.put(raw) if area is not None else None
         following = [text.getbuffer(), *(raw if places is None else ())]
-        head = _HEAD.pack(self._ours.size_bytes if self._ours is not None else 0, 1 + len(raw))
+        head = _HEAD.pack(area.size_bytes if area is not None else 0, 1 + len(raw))
         head += _PART.pack(following[0].nbytes, _FOLLOWS)
         head += b"".join(map(_PART.pack, (part.nbytes for part in raw), places or [_FOLLOWS] * len(raw)))
         try:
@@ -148,15 +157,16 @@ class Channel:
         """Return what the other end sent next. Raises Ended where it is gone."""
         area_bytes, count = _HEAD.unpack(self._take(_HEAD.size))
         parts = [*_PART.iter_unpack(self._take(_PART.size * count))]
-        if self._theirs is not None:
-            self._theirs.map(area_bytes)
-        text, *blocks = (self._part(size, place) for size, place in parts)
+        area = next(self._theirs)
+        if area is not None:
+            area.map(area_bytes)
+        text, *blocks = (self._part(area, size, place) for size, place in parts)
         return pickle.loads(text, buffers=blocks)
 
-    def _part(self, size: int, place: int) -> bytearray | memoryview:
-        if place == _FOLLOWS or self._theirs is None:
+    def _part(self, area: Area | None, size: int, place: int) -> bytearray | memoryview:
+        if place == _FOLLOWS or area is None:
             return self._take(size)
-        found = self._theirs.get(place, size)
+        found = area.get(place, size)
         return bytearray(found) if self._copies else found
 
     def _take(self, size: int) -> bytearray:
@@ -184,6 +194,5 @@ class Channel:
     def close(self) -> None:
         """Close the socket and the areas."""
         self.end.close()
-        for area in (self._ours, self._theirs):
-            if area is not None:
-                area.close()
+        for area in self._areas:
+            area.close()

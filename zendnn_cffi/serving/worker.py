@@ -24,11 +24,12 @@ def main(descriptors: Sequence[int], cores: Sequence[int], path: str) -> None:
     import torch
 
     from fx_passes.saved.files import load
-    from zendnn_cffi.serving.wire import Area, Channel, Ended
+    from zendnn_cffi.serving.wire import UNDER_WAY, Area, Channel, Ended
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
     torch.set_num_threads(len(cores))
-    asked, answered = map(Area, descriptors[1:]) if len(descriptors) == 3 else (None, None)
+    areas = [Area(descriptor) for descriptor in descriptors[1:]]
+    asked, answered = areas[:UNDER_WAY], areas[UNDER_WAY:]
     channel = Channel(socket.socket(fileno=descriptors[0]), answered, asked, copies=False)
     with contextlib.suppress(Ended), torch.inference_mode():
         try:

@@ -131,6 +131,42 @@ def test_a_worker_that_dies_is_replaced_and_no_call_is_lost(saved: tuple[str, nn
         assert found.replaced == 1 and found.pids != [before]
 
 
+def test_calls_given_to_a_worker_that_dies_are_answered_in_their_order(saved: tuple[str, nn.Module]) -> None:
+    """More wait than there are workers, so the process has two of them; each is answered by another one."""
+    with instances(saved[0], n=1, cores=CORES[:1]) as found:
+        inputs = [noise(n % 3 + 1, 3, 8, 8) for n in range(12)]
+        for turn in range(3):
+            (pid,) = found.pids
+            os.kill(pid, signal.SIGSTOP)
+            futures = [found.submit(x) for x in inputs]
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGKILL)
+            for x, future in zip(inputs, futures, strict=True):
+                torch.testing.assert_close(future.result(60), saved[1](x), atol=1e-5, rtol=1e-5)
+            assert found.replaced == turn + 1
+
+
+def test_calls_beside_one_that_ends_workers_are_answered(saved: tuple[str, nn.Module]) -> None:
+    class Deadly:
+        def __reduce__(self) -> Any:
+            return os._exit, (7,)
+
+    with instances(saved[0], n=1, cores=CORES[:1]) as found:
+        x, deadly = noise(1, 3, 8, 8), Deadly()
+        given: list[Any] = [x, x, deadly, x, (lambda: None), x, x]
+        futures = [found.submit(each) for each in given]
+        for each, future in zip(given, futures, strict=True):
+            if each is deadly:
+                with pytest.raises(WorkerDied):
+                    future.result(60)
+            elif each is x:
+                torch.testing.assert_close(future.result(60), saved[1](x), atol=1e-5, rtol=1e-5)
+            else:
+                with pytest.raises(Exception, match="pickle"):
+                    future.result(60)
+        assert found.replaced == 2
+
+
 def test_a_call_that_ends_each_worker_fails_clearly(saved: tuple[str, nn.Module]) -> None:
     class Deadly:
         def __reduce__(self) -> Any:
@@ -206,9 +242,9 @@ def channels(kind: str) -> tuple[Channel, Channel]:
     if kind == "socket":
         return Channel(a), Channel(b)
     first, second = Area.made(), Area.made()
-    if first is None or second is None:
+    if not first or not second:
         pytest.skip("no memory that processes share without a name")
-    mine, theirs = Area(os.dup(first.descriptor)), Area(os.dup(second.descriptor))
+    mine, theirs = ([Area(os.dup(area.descriptor)) for area in areas] for areas in (first, second))
     return Channel(a, first, second), Channel(b, theirs, mine, copies=False)
 
 
@@ -276,17 +312,32 @@ def test_messages_of_all_sizes_take_turns(ends: tuple[Channel, Channel], monkeyp
     assert all(torch.equal(a, b) for pair in zip(answers, wanted, strict=True) for a, b in zip(*pair, strict=True))
 
 
-def test_large_inputs_are_read_where_they_lie() -> None:
+def test_large_inputs_are_read_where_they_lie_and_answers_are_the_readers() -> None:
     a, b = channels("areas")
-    a.send(torch.zeros(1 << 16))
-    first = b.receive()
-    a.send(torch.ones(1 << 16))
-    second = b.receive()
-    assert first.data_ptr() == second.data_ptr() and first[0] == 1
-    b.send(second)
-    kept = a.receive()
-    b.send(second + 1)
-    assert torch.equal(a.receive(), kept + 1)
+    read = []
+    for value in range(4):
+        a.send(torch.full((1 << 16,), float(value)))
+        read.append(b.receive())
+        assert read[-1][0] == value and all(x[0] == value - 1 for x in read[-2:-1])  # the one before is still there
+    assert len({x.data_ptr() for x in read}) == 2
+    kept = []
+    for value in range(4):
+        b.send(torch.full((1 << 16,), float(value)))
+        kept.append(a.receive())
+    assert [float(x[0]) for x in kept] == [0.0, 1.0, 2.0, 3.0]
+    for end in (a, b):
+        end.close()
+
+
+def test_two_questions_and_two_answers_may_be_under_way() -> None:
+    a, b = channels("areas")
+    for value in range(6):
+        for part in (0.0, 0.5):
+            a.send(torch.full((1 << 14,), value + part))
+        for _ in range(2):
+            b.send(b.receive() * 2)
+        for part in (0.0, 0.5):
+            assert bool((a.receive() == 2 * (value + part)).all())
     for end in (a, b):
         end.close()
 
