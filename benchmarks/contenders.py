@@ -153,9 +153,13 @@ def _ours_loaded(case: Case) -> Start:
         found = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
         command = [sys.executable, "-c", code, case.to_json(), str(path)]
         subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": found})
+    import torch
+
     import zendnn_cffi
 
-    _, inputs = _torch_case(case, channels_last=False, cast=False)
+    torch.set_num_threads(case.threads)
+    torch.set_grad_enabled(False)
+    inputs = tuple(map(torch.from_numpy, _numpy_inputs(case)))  # the model's own code is not needed
 
     def start() -> Runner:
         loaded = zendnn_cffi.load(path)

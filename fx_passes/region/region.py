@@ -39,6 +39,7 @@ from fx_passes.region.programs import Borrowed, Programs, Signature, threads_of
 from fx_passes.region.variants import choose_variant, turn_of
 from fx_passes.search.noise import made_up
 from fx_passes.search.tuner import database_of
+from zendnn_cffi.engine.brief_waits import Start
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.locks import is_awaited, making, new_lock
 from zendnn_cffi.primitives.checks import check_storage
@@ -183,7 +184,7 @@ class ZenRegion(nn.Module):
                 return None
             self._lowering_in = threading.get_ident()
             try:
-                with making():
+                with Start(threads_of(signature)), making():
                     lowered, reason, is_provisional = self._try_lower(inputs, self.kinds_of(signature))
             finally:
                 self._lowering_in = 0

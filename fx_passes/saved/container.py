@@ -114,9 +114,16 @@ def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, tor
         raise FileError(f"{str(path)!r} was not written by zendnn_cffi.save: it holds tensors alone")
     if metadata.get(f"{KEY}.sha256") != _digest(text):
         raise FileError(f"{str(path)!r} is damaged: its description is not the one that was written")
-    document = json.loads(text)
     table = {name: [_DTYPES.get(t.dtype), list(t.shape)] for name, t in tensors.items()}
-    if table != {name: [row["dtype"], row["shape"]] for name, row in document["table"].items()}:
+    try:
+        document = json.loads(text)
+        written = {name: [row["dtype"], row["shape"]] for name, row in document["table"].items()}
+        is_whole = (
+            table == written and document["sums"].keys() == table.keys() and _are_places(document["table"], tensors)
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FileError(f"{str(path)!r} is damaged: its description says nothing ({type(error).__name__})") from error
+    if not is_whole:
         raise FileError(f"{str(path)!r} is damaged: its tensors are not those that were written")
     if verify:
         with single_threaded():  # memory bounds it, and several processes start at once
@@ -129,6 +136,16 @@ def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, tor
                     raise FileError(f"{str(path)!r} is damaged: its data is not what was written")
         let_go([tensor for name, tensor in tensors.items() if not name.startswith(PACKED)])  # most are not read again
     return document, tensors
+
+
+def _are_places(table: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the tensors lie one behind the other where table says: addresses are computed from it."""
+    reached = 0
+    for (begin, end), name in sorted((row["data_offsets"], name) for name, row in table.items()):
+        if type(begin) is not int or begin != reached or end - begin != tensors[name].nbytes:
+            return False
+        reached = end
+    return True
 
 
 def _side_by_side(tensors: Mapping[str, torch.Tensor], table: Mapping[str, Any]) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ from types import TracebackType
 
 from fx_passes.search.database import Database
 from fx_passes.search.disturbance import Observed, measuring
+from zendnn_cffi.engine.brief_waits import brief_waits
 from zendnn_cffi.engine.host import usable_cpus
 
 try:
@@ -138,6 +139,7 @@ class Turn:
         if self.threads > cpus and not self.insists:
             return self.close(f"{self.threads} threads share {cpus} CPUs")
         self.on_begin()
+        brief_waits.stop()  # kernels are measured as calls will run
         folder = None if self.database.path is None else self.database.path.parent
         if folder is None or fcntl is None:
             return None

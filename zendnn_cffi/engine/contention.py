@@ -36,6 +36,15 @@ def waited_ns() -> dict[str, int]:
     return waited
 
 
+def thread_waited_ns() -> int:
+    """Return how long the calling thread was ready to run so far and had no core; 0 where the kernel does not tell."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def threads_left(threads: int) -> int:
     """Return how many of so many threads find a core of their own beside other work: 1 to threads - 1."""
     return max(1, min(threads - 1, usable_cpus() - runnable_elsewhere()))

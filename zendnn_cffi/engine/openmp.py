@@ -127,6 +127,12 @@ def computing_with(threads: int) -> Iterator[None]:
         runtime.omp_set_num_threads(before)
 
 
+def make_team(size: int) -> None:
+    """Let the calling thread have so many threads of its own, itself among them; they sleep, and end with it."""
+    runtime = _runtime()
+    runtime.GOMP_parallel(ctypes.cast(runtime.omp_get_thread_num, ctypes.c_void_p), None, size, 0)
+
+
 @lru_cache(maxsize=1)
 def _runtime() -> ctypes.CDLL:
     return ctypes.CDLL(ensure_runtime())

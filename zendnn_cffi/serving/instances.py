@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,7 +29,7 @@ from torch import nn
 from zendnn_cffi.engine.host import usable_cpus
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
-from zendnn_cffi.serving.wire import Ended, receive, send
+from zendnn_cffi.serving.wire import UNDER_WAY, Area, Channel, Ended
 
 log = get_logger(__name__)
 
@@ -50,17 +51,21 @@ class Worker:
 
     def __init__(self, path: str, cores: Sequence[int]) -> None:
         self.cores = tuple(cores)
-        self._end, other = socket.socketpair()
+        end, other = socket.socketpair()
+        asked, answered = Area.made(), Area.made()
+        self._channel = Channel(end, asked, answered)
         with other:
-            where = ",".join(map(str, self.cores))
-            command = [sys.executable, "-m", "zendnn_cffi.serving.worker", str(other.fileno()), where, path]
+            areas = (*asked, *answered) if asked and answered else ()
+            descriptors = [other.fileno(), *(area.descriptor for area in areas)]
+            lists = [",".join(map(str, numbers)) for numbers in (descriptors, self.cores)]
+            command = [sys.executable, "-m", "zendnn_cffi.serving.worker", *lists, path]
             self.process = subprocess.Popen(
-                command, pass_fds=[other.fileno()], env=_environment(len(cores)), stdin=subprocess.DEVNULL
+                command, pass_fds=descriptors, env=_environment(len(cores)), stdin=subprocess.DEVNULL
             )
         try:
-            self._end.settimeout(_START_SECONDS)
-            right, answer = receive(self._end)
-            self._end.settimeout(None)
+            end.settimeout(_START_SECONDS)
+            right, answer = self._channel.receive()
+            end.settimeout(None)
         except (Ended, OSError) as error:
             self.close()
             raise RuntimeError(
@@ -71,15 +76,18 @@ class Worker:
             self.close()
             raise answer
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-        """Return (True, result) or (False, error). Raises Ended where the process is gone."""
-        send(self._end, (args, kwargs))
-        answer: tuple[bool, Any] = receive(self._end)
+    def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Give it a call. Raises Ended where the process is gone, and what pickle raises for what it does not take."""
+        self._channel.send((args, kwargs))
+
+    def answer(self) -> tuple[bool, Any]:
+        """Return (True, result) or (False, error) of the first call without an answer. Raises Ended as above."""
+        answer: tuple[bool, Any] = self._channel.receive()
         return answer
 
     def close(self) -> None:
         """End the process: a call that runs is given up."""
-        self._end.close()
+        self._channel.close()
         self.process.kill()
         self.process.wait()
 
@@ -88,6 +96,15 @@ def _environment(threads: int) -> dict[str, str]:
     """This process's environment with so many threads; the package is found where this one is."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))))
     return os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONPATH": path}
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A call that a worker has; deaths: how many workers ended at it."""
+
+    future: Future[Any]
+    call: _Call
+    deaths: int = 0
 
 
 class Instances:
@@ -166,38 +183,96 @@ class Instances:
             torch.set_num_threads(len(self._groups[number]))
             torch.get_num_threads()  # a thread takes the number of then when it first asks
             self._ready.wait()
+            self._compute()
+        else:
+            self._have_computed(number)
+
+    def _compute(self) -> None:
+        """Answer calls in this thread."""
         while (taken := self._calls.get()) is not None:
             future, (args, kwargs) = taken
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                right, answer = self._answer(number, args, kwargs)
+                with torch.inference_mode():
+                    result = self._module(*args, **kwargs)
             except BaseException as error:
-                right, answer = False, error
-            future.set_result(answer) if right else future.set_exception(answer)
-            del taken, future, answer, args, kwargs  # nothing is held while it waits
-        worker = self._workers[number] if self._workers else None
-        if worker is not None:
-            worker.close()
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+            del taken, future, args, kwargs  # nothing is held while it waits
 
-    def _answer(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-        """One call; it is made once more where the process ended meanwhile."""
-        if self.kind == THREADS:
-            with torch.inference_mode():
-                return True, self._module(*args, **kwargs)
-        status: int | None = None
-        for _ in range(2):
-            worker = self._workers[number]
-            if worker is None:
-                worker = self._workers[number] = Worker(self._path, self._groups[number])
+    def _have_computed(self, number: int) -> None:
+        """Have calls answered by a process, which is given the next one before it has answered the last."""
+        under_way: list[_Asked] = []
+        sent, is_last = 0, False  # of those, to the worker of now
+        while under_way or not is_last:
+            while not is_last and len(under_way) < UNDER_WAY and (not under_way or self._calls.qsize() >= self.n):
+                is_last = not self._take(under_way)
             try:
-                return worker.call(args, kwargs)
+                while sent < len(under_way) and not (sent and under_way[0].deaths):
+                    worker = self._worker(number)
+                    try:
+                        worker.ask(*under_way[sent].call)
+                    except Ended:
+                        raise
+                    except BaseException as error:  # pickle does not take it
+                        under_way.pop(sent).future.set_exception(error)
+                    else:
+                        sent += 1
+                if not sent:
+                    continue
+                try:
+                    right, answer = self._worker(number).answer()
+                except Ended:
+                    raise
+                except BaseException as error:
+                    right, answer = False, error
             except Ended:
-                worker.close()
-                status, self._workers[number] = worker.process.returncode, None
-                self.replaced += 1
-                log.warning("worker %d ended with status %s: another takes its place", number, status)
-        return False, WorkerDied(f"the call ended two workers, the last with status {status}: it is not tried again")
+                self._bury(number, under_way)
+                sent = 0
+            except BaseException as error:  # no other worker starts
+                under_way.pop(0).future.set_exception(error)
+            else:
+                future = under_way.pop(0).future
+                sent -= 1
+                future.set_result(answer) if right else future.set_exception(answer)
+                del future, answer  # nothing is held while it waits
+        last = self._workers[number]
+        if last is not None:
+            last.close()
+
+    def _worker(self, number: int) -> Worker:
+        """That of now, or a new one."""
+        worker = self._workers[number]
+        if worker is None:
+            worker = self._workers[number] = Worker(self._path, self._groups[number])
+        return worker
+
+    def _take(self, under_way: list[_Asked]) -> bool:
+        """Add the next call, waiting for one where there is nothing else to do; False where there will be none."""
+        try:
+            taken = self._calls.get(block=not under_way)
+        except queue.Empty:  # another worker was faster
+            return True
+        if taken is not None and taken[0].set_running_or_notify_cancel():
+            under_way.append(_Asked(*taken))
+        return taken is not None
+
+    def _bury(self, number: int, under_way: list[_Asked]) -> None:
+        """The worker ended: what it was at is asked once more, of another one."""
+        worker = self._workers[number]
+        assert worker is not None
+        worker.close()
+        status, self._workers[number] = worker.process.returncode, None
+        self.replaced += 1
+        log.warning("worker %d ended with status %s: another takes its place", number, status)
+        under_way[0].deaths += 1
+        if under_way[0].deaths == 2:
+            under_way.pop(0).future.set_exception(
+                WorkerDied(f"the call ended two workers, the last with status {status}: it is not tried again")
+            )
 
     def close(self) -> None:
         """Answer what was submitted, then end the workers. Closing twice is allowed."""
@@ -336,7 +411,7 @@ def _rate(path: str, groups: Sequence[Sequence[int]], kind: str, inputs: tuple[A
         for future in [made.submit(*inputs) for _ in range(2 * made.n)]:
             future.result()
         count, begun = 0, time.perf_counter()
-        waiting = [made.submit(*inputs) for _ in range(2 * made.n)]
+        waiting = [made.submit(*inputs) for _ in range(3 * made.n)]
         while time.perf_counter() - begun < _MEASURED_SECONDS:
             waiting.pop(0).result()
             count += 1

@@ -1,22 +1,35 @@
 """Messages between processes that trust each other: pickles, with the memory of tensors beside them.
 
-    length of what follows: of the pickle, and of each block of memory
-    the pickle, the blocks
+    size of the area, number of parts; of each part its size, and where it lies in the area (-1: it follows)
+    the parts that follow: the pickle is the first, blocks of tensors' memory come after it
 
-Tensors and arrays are read into memory of the receiver's own. Only processes that this package started are at the ends.
+Large blocks lie in areas of memory that both ends map, so that nothing is copied through the system. Messages of one
+direction take turns in two areas: at most two questions may be without an answer, and what a question left in its
+area is overwritten by the next but one. So an end that hands values on copies them. Only processes that this package
+started are at the ends.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+import mmap
+import os
 import pickle
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-_COUNT = struct.Struct("<Q")
+_HEAD, _PART = struct.Struct("<QQ"), struct.Struct("<Qq")
+_FOLLOWS = -1
+UNDER_WAY = 2  # questions without an answer, at most; as many areas in each direction
+_ALIGNMENT_BYTES = 64
+_SMALL_BYTES = 32 << 10  # blocks that have less in all take the way of the pickle
+_LARGEST_AREA_BYTES = 256 << 20  # an area stays as large as its largest message
+_READ_BYTES = 64 << 10
 
 
 class Ended(Exception):
@@ -45,38 +58,141 @@ def _tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...], axes: list[
     return tensor.requires_grad_() if wants else tensor
 
 
-def send(end: socket.socket, value: Any) -> None:
-    """Send value. Raises Ended where nobody is there, and what pickle raises for what it does not take."""
-    text, blocks = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Pickler(text, protocol=5, buffer_callback=blocks.append).dump(value)
-    parts = [text.getbuffer(), *(block.raw() for block in blocks)]
-    head = _COUNT.pack(len(parts)) + b"".join(_COUNT.pack(part.nbytes) for part in parts)
-    try:
-        end.sendall(head)
-        for part in parts:
-            end.sendall(part)
-    except OSError as error:
-        raise Ended(str(error)) from error
+class Area:
+    """Memory that two processes map, for what one of them sends. It grows; a file without a name holds it.
 
+    descriptor  of the file, closed with the area
+    """
 
-def receive(end: socket.socket) -> Any:
-    """Return what the other end sent next. Raises Ended where it is gone."""
-    (count,) = _COUNT.unpack(_read(end, _COUNT.size))
-    sizes = [_COUNT.unpack(_read(end, _COUNT.size))[0] for _ in range(count)]
-    text, *blocks = (_read(end, size) for size in sizes)
-    return pickle.loads(text, buffers=blocks)
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._memory = memoryview(b"")
 
-
-def _read(end: socket.socket, size: int) -> bytearray:
-    """So many bytes."""
-    data = bytearray(size)
-    rest = memoryview(data)
-    while rest:
+    @classmethod
+    def made(cls) -> list[Area]:
+        """New ones for one direction; none where the system has no such files."""
+        found: list[Area] = []
         try:
-            count = end.recv_into(rest)
+            for _ in range(UNDER_WAY):
+                found.append(cls(os.memfd_create("zendnn_cffi")))
+        except (AttributeError, OSError):
+            for area in found:
+                area.close()
+            return []
+        return found
+
+    @property
+    def size_bytes(self) -> int:
+        return self._memory.nbytes
+
+    def put(self, parts: Sequence[memoryview]) -> list[int] | None:
+        """Copy parts into it; return where each lies, None where there is no room and none to be had."""
+        ends = list(itertools.accumulate(-(-part.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for part in parts))
+        if not ends or not _SMALL_BYTES <= ends[-1] <= _LARGEST_AREA_BYTES:
+            return None
+        if ends[-1] > self.size_bytes:
+            size_bytes = 1 << (ends[-1] - 1).bit_length()
+            try:
+                os.posix_fallocate(self.descriptor, 0, size_bytes)  # a page that is missing later would end the process
+                self.map(size_bytes)
+            except OSError:
+                return None
+        starts = [0, *ends[:-1]]
+        for start, part in zip(starts, parts, strict=True):
+            self._memory[start : start + part.nbytes] = part
+        return starts
+
+    def map(self, size_bytes: int) -> None:
+        """Have so much of it in memory; what was mapped before stays as long as somebody reads it."""
+        if size_bytes > self.size_bytes:
+            self._memory = memoryview(mmap.mmap(self.descriptor, size_bytes))
+
+    def get(self, start: int, size_bytes: int) -> memoryview:
+        """What lies there."""
+        return self._memory[start : start + size_bytes]
+
+    def close(self) -> None:
+        """Give it back; closing twice is allowed."""
+        self._memory = memoryview(b"")
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class Channel:
+    """One end of a connection. Not thread-safe.
+
+    end     a connected socket, which the channel closes
+    ours    the areas for what is sent here, theirs for what is received; none: all goes through the socket
+    copies  whether what is received outlives the next message but one
+    """
+
+    def __init__(
+        self, end: socket.socket, ours: Sequence[Area] = (), theirs: Sequence[Area] = (), *, copies: bool = True
+    ) -> None:
+        self.end = end
+        self._areas, self._copies = (*ours, *theirs), copies
+        self._ours, self._theirs = itertools.cycle(ours or (None,)), itertools.cycle(theirs or (None,))
+        self._read = bytearray()  # and not used yet
+
+    def send(self, value: Any) -> None:
+        """Send value. Raises Ended where nobody is there, and what pickle raises for what it does not take."""
+        text, blocks = io.BytesIO(), list[pickle.PickleBuffer]()
+        _Pickler(text, protocol=5, buffer_callback=blocks.append).dump(value)
+        raw = [block.raw() for block in blocks]
+        area = next(self._ours)
+        places = area.put(raw) if area is not None else None
+        following = [text.getbuffer(), *(raw if places is None else ())]
+        head = _HEAD.pack(area.size_bytes if area is not None else 0, 1 + len(raw))
+        head += _PART.pack(following[0].nbytes, _FOLLOWS)
+        head += b"".join(map(_PART.pack, (part.nbytes for part in raw), places or [_FOLLOWS] * len(raw)))
+        try:
+            self.end.sendall(head + bytes(following[0]))  # one message, which wakes the other end once
+            for part in following[1:]:
+                self.end.sendall(part)
         except OSError as error:
             raise Ended(str(error)) from error
-        if not count:
-            raise Ended("the other end was closed")
-        rest = rest[count:]
-    return data
+
+    def receive(self) -> Any:
+        """Return what the other end sent next. Raises Ended where it is gone."""
+        area_bytes, count = _HEAD.unpack(self._take(_HEAD.size))
+        parts = [*_PART.iter_unpack(self._take(_PART.size * count))]
+        area = next(self._theirs)
+        if area is not None:
+            area.map(area_bytes)
+        text, *blocks = (self._part(area, size, place) for size, place in parts)
+        return pickle.loads(text, buffers=blocks)
+
+    def _part(self, area: Area | None, size: int, place: int) -> bytearray | memoryview:
+        if place == _FOLLOWS or area is None:
+            return self._take(size)
+        found = area.get(place, size)
+        return bytearray(found) if self._copies else found
+
+    def _take(self, size: int) -> bytearray:
+        """The next so many bytes, in memory of their own."""
+        data, have = bytearray(size), min(size, len(self._read))
+        data[:have] = self._read[:have]
+        del self._read[:have]
+        rest = memoryview(data)[have:]
+        while rest:
+            try:
+                if rest.nbytes >= _READ_BYTES:
+                    count = self.end.recv_into(rest)
+                else:  # a message without blocks mostly comes at once
+                    found = self.end.recv(_READ_BYTES)
+                    count = min(len(found), rest.nbytes)
+                    rest[:count] = found[:count]
+                    self._read += found[count:]
+            except OSError as error:
+                raise Ended(str(error)) from error
+            if not count:
+                raise Ended("the other end was closed")
+            rest = rest[count:]
+        return data
+
+    def close(self) -> None:
+        """Close the socket and the areas."""
+        self.end.close()
+        for area in self._areas:
+            area.close()

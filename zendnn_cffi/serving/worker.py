@@ -1,8 +1,9 @@
 """A worker: loads a saved module, and answers calls until the other end of its socket is closed.
 
-    python -m zendnn_cffi.serving.worker FILE-DESCRIPTOR CORES PATH
+    python -m zendnn_cffi.serving.worker FILE-DESCRIPTORS CORES PATH
 
-CORES are separated by commas.
+FILE-DESCRIPTORS, of the socket and of areas for questions and answers where there are such, and CORES are separated
+by commas.
 """
 
 from __future__ import annotations
@@ -17,38 +18,40 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def main(descriptor: int, cores: Sequence[int], path: str) -> None:
+def main(descriptors: Sequence[int], cores: Sequence[int], path: str) -> None:
     """Answer (args, kwargs) by (True, result) or (False, error), on these cores."""
     os.sched_setaffinity(0, cores)  # before there are threads
     import torch
 
     from fx_passes.saved.files import load
-    from zendnn_cffi.serving.wire import Ended, receive, send
+    from zendnn_cffi.serving.wire import UNDER_WAY, Area, Channel, Ended
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
     torch.set_num_threads(len(cores))
-    end = socket.socket(fileno=descriptor)
+    areas = [Area(descriptor) for descriptor in descriptors[1:]]
+    asked, answered = areas[:UNDER_WAY], areas[UNDER_WAY:]
+    channel = Channel(socket.socket(fileno=descriptors[0]), answered, asked, copies=False)
     with contextlib.suppress(Ended), torch.inference_mode():
         try:
             module = load(path)
         except Exception as error:
-            send(end, (False, _sendable(error)))
+            channel.send((False, _sendable(error)))
             return
-        send(end, (True, None))
+        channel.send((True, None))
         while True:
             try:
-                args, kwargs = receive(end)
+                args, kwargs = channel.receive()
                 answer: tuple[bool, Any] = True, module(*args, **kwargs)
             except Ended:
                 raise
             except Exception as error:
                 answer = False, _sendable(error)
             try:
-                send(end, answer)
+                channel.send(answer)
             except Ended:
                 raise
             except Exception as error:  # a result that cannot be pickled
-                send(end, (False, _sendable(error)))
+                channel.send((False, _sendable(error)))
 
 
 def _sendable(error: Exception) -> Exception:
@@ -61,4 +64,5 @@ def _sendable(error: Exception) -> Exception:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [int(core) for core in sys.argv[2].split(",")], sys.argv[3])
+    given, allowed = ([int(number) for number in argument.split(",")] for argument in sys.argv[1:3])
+    main(given, allowed, sys.argv[3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -11,6 +12,9 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +117,119 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if isinstance(value, list):
         return [leaf for number, part in enumerate(value) for leaf in _leaves(part, (*path, number))]
     return [path]
+
+
+def _zip(path: Path) -> None:
+    """One with odd entries: outside of itself, twice the same, none of which is what it says."""
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "w") as archive:
+        warnings.simplefilter("ignore")
+        for name in (
+            "../../data.pkl",
+            "archive/data.pkl",
+            "archive/data.pkl",
+            "/etc/x",
+            "archive/.data/serialization_id",
+        ):
+            archive.writestr(name, b"cos\nsystem\n(S'true'\ntR.")
+
+
+def _headed(header: bytes, length: int | None = None) -> Callable[[Path], None]:
+    header += b" " * (-len(header) % 8)  # so that all data is summed up at once
+    given = struct.pack("<Q", len(header) if length is None else length) + header + bytes(16)
+    return lambda path: path.write_bytes(given) and None
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def _one(**row: Any) -> bytes:
+    return json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} | row}).encode()
+
+
+def _described(text: str, left_out: str = "") -> bytes:
+    """A header that is right, with this text as description."""
+    metadata = {KEY: text, f"{KEY}.sha256": _digest(text)}
+    metadata.pop(left_out, None)
+    return json.dumps({"__metadata__": metadata, **json.loads(_one())}).encode()
+
+
+def _table(place: list[Any], **other: Any) -> str:
+    """A description of the tensor, which lies about its sum."""
+    row = {"dtype": "F32", "shape": [4], "data_offsets": place}
+    return json.dumps({"table": {"a": row}, "sums": {"a": "0"}, "whole": "0"} | other)
+
+
+FOREIGN: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("hello " * 9),
+    "gzip": lambda path: path.write_bytes(gzip.compress(bytes(1 << 20))),
+    "zip": _zip,
+    "pickle": lambda path: torch.save({"a": torch.ones(9)}, path),
+    "program": lambda path: path.write_bytes(Path(sys.executable).resolve().read_bytes()[: 1 << 20]),
+    "folder": lambda path: path.mkdir(),
+    "sparse": _sparse,
+    "long header": _headed(b"{}", 2**62),
+    "header that ends beyond the file": _headed(b"{}", 99_000_000),
+    "deep": _headed(b"[" * 100_000),
+    "deep metadata": _headed(b'{"__metadata__":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
+    "twice the same name": _headed(b'{"a":' + _one()[6:-1] + b"," + _one()[1:]),
+    "huge shape": _headed(_one(shape=[2**62, 2**62])),
+    "huge offsets": _headed(_one(data_offsets=[0, 2**63])),
+    "offsets backwards": _headed(_one(data_offsets=[16, 0])),
+    "negative": _headed(_one(shape=[-4])),
+    "fraction": _headed(_one(shape=[0.5])),
+    "unknown dtype": _headed(_one(dtype="F33")),
+    "no dtype": _headed(_one(dtype=None)),
+    "not unicode": _headed(b'{"\xff": 1}'),
+    "description without a sum": _headed(_described("9" * 10**7, f"{KEY}.sha256")),
+    "description that is too deep": _headed(_described("[" * 10**5)),
+    "description that ends early": _headed(_described('{"table": ')),
+    "description of another kind": _headed(_described("[1]")),
+    "description without tables": _headed(_described("{}")),
+    "description of no number": _headed(_described('{"table": NaN}')),
+    "description of other rows": _headed(_described('{"table": {"a": 3}}')),
+    "description without places": _headed(
+        _described('{"table": {"a": {"dtype": "F32", "shape": [4]}}, "sums": {"a": 0}}')
+    ),
+    "description without sums": _headed(_described(_table([0, 16], sums={}))),
+    "description of no places": _headed(_described(_table([0, "x"]))),
+    **{
+        f"description of a place from {begin} to {end}": _headed(_described(_table([begin, end])))
+        for begin, end in ((0, 2**40), (2**20, 2**20 + 16), (-(2**30), 16 - 2**30), (-(2**62), 2**62), (True, 17))
+    },
+    "description of another sum": _headed(_described(_table([0, 16]))),
+}
+
+_FOREIGN = """
+import resource, sys
+from fx_passes.saved.errors import FileError
+from fx_passes.saved.files import load
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in sys.argv[1:]:
+    try:
+        load(path)
+        print("taken")
+    except FileError:
+        print("refused")
+    except BaseException as error:
+        print(type(error).__name__, str(error)[:200])
+    sys.stdout.flush()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_foreign_files_are_refused_in_little_memory(tmp_path: Path) -> None:
+    paths = []
+    for number, make in enumerate(FOREIGN.values()):
+        paths.append(tmp_path / f"m{number}.safetensors")
+        make(paths[-1])
+    command = [sys.executable, "-c", _FOREIGN, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    *found, grown_kib = done.stdout.splitlines() or [""]
+    assert dict(zip(FOREIGN, found, strict=False)) == dict.fromkeys(FOREIGN, "refused"), done.stderr[-2000:]
+    assert int(grown_kib) < 300 << 10  # kB; one of the headers is 100 MB long, as the format allows
 
 
 _LIES = """

@@ -20,8 +20,9 @@ from torch import nn
 import zendnn_cffi
 from fx_passes.saved.errors import FileError
 from tests.support.lowering import noise
+from zendnn_cffi.serving import wire
 from zendnn_cffi.serving.instances import Instances, WorkerDied, instances
-from zendnn_cffi.serving.wire import Ended, receive, send
+from zendnn_cffi.serving.wire import Area, Channel, Ended
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -130,6 +131,42 @@ def test_a_worker_that_dies_is_replaced_and_no_call_is_lost(saved: tuple[str, nn
         assert found.replaced == 1 and found.pids != [before]
 
 
+def test_calls_given_to_a_worker_that_dies_are_answered_in_their_order(saved: tuple[str, nn.Module]) -> None:
+    """More wait than there are workers, so the process has two of them; each is answered by another one."""
+    with instances(saved[0], n=1, cores=CORES[:1]) as found:
+        inputs = [noise(n % 3 + 1, 3, 8, 8) for n in range(12)]
+        for turn in range(3):
+            (pid,) = found.pids
+            os.kill(pid, signal.SIGSTOP)
+            futures = [found.submit(x) for x in inputs]
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGKILL)
+            for x, future in zip(inputs, futures, strict=True):
+                torch.testing.assert_close(future.result(60), saved[1](x), atol=1e-5, rtol=1e-5)
+            assert found.replaced == turn + 1
+
+
+def test_calls_beside_one_that_ends_workers_are_answered(saved: tuple[str, nn.Module]) -> None:
+    class Deadly:
+        def __reduce__(self) -> Any:
+            return os._exit, (7,)
+
+    with instances(saved[0], n=1, cores=CORES[:1]) as found:
+        x, deadly = noise(1, 3, 8, 8), Deadly()
+        given: list[Any] = [x, x, deadly, x, (lambda: None), x, x]
+        futures = [found.submit(each) for each in given]
+        for each, future in zip(given, futures, strict=True):
+            if each is deadly:
+                with pytest.raises(WorkerDied):
+                    future.result(60)
+            elif each is x:
+                torch.testing.assert_close(future.result(60), saved[1](x), atol=1e-5, rtol=1e-5)
+            else:
+                with pytest.raises(Exception, match="pickle"):
+                    future.result(60)
+        assert found.replaced == 2
+
+
 def test_a_call_that_ends_each_worker_fails_clearly(saved: tuple[str, nn.Module]) -> None:
     class Deadly:
         def __reduce__(self) -> Any:
@@ -199,48 +236,147 @@ def test_bad_files(tmp_path: Path) -> None:
         instances(nn.Linear(2, 2))
 
 
+def channels(kind: str) -> tuple[Channel, Channel]:
+    """Two ends: with areas as between processes, or with the socket alone."""
+    a, b = socket.socketpair()
+    if kind == "socket":
+        return Channel(a), Channel(b)
+    first, second = Area.made(), Area.made()
+    if not first or not second:
+        pytest.skip("no memory that processes share without a name")
+    mine, theirs = ([Area(os.dup(area.descriptor)) for area in areas] for areas in (first, second))
+    return Channel(a, first, second), Channel(b, theirs, mine, copies=False)
+
+
+@pytest.fixture(params=("areas", "socket"))
+def ends(request: pytest.FixtureRequest) -> Any:
+    found = channels(request.param)
+    yield found
+    for end in found:
+        end.close()
+
+
 _shapes = st.lists(st.integers(0, 5), max_size=4)
 _dtypes = st.sampled_from((torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.complex64))
 
 
+@pytest.mark.parametrize("kind", ("areas", "socket"))
 @given(_shapes, _dtypes, st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_tensors_arrive_as_they_were(shape: list[int], dtype: torch.dtype, rng: Any) -> None:
+def test_tensors_arrive_as_they_were(kind: str, shape: list[int], dtype: torch.dtype, rng: Any) -> None:
     tensor = torch.randn([n + 1 if n else 0 for n in shape]).mul(9).to(dtype)
     axes = list(range(tensor.ndim))
     rng.shuffle(axes)
     tensor = tensor.permute(axes)
     if tensor.ndim and tensor.shape[0] > 2 and rng.random() < 0.5:
         tensor = tensor[::2]
-    a, b = socket.socketpair()
-    with a, b:
-        sender = threading.Thread(target=send, args=(a, {"x": (tensor, "text", None)}))
-        sender.start()
-        found, text, nothing = receive(b)["x"]
-        sender.join()
+    a, b = channels(kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_SMALL_BYTES", 1)  # also what is small goes through the area
+        a.send({"x": (tensor, "text", None)})
+        found, text, nothing = b.receive()["x"]
     assert (found.dtype, found.shape, text, nothing) == (tensor.dtype, tensor.shape, "text", None)
     assert torch.equal(found, tensor)
     if tensor.is_contiguous():
         assert found.is_contiguous()
+    for end in (a, b):
+        end.close()
 
 
-def test_channels_last_and_gradients_stay() -> None:
-    a, b = socket.socketpair()
-    with a, b:
-        x = noise(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-        send(a, [x, torch.ones(3, requires_grad=True), nn.Parameter(torch.ones(2)), torch.ones(2).expand(4, 2)])
-        found = receive(b)
-        assert found[0].stride() == x.stride() and found[1].requires_grad and isinstance(found[2], nn.Parameter)
-        assert torch.equal(found[3], torch.ones(4, 2))
+def test_channels_last_and_gradients_stay(ends: tuple[Channel, Channel]) -> None:
+    x = noise(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    ends[0].send([x, torch.ones(3, requires_grad=True), nn.Parameter(torch.ones(2)), torch.ones(2).expand(4, 2)])
+    found = ends[1].receive()
+    assert found[0].stride() == x.stride() and found[1].requires_grad and isinstance(found[2], nn.Parameter)
+    assert torch.equal(found[3], torch.ones(4, 2))
+
+
+def test_messages_of_all_sizes_take_turns(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An area grows, what is too large for it follows by the socket, and answers outlive the next one."""
+    monkeypatch.setattr(wire, "_LARGEST_AREA_BYTES", 1 << 20)
+    answers, wanted = [], []
+
+    def answer() -> None:
+        for _ in sizes:
+            ends[1].send([each + 1 for each in ends[1].receive()])
+
+    sizes = (3, 10_000, 300_000, 0, 5_000, 200_000, 17, 250_000)
+    thread = threading.Thread(target=answer)
+    thread.start()
+    for size in sizes:
+        given = [torch.randn(size), torch.randn(7)]
+        ends[0].send(given)
+        answers.append(ends[0].receive())
+        wanted.append([each + 1 for each in given])
+    thread.join()
+    assert all(torch.equal(a, b) for pair in zip(answers, wanted, strict=True) for a, b in zip(*pair, strict=True))
+
+
+def test_large_inputs_are_read_where_they_lie_and_answers_are_the_readers() -> None:
+    a, b = channels("areas")
+    read = []
+    for value in range(4):
+        a.send(torch.full((1 << 16,), float(value)))
+        read.append(b.receive())
+        assert read[-1][0] == value and all(x[0] == value - 1 for x in read[-2:-1])  # the one before is still there
+    assert len({x.data_ptr() for x in read}) == 2
+    kept = []
+    for value in range(4):
+        b.send(torch.full((1 << 16,), float(value)))
+        kept.append(a.receive())
+    assert [float(x[0]) for x in kept] == [0.0, 1.0, 2.0, 3.0]
+    for end in (a, b):
+        end.close()
+
+
+def test_two_questions_and_two_answers_may_be_under_way() -> None:
+    a, b = channels("areas")
+    for value in range(6):
+        for part in (0.0, 0.5):
+            a.send(torch.full((1 << 14,), value + part))
+        for _ in range(2):
+            b.send(b.receive() * 2)
+        for part in (0.0, 0.5):
+            assert bool((a.receive() == 2 * (value + part)).all())
+    for end in (a, b):
+        end.close()
+
+
+def test_a_system_without_room_for_areas(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    a, b = channels("areas")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    x = torch.randn(1 << 13)
+    a.send(x)
+    assert torch.equal(b.receive(), x)
+    for end in (a, b):
+        end.close()
+
+
+def test_areas_are_given_back() -> None:
+    def opened() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:zendnn_cffi")
+
+    before = opened()
+    a, b = channels("areas")
+    a.send(torch.zeros(1 << 16))
+    b.receive()
+    for end in (a, b, a):
+        end.close()
+    assert opened() == before
 
 
 def test_an_end_that_is_gone() -> None:
-    a, b = socket.socketpair()
+    a, b = channels("socket")
     b.close()
-    with a, pytest.raises(Ended):
-        send(a, b"x" * 10**7)
-    a, b = socket.socketpair()
-    a.sendall(b"abc")
+    with pytest.raises(Ended):
+        a.send(b"x" * 10**7)
     a.close()
-    with b, pytest.raises(Ended):
-        receive(b)
+    a, b = channels("socket")
+    a.end.sendall(b"abc")
+    a.close()
+    with pytest.raises(Ended):
+        b.receive()
+    b.close()

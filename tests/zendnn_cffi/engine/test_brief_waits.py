@@ -1,0 +1,133 @@
+"""Threads of OpenMP that leave their core soon: when they are made to, for how long, and that they end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import zendnn_cffi
+from fx_passes.search.database import Database
+from fx_passes.search.turn import Turn
+from zendnn_cffi.engine import brief_waits as module
+from zendnn_cffi.engine.brief_waits import BriefWaits, Start, brief_waits
+
+THREADS = 2
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two cores, another process on one of them, and a user who chose nothing."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(module, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(module, "runnable_elsewhere", lambda: 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    brief_waits.stop()
+    yield
+    brief_waits.stop()
+    torch.set_num_threads(before)
+
+
+def tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def becomes(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_threads_are_made_once_and_end() -> None:
+    torch.ones(1 << 20).add_(1)  # PyTorch's own threads are there
+    waits, before = BriefWaits(), tasks()
+    waits.keep(THREADS, 60.0)
+    waits.keep(THREADS, 60.0)
+    assert waits.are_on and becomes(lambda: tasks() == before + 2)
+    assert torch.equal(torch.ones(1 << 20).add_(1), torch.full((1 << 20,), 2.0))
+    waits.stop()
+    assert not waits.are_on and becomes(lambda: tasks() == before)
+    waits.stop()
+
+
+def test_they_end_by_themselves_and_may_be_asked_for_again() -> None:
+    waits, before = BriefWaits(), threading.active_count()
+    for _ in range(3):
+        waits.keep(THREADS, 0.0)
+        assert becomes(lambda: not waits.are_on) and becomes(lambda: threading.active_count() == before)
+
+
+def test_what_was_asked_last_counts() -> None:
+    waits = BriefWaits()
+    waits.keep(THREADS, 600.0)
+    waits.keep(THREADS, 0.0)
+    assert becomes(lambda: not waits.are_on)
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "variable"),
+    ((1, 2, ""), (2, 64, ""), (4, 1, ""), (2, 2, "OMP_WAIT_POLICY"), (2, 2, "GOMP_SPINCOUNT")),
+)
+def test_nothing_happens(threads: int, cores: int, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread waits for nobody, many cores are enough for all, and who chose has chosen."""
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(cores)))
+    if variable:
+        monkeypatch.setenv(variable, "1000")
+    waits = BriefWaits()
+    waits.keep(threads, 60.0)
+    assert not waits.are_on
+
+
+@pytest.mark.parametrize("elsewhere", (0, 1))
+@pytest.mark.parametrize("waited_s", (0.0, 1e6))
+def test_a_start_lingers_where_it_waited_for_cores(
+    elsewhere: int, waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = iter((0, int(waited_s * 1e9)))
+    monkeypatch.setattr(module, "runnable_elsewhere", lambda: elsewhere)
+    monkeypatch.setattr(module, "thread_waited_ns", lambda: next(waited))
+    monkeypatch.setattr(module, "LINGERING_SECONDS", 600.0)
+    with Start(THREADS):
+        assert brief_waits.are_on == bool(elsewhere)
+    assert brief_waits.are_on == bool(elsewhere and waited_s)
+
+
+def test_who_measures_ends_it() -> None:
+    brief_waits.keep(THREADS, 600.0)
+    with Turn(Database("a machine", None), 1, insists=True) as turn:
+        assert turn.allows()
+    assert not brief_waits.are_on
+
+
+def test_a_first_call_is_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    fast, x = zendnn_cffi.optimize(model, tune="off"), torch.randn(1, 3, 9, 9)
+    keep = brief_waits.keep
+    monkeypatch.setattr(brief_waits, "keep", lambda *given: (keep(*given), seen.append(brief_waits.are_on)))
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        begun = len(seen)
+        fast(x)
+    assert begun >= 1 and all(seen) and len(seen) == begun
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_has_none_and_computes() -> None:
+    brief_waits.keep(THREADS, 600.0)
+    child = os.fork()
+    if child == 0:
+        is_right = not brief_waits.are_on and bool((torch.ones(1 << 16).add_(1) == 2).all())
+        brief_waits.keep(1, 1.0)
+        brief_waits.stop()
+        os._exit(0 if is_right else 1)
+    assert os.waitpid(child, 0)[1] == 0 and brief_waits.are_on
