@@ -70,7 +70,7 @@ class Heads:
         """The layouts of query, key, value and mask."""
         query_and_key: tuple[Layout, ...] = (self.query, self.key)
         if self.kept is not None:
-            query_and_key = tuple(Quantized(desc, n) for desc, n in zip(query_and_key, self.kept, strict=True))
+            query_and_key = Quantized(self.query, self.kept[0]), Quantized(self.key, self.kept[1])
         return (*query_and_key, self.value, *(() if self.mask is None else (self.mask,)))
 
     @property

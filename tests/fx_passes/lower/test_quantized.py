@@ -305,6 +305,19 @@ def test_attention_of_integers() -> None:
     assert softmax.primitive.pd.dst_desc.dtype == U8
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_a_constant_scales_is_written_as_integers(dtype: torch.dtype | None) -> None:
+    factors = torch.linspace(0.5, 2.0, 64)
+
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = F.layer_norm(x + F.relu(x), (64,))
+        return F.linear(through(y * factors, 0.03, 120), w[0](), w[0].bias) + y
+
+    fast = optimized(Integers(forward, Weight(64, 64)), noise(4, 9, 64), steps=0.2, dtype=dtype)
+    primitives = [call for call in program_of(fast).calls if hasattr(call, "primitive")]
+    assert [call.kind for call in primitives if call.primitive.pd.dst_desc.dtype == U8] == ["binary"]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("query", "key"),
