@@ -27,6 +27,7 @@ from fx_passes.fuse.patterns import fuse_patterns
 from fx_passes.fuse.permutes import fuse_permutes
 from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
+from fx_passes.fuse.quantized_views import quantize_before_views
 from fx_passes.fuse.rotations import fuse_rotations
 from fx_passes.graph.interpreter import run
 from fx_passes.graph.verify import verify
@@ -63,6 +64,7 @@ PASSES: tuple[Pass, ...] = (
     chain_concatenations,
     fuse_embedding_bags,
     fuse_offset_bags,
+    quantize_before_views,
     fuse_projections,
     fuse_rotations,
     fuse_permutes,

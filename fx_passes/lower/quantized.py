@@ -20,7 +20,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, Weights
 from fx_passes.candidates.conversions import zero_point_arguments, zero_point_masks
-from fx_passes.candidates.layouts import Layout, Numerics, Quantized, layout, row_major, spatial_tags
+from fx_passes.candidates.layouts import Layout, Numerics, Quantized, layout, row_major, spatial_tags, strided
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name
@@ -41,7 +41,7 @@ def lower_dequantize(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered("its scale is not one constant for all 8-bit integers")
     src = node.args[0]
     operation = Operation(node, node.name, "view", (src,), context.values.specs[node])
-    for desc in integer_layouts(operation.spec.shape, numerics.dtype):
+    for desc in integer_layouts_of(src, numerics.dtype, context):
         operation.candidates.append(Candidate("view", (desc,), Quantized(desc, numerics), ()))
     return operation
 
@@ -54,9 +54,29 @@ def lower_quantize(node: fx.Node, context: LoweringContext) -> Operation:
     src = node.args[0]
     context.dtype(context.tensor(src, "src"))
     operation = Operation(node, node.name, "view", (src,), context.values.specs[node])
-    for desc in integer_layouts(operation.spec.shape, numerics.dtype):
+    for desc in integer_layouts_of(src, numerics.dtype, context):
         operation.candidates.append(Candidate("view", (Quantized(desc, numerics),), desc, ()))
     return operation
+
+
+def integer_layouts_of(src: fx.Node, dtype: torch.dtype, context: LoweringContext) -> list[MemoryDesc]:
+    """The layouts that kernels take, and those without gaps that src is left in."""
+    shape = context.values.specs[src].shape
+    found = dict.fromkeys(integer_layouts(shape, dtype))
+    for steps in context.plain_strides(src):
+        if _is_dense(shape, steps):
+            found[strided(shape or (1,), dtype, steps or (1,))] = None
+    return list(found)
+
+
+def _is_dense(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """Whether there are no gaps between numbers, in whatever order dimensions lie."""
+    size = 1
+    for step, n in sorted((step, n) for step, n in zip(steps, shape, strict=True) if n > 1):
+        if step != size:
+            return False
+        size *= n
+    return True
 
 
 def integer_layouts(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[MemoryDesc, ...]:

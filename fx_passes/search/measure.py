@@ -305,7 +305,7 @@ def fingerprint(candidate: Candidate) -> str:
         descs = pd.op.descs if pd.op else {"src": pd.src_desc, "dst": pd.dst_desc}  # a reorder has no descriptor
         for name, desc in sorted(descs.items()):
             digest.update(name.encode() + (desc.key if desc is not None else b"-"))
-        rough = any(isinstance(desc, Quantized) for desc in candidate.srcs)
+        rough = any(isinstance(desc, Quantized) for desc in (*candidate.srcs, candidate.dst))
         for entry in pd.attr.post_ops:
             digest.update(b"".join(_described(part, rough) for part in entry))
         if scales := pd.attr.scales_key:

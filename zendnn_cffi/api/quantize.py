@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from zendnn_cffi.api.quantization.attempt import Attempt
-from zendnn_cffi.api.quantization.attention import take_attention_apart
+from zendnn_cffi.api.quantization.attention import mark_attention
 from zendnn_cffi.api.quantization.choose import Limits
 from zendnn_cffi.api.quantization.gates import share_observers
 from zendnn_cffi.api.quantization.inputs import calls_of, kept_calls
@@ -65,7 +65,7 @@ def quantize(
     max_drop      how far that number may fall below the float model's; goes with accuracy
     correct_bias  take the mean shift that rounding causes out of each layer's result, by its bias
     smooth        move the spread of channels behind normalizations into the weights of linear layers (SmoothQuant)
-    attention     products of attention are quantized, too (not with dynamic), where no mask of booleans is given
+    attention     queries and keys of attention are quantized, too (not with dynamic); what follows scores is not
     dtype         of what stays in floating point: torch.bfloat16 or None (float32)
     tune          as optimize() has it
     compare       whether both modules are run side by side, for the times in the report
@@ -90,7 +90,7 @@ def quantize(
     if smooth:
         smooth_linears(exported, kept)
     if attention and not dynamic:
-        take_attention_apart(exported)
+        mark_attention(exported)
     prepared = pt2e.prepare(exported, dynamic)
     share_observers(prepared)
     with torch.no_grad():

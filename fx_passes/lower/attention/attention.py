@@ -16,12 +16,13 @@ from torch import Tensor, fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
-from fx_passes.candidates.layouts import is_known_dtype, row_major, strided
+from fx_passes.candidates.layouts import Numerics, is_known_dtype, row_major, strided
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.attention.exponentials import KIND as EXPONENTIALS
 from fx_passes.lower.attention.exponentials import in_exponentials
 from fx_passes.lower.attention.steps import Heads, in_steps
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout, torch_operation
+from fx_passes.lower.quantized import numerics_of
 from fx_passes.memoize.masks import additive
 from zendnn_cffi.primitives.memory import MemoryDesc
 
@@ -58,9 +59,11 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
         q, k, v = srcs[:3]
         live = any(m.target is ops.additive_mask for m in masks)
         given = Heads(q, k, v, srcs[3] if masks else None, dst, scale, bool(options["is_causal"]), live)
-        steps = in_steps(given)
+        integers = _of_integers(given, nodes, context)
+        ways = [given] if integers is None else [given, integers]
+        steps = [step for heads in ways for step in in_steps(heads)]
         if steps and EXPONENTIALS not in context.without:
-            for heads in _arrangements(given):
+            for heads in (each for way in ways for each in _arrangements(way)):
                 steps += in_exponentials(heads)
         if steps:  # now there is something to measure it beside
             described = f"{torch.__version__} attention {options} {given.mask and (given.mask.dims, given.mask.dtype)}"
@@ -69,6 +72,19 @@ def lower_attention(node: fx.Node, context: LoweringContext) -> Operation:
             assert isinstance(template, TorchTemplate)
             operation.candidates = [*steps, replace(flash, calls=(replace(template, key=described),))]
     return operation
+
+
+def _of_integers(heads: Heads, nodes: Sequence[fx.Node], context: LoweringContext) -> Heads | None:
+    """The same with query and key as the integers that they are exactly some of; kernels take the key as int8."""
+    query, key = (numerics_of(node, context.values) for node in nodes[:2])
+    if query is None or key is None:
+        return None
+    if key.dtype == torch.uint8:  # the same numbers, counted from 128 less
+        key = Numerics(torch.int8, key.scale, key.zero_point - 128)
+    if query.zero_point and key.zero_point:
+        return None
+    kept = [as_it_lies(node, context, n.dtype) for node, n in zip(nodes[:2], (query, key), strict=True)]
+    return replace(heads, query=kept[0], key=kept[1], kept=(query, key))
 
 
 def _arrangements(heads: Heads) -> Iterator[Heads]:

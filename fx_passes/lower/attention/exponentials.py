@@ -82,8 +82,7 @@ class _Exponentials:
     def __init__(self, heads: Heads, samples: int, rows: int) -> None:
         self.heads, self.samples, self.rows = heads, samples, rows
         self.b, self.h, self.length, self.size = heads.scores.dims
-        self.d, self.dtype = heads.query.dims[3], heads.query.dtype
-        assert self.dtype is not None
+        self.d, self.dtype = heads.query.dims[3], heads.dtype
 
     def candidate(self) -> Candidate | None:
         heads = self.heads
@@ -99,10 +98,8 @@ class _Exponentials:
             return None
         weighing = [] if heads.mask is None else [self._weighing()]
         calls: tuple[PrimitiveTemplate | TorchTemplate, ...] = (*weighing, *products, division)
-        srcs = (heads.query, heads.key, heads.value, *(() if heads.mask is None else (heads.mask,)))
-        return Candidate(
-            f"{implementations(products)}, no softmax", srcs, heads.result, calls, guard=Guard(KIND, _SUMS, in_range)
-        )
+        name, guard = f"{implementations(products)}, no softmax", Guard(KIND, _SUMS, in_range)
+        return Candidate(name, heads.srcs, heads.result, calls, guard=guard)
 
     def _blocks(self) -> Iterator[_Block]:
         for sample in range(0, self.b, self.samples):
@@ -122,19 +119,22 @@ class _Exponentials:
         query, query_bytes = _part(self.heads.query, block.sample, block.samples, block.row, block.rows)
         key, key_bytes = _part(self.heads.key, block.sample, block.samples, 0, block.keys)
         seen = transposed(key)
-        post_ops = PostOps().eltwise("linear", self.heads.scale)
+        post_ops = PostOps().eltwise("linear", self.heads.factor)
         extra: dict[int, Argument] = {}
         if self.heads.is_causal:
             later = later_keys(block.samples, block.rows, block.keys, block.row)
             post_ops = post_ops.binary("add", later.desc)
             extra = {arg_post_op(1, ARG_SRC_1): later}
+        post_ops = post_ops.eltwise("exp")
+        attr, zero_points = self.heads.zero_points(post_ops)
         args: Arguments = {
             ARG_SRC: Operand(0, query, query_bytes),
             ARG_WEIGHTS: Operand(1, seen, key_bytes),
             ARG_DST: Temporary(_SHARES, shares),
             **extra,
+            **zero_points,
         }
-        return product(query, seen, shares, post_ops.eltwise("exp"), args, self._flops(block))
+        return product(query, seen, shares, post_ops, args, self._flops(block), attr=attr)
 
     def _sums(self, block: _Block) -> PrimitiveTemplate | None:
         shares = self._shares(block)

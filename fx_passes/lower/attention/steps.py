@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fx_passes.candidates.candidates import (
     Argument,
+    Arguments,
     Candidate,
     Operand,
     PrimitiveTemplate,
@@ -27,11 +28,12 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
-from fx_passes.candidates.layouts import row_major, strided
+from fx_passes.candidates.conversions import zero_point_arguments, zero_point_masks
+from fx_passes.candidates.layouts import Layout, Numerics, Quantized, row_major, strided
 from fx_passes.lower.primitives import optimized_implementations
 from fx_passes.lower.products.step import product
 from zendnn_cffi.primitives import allocation, descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, PostOps, arg_post_op
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 _MAX_SCORES_BYTES = 32 << 20  # beyond a third-level cache a flash kernel, which keeps no scores, is the better one
@@ -44,6 +46,7 @@ class Heads:
     mask    layout of a run-time mask, operand 3, broadcast to [B, H, L, S]; boolean (True: take part) or added
     live    whether the mask is added, f32, and leaves something of each row
     result  layout of the result [B, H, L, D]
+    kept    how query and key are kept as integers, where they are; their zero points are not both other than 0
     """
 
     query: MemoryDesc
@@ -54,6 +57,33 @@ class Heads:
     scale: float
     is_causal: bool
     live: bool = False
+    kept: tuple[Numerics, Numerics] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is no integers."""
+        assert self.value.dtype is not None
+        return self.value.dtype
+
+    @property
+    def srcs(self) -> tuple[Any, ...]:
+        """The layouts of query, key, value and mask."""
+        query_and_key: tuple[Layout, ...] = (self.query, self.key)
+        if self.kept is not None:
+            query_and_key = Quantized(self.query, self.kept[0]), Quantized(self.key, self.kept[1])
+        return (*query_and_key, self.value, *(() if self.mask is None else (self.mask,)))
+
+    @property
+    def factor(self) -> float:
+        """What a product of query and key, as they are kept, is multiplied by."""
+        return self.scale if self.kept is None else self.scale * self.kept[0].scale * self.kept[1].scale
+
+    def zero_points(self, post_ops: PostOps) -> tuple[Attr | None, Arguments]:
+        """All attributes of such a product of integers, and what it reads for them; nothing of others."""
+        if self.kept is None:
+            return None, {}
+        found = {ARG_SRC: self.kept[0].zero_point, ARG_WEIGHTS: self.kept[1].zero_point}
+        return Attr(post_ops, zero_points=zero_point_masks(found)), dict(zero_point_arguments(found))
 
     @property
     def scores(self) -> MemoryDesc:
@@ -83,24 +113,22 @@ def in_steps(heads: Heads) -> list[Candidate]:
     """Return the candidates, one for each optimized softmax; none where a step has no optimized implementation."""
     if not heads.is_in_caches:
         return []
-    dtype = heads.query.dtype
     scores = Temporary(0, heads.scores)
-    shares = scores if dtype == torch.float32 else Temporary(1, row_major(heads.scores.dims, dtype))
+    shares = scores if heads.dtype == torch.float32 else Temporary(1, row_major(heads.scores.dims, heads.dtype))
     first, last = _first_product(heads, scores), _last_product(heads, shares)
     if first is None or last is None:
         return []
-    srcs = (heads.query, heads.key, heads.value, *(() if heads.mask is None else (heads.mask,)))
     by_torch = heads.mask is not None and not heads.live
     middles = [_masked_softmax(heads, scores, shares)] if by_torch else _softmaxes(scores, shares)
     return [
-        Candidate(implementations((first, middle, last)), srcs, heads.result, (first, middle, last))
+        Candidate(implementations((first, middle, last)), heads.srcs, heads.result, (first, middle, last))
         for middle in middles
     ]
 
 
 def _first_product(heads: Heads, scores: Temporary) -> PrimitiveTemplate | None:
     key = transposed(heads.key)
-    post_ops = PostOps().eltwise("linear", heads.scale)
+    post_ops = PostOps().eltwise("linear", heads.factor)
     extra: dict[int, Argument] = {}
     if heads.is_causal:
         later = later_keys(heads.scores.dims[0], *heads.scores.dims[2:])
@@ -109,8 +137,10 @@ def _first_product(heads: Heads, scores: Temporary) -> PrimitiveTemplate | None:
     elif heads.live:
         post_ops = post_ops.binary("add", heads.mask)
         extra = {arg_post_op(1, ARG_SRC_1): Operand(3)}
-    args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_WEIGHTS: Operand(1, key), ARG_DST: scores, **extra}
-    return product(heads.query, key, scores.desc, post_ops, args, heads.products_flops)
+    attr, zero_points = heads.zero_points(post_ops)
+    operands: Arguments = {ARG_SRC: Operand(0, heads.query), ARG_WEIGHTS: Operand(1, key), ARG_DST: scores}
+    args: Arguments = {**operands, **extra, **zero_points}
+    return product(heads.query, key, scores.desc, post_ops, args, heads.products_flops, attr=attr)
 
 
 def _last_product(heads: Heads, shares: Temporary) -> PrimitiveTemplate | None:

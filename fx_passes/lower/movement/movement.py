@@ -22,7 +22,7 @@ from fx_passes.candidates.layouts import (
 )
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
-from fx_passes.lower.quantized import integer_layouts, numerics_of
+from fx_passes.lower.quantized import integer_layouts, integer_layouts_of, numerics_of
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -61,6 +61,13 @@ def lower_permute(node: fx.Node, context: LoweringContext) -> Operation:
         assert steps is not None
         dst = strided(spec.shape, dtype, tuple(steps[a] for a in axes))
         operation.candidates.append(Candidate("view", (desc,), dst, ()))
+    if (numerics := numerics_of(node, context.values)) is not None:
+        for desc in integer_layouts_of(arguments["src"], numerics.dtype, context):
+            steps = desc.strides
+            assert steps is not None
+            kept = strided(spec.shape, numerics.dtype, tuple(steps[a] for a in axes))
+            views = Quantized(desc, numerics), Quantized(kept, numerics)
+            operation.candidates.append(Candidate("view", views[:1], views[1], ()))
     return operation
 
 

@@ -122,8 +122,7 @@ def _binary(node: fx.Node, context: LoweringContext, a: fx.Node, b: fx.Node | to
     if dtype != computed and constant is None and b_spec.shape == spec.shape:
         operation.candidates += _sums_of_two_dtypes(spec, dtype, computed)
     if constant is not None:
-        weights = Weights(constant_name, constant, row_major(shape, dtype))
-        operation.candidates += scaled_to_integers(node, kind, weights, context)
+        operation.candidates += scaled_to_integers(node, kind, constant_name, constant, context)
     return keep_optimized(operation, f"no optimized binary {kind} takes {list(spec.shape)} and {list(shape)}")
 
 

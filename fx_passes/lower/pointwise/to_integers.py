@@ -76,16 +76,26 @@ def batch_norm_to_integers(
         yield from candidates(found[:1], args, "binary", (have,), dst)
 
 
-def scaled_to_integers(node: fx.Node, kind: str, constant: Weights, context: LoweringContext) -> Iterator[Candidate]:
-    """Candidates for a float32 value times or plus a constant that broadcasts to it, where all quantize it alike."""
+def scaled_to_integers(
+    node: fx.Node, kind: str, name: str, constant: torch.Tensor, context: LoweringContext
+) -> Iterator[Candidate]:
+    """Candidates for a value times or plus a constant that broadcasts to it, where all quantize it alike.
+
+    In regions that compute in bf16 the value is read as float32, too, as normalizations of residual sums leave it.
+
+    name, constant  of the constant, float32
+    """
     spec, wanted = context.values.specs[node], wanted_of(node, context.values)
-    if wanted is None or kind not in ("mul", "add") or context.dtype(spec) != torch.float32:
+    if wanted is None or kind not in ("mul", "add") or spec.dtype != F32 or constant.dtype != F32:
         return
-    src, dst = row_major(spec.shape, torch.float32), row_major(spec.shape, wanted.dtype)
+    other = row_major((1,) * (spec.ndim - constant.ndim) + tuple(constant.shape), F32)
+    dst = row_major(spec.shape, wanted.dtype)
     attr = Attr(PostOps().eltwise("linear", 1.0 / wanted.scale, float(wanted.zero_point)))
-    args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_SRC_1: constant, ARG_DST: Result(dst)}
-    found = optimized_implementations(descriptors.binary, kind, src, constant.desc, dst, attr=attr)
-    yield from candidates(found[:1], args, "binary", (src,), Quantized(dst, wanted))
+    args: dict[int, Argument] = {ARG_SRC: Operand(0), ARG_SRC_1: Weights(name, constant, other), ARG_DST: Result(dst)}
+    for dtype in dict.fromkeys((context.dtype(spec), F32)):
+        src = row_major(spec.shape, dtype)
+        found = optimized_implementations(descriptors.binary, kind, src, other, dst, attr=attr)
+        yield from candidates(found[:1], args, "binary", (src,), Quantized(dst, wanted))
 
 
 def gated_to_integers(node: fx.Node, value: fx.Node, context: LoweringContext) -> Iterator[Candidate]:

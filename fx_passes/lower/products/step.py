@@ -5,7 +5,7 @@ from __future__ import annotations
 from fx_passes.candidates.candidates import Arguments, PrimitiveTemplate, primitive_template
 from fx_passes.lower.primitives import optimized_implementations
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import PostOps
+from zendnn_cffi.primitives.attributes import Attr, PostOps
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
@@ -17,9 +17,13 @@ def product(
     args: Arguments,
     flops: int,
     first: str = "",
+    attr: Attr | None = None,
 ) -> PrimitiveTemplate | None:
-    """One product by the first optimized implementation, one whose name begins with `first` before others."""
-    found = optimized_implementations(descriptors.matmul, left, right, None, result, post_ops=post_ops)
+    """One product by the first optimized implementation, one whose name begins with `first` before others.
+
+    attr  all attributes, where there are others than post_ops
+    """
+    found = optimized_implementations(descriptors.matmul, left, right, None, result, post_ops=post_ops, attr=attr)
     for pd in sorted(found, key=lambda pd: not (first and pd.implementation.startswith(first))):
         return primitive_template(pd, args, "matmul", flops)
     return None

@@ -305,6 +305,43 @@ def test_attention_of_integers() -> None:
     assert softmax.primitive.pd.dst_desc.dtype == U8
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_a_constant_scales_is_written_as_integers(dtype: torch.dtype | None) -> None:
+    factors = torch.linspace(0.5, 2.0, 64)
+
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = F.layer_norm(x + F.relu(x), (64,))
+        return F.linear(through(y * factors, 0.03, 120), w[0](), w[0].bias) + y
+
+    fast = optimized(Integers(forward, Weight(64, 64)), noise(4, 9, 64), steps=0.2, dtype=dtype)
+    primitives = [call for call in program_of(fast).calls if hasattr(call, "primitive")]
+    assert [call.kind for call in primitives if call.primitive.pd.dst_desc.dtype == U8] == ["binary"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [((U8, 0), (S8, 0)), ((U8, 90), (S8, 0)), ((S8, 3), (S8, 0)), ((U8, 0), (U8, 120)), ((S8, 0), (S8, 7))],
+)
+def test_queries_and_keys_of_attention_are_integers(
+    query: tuple[torch.dtype, int], key: tuple[torch.dtype, int], causal: bool
+) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        q, k = (through(y, 0.03, zero, dtype) for y, (dtype, zero) in ((x.flip(-1) * 0.7, query), (x, key)))
+        return F.scaled_dot_product_attention(q, k, x, is_causal=causal)
+
+    fast = optimized(Integers(forward), noise(2, 3, 17, 16), steps=2e-5)
+    assert next(call for call in ran(fast) if call[0] == "matmul")[1] == query[0]
+
+
+def test_attention_of_integers_that_both_have_zero_points_is_of_real_numbers() -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(through(x.flip(-1), 0.03, 90), through(x, 0.03, 90), x)
+
+    fast = optimized(Integers(forward), noise(2, 3, 17, 16), steps=2e-5)
+    assert {source for kind, source, _ in ran(fast) if kind == "matmul"} <= {F32}
+
+
 def test_a_softmax_whose_integers_are_not_counted_from_zero_is_rounded_behind() -> None:
     fast = optimized(Integers(lambda w, x: kept(x.relu().softmax(-1), 1 / 200, 5)), noise(6, 17))
     assert [call.primitive.pd.dst_desc.dtype for call in program_of(fast).calls if call.kind == "softmax"] in (

@@ -25,6 +25,7 @@ _PRODUCTS = frozenset(
     ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
     + ("linear", "matmul", "bmm")
 )
+ATTENTION = "scaled_dot_product_attention"  # one more where its operands are rounded
 _SUMS = frozenset(("add", "add_"))
 ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
 Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
@@ -50,8 +51,15 @@ def kind(node: fx.Node) -> str:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether it is a convolution or matrix product."""
-    return node.op == "call_function" and kind(node) in _PRODUCTS
+    """Whether it is a convolution or matrix product, or an attention of which queries and keys may be rounded."""
+    if node.op != "call_function":
+        return False
+    return kind(node) in _PRODUCTS or (kind(node) == ATTENTION and _is_rounded(node.args[0]))
+
+
+def _is_rounded(node: Any) -> bool:
+    """Whether node is an observer, what stands in its place, or dequantizes."""
+    return isinstance(node, fx.Node) and (node.op == "call_module" or kind(node).startswith("dequantize_"))
 
 
 def module_path(node: fx.Node) -> str:

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import attempts
-from zendnn_cffi.api.quantization.attention import KEYS, ROLE
+from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, kind
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 
@@ -56,12 +56,11 @@ def _other_product(node: fx.Node, activation: Any, weight: Any) -> dict[fx.Node,
 
     Those of nn.MultiheadAttention are functions in another module. Keys are counted from 0 (attention.py).
     """
-    if ROLE in node.meta:
+    if node.meta.get(OBSERVED):
         keys = dataclasses.replace(
             activation, dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric
         )
-        first, second = node.args
-        return {first: activation, second: keys if node.meta[ROLE] == KEYS else activation}
+        return {node.args[0]: activation, node.args[1]: keys}
     if node.op == "call_function" and kind(node) == "linear" and node.args[1].op == "get_attr":
         return {node.args[0]: activation, node.args[1]: weight}
     return {}

@@ -1,4 +1,4 @@
-"""Attention taken apart: the float model stays, and its products run on integers."""
+"""Attention of which queries and keys are quantized: which is marked, and that its first product runs on integers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import zendnn_cffi
 from tests.support.lowering import noise
 from tests.support.mixed_precision import called
 from tests.support.quantized import ran
-from zendnn_cffi.api.quantization.attention import take_attention_apart
-from zendnn_cffi.api.quantization.layers import Call, kind
+from zendnn_cffi.api.quantization.attention import mark_attention
+from zendnn_cffi.api.quantization.layers import Call
 from zendnn_cffi.api.quantization.pt2e import exported_graph
 from zendnn_cffi.api.quantization_report import sqnr_db
 
@@ -22,47 +22,53 @@ from zendnn_cffi.api.quantization_report import sqnr_db
 class Attention(nn.Module):
     """A block of attention; options are those of scaled_dot_product_attention."""
 
-    def __init__(self, heads: int = 4, **options: Any) -> None:
+    def __init__(self, heads: int = 4, keys: int = 64, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.heads, self.options = heads, options
-        self.q, self.k, self.v, self.out = (nn.Linear(64, 64) for _ in range(4))
+        self.size, self.options = 64 // heads, options
+        self.q, self.k, self.v = nn.Linear(64, 64), nn.Linear(64, keys), nn.Linear(64, keys)
+        self.out = nn.Linear(64, 64)
         self.eval()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(q, k, v, mask, **self.options)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
-FLOATS = torch.zeros(1, 1, 9, 9).masked_fill(torch.ones(9, 9).tril() == 0, -1e9)
+FLOATS = torch.zeros(1, 1, 33, 33).masked_fill(torch.ones(33, 33).tril() == 0, -1e9)
+FORMS: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
+    "plain": (Attention(), ()),
+    "scale": (Attention(scale=0.4), ()),
+    "two heads": (Attention(2), ()),
+    "added mask": (Attention(), (FLOATS,)),
+    "mask of booleans": (Attention(), (FLOATS == 0,)),
+    "causal": (Attention(is_causal=True), ()),
+}
 
 
-@pytest.mark.parametrize(
-    ("model", "rest"), [(Attention(), ()), (Attention(scale=0.4), ()), (Attention(), (FLOATS,)), (Attention(2), ())]
-)
-def test_it_is_exact_in_float(model: nn.Module, rest: tuple[Tensor, ...]) -> None:
-    call: Call = ((noise(2, 9, 64), *rest), {})
-    graph = exported_graph(model, call)
-    products = take_attention_apart(graph)
-    assert len(products) == 2 and not any(kind(node) == "scaled_dot_product_attention" for node in graph.graph.nodes)
-    torch.testing.assert_close(called(graph, call), called(model, call), atol=1e-5, rtol=0)
-    other: Call = ((noise(3, 9, 64), *rest), {})
-    torch.testing.assert_close(called(graph, other), called(model, other), atol=1e-5, rtol=0)  # the batch stays free
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_marked(form: str) -> None:
+    model, rest = FORMS[form]
+    graph = exported_graph(model, ((noise(2, 33, 64), *rest), {}))
+    assert len(mark_attention(graph)) == 1
 
 
-@pytest.mark.parametrize(("options", "mask"), [({"is_causal": True}, None), ({}, FLOATS == 0)])
-def test_other_forms_stay_whole(options: dict[str, Any], mask: Tensor | None) -> None:
-    call: Call = ((noise(2, 9, 64),) if mask is None else (noise(2, 9, 64), mask), {})
-    graph = exported_graph(Attention(**options), call)
-    code = graph.code
-    assert take_attention_apart(graph) == [] and graph.code == code
+def test_groups_of_queries_are_not_marked() -> None:
+    graph = exported_graph(Attention(keys=32, enable_gqa=True), ((noise(2, 33, 64),), {}))
+    assert mark_attention(graph) == []
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("attention", [False, True])
-def test_its_products_run_on_integers_where_asked(attention: bool) -> None:
-    x = noise(2, 33, 64)
-    fast, report, converted = zendnn_cffi.quantize(Attention(), [x], attention=attention, tune="off", compare=False)
-    integers = [call for call in ran(fast) if call[1] == torch.uint8]
-    assert len(integers) == (4 if attention else 2)  # the joined projections, and the last layer
-    assert report.sqnr_db > 25 and sqnr_db(called(converted, ((x,), {})), called(fast, ((x,), {}))) > 30
+@pytest.mark.parametrize("form", FORMS)
+def test_its_first_product_runs_on_integers_where_asked(form: str, attention: bool, dtype: torch.dtype | None) -> None:
+    model, rest = FORMS[form]
+    call: Call = ((noise(2, 33, 64), *rest), {})
+    fast, report, converted = zendnn_cffi.quantize(
+        model, [call[0]], attention=attention, dtype=dtype, tune="off", compare=False
+    )
+    integers = [kind for kind, source, _ in ran(fast) if source == torch.uint8]
+    assert len(integers) == (5 if attention else 2)  # projections apart, or joined; attention; the last layer
+    assert report.sqnr_db > 25 and sqnr_db(called(converted, call), called(fast, call)) > 30
+    assert len(report.layers) == (5 if attention else 4)
