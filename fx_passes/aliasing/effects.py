@@ -17,7 +17,8 @@ from fx_passes.graph.graph import is_shape
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
-          "unsqueeze", "squeeze", "expand", "contiguous", "getitem", "reshape_as", "view_as"}  # fmt: skip
+          "tensor_split", "unsqueeze", "squeeze", "expand", "contiguous", "getitem", "reshape_as",
+          "view_as"}  # fmt: skip
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
 _INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "leaky_relu": 2, "elu": 2,
