@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -40,6 +41,9 @@ _RELEASED = (
 )
 
 
+_KEPT = "zendnn_cffi: release_weights=True changes nothing, all parameters are kept: {}"
+
+
 class OptimizedModule(SkeletonModule):
     """An fx.GraphModule over a skeleton, in evaluation mode.
 
@@ -50,7 +54,8 @@ class OptimizedModule(SkeletonModule):
 
     _source: tuple[Traced, Build, dict[str, Any]]
     _owns_storage: bool
-    _release_due: Callable[[OptimizedModule], bool] | None
+    _release_due: Callable[[OptimizedModule], str | None] | None
+    _kept_because: str  # why release_weights=True releases nothing
     _released: bool
     _watch: Watch | None
     _seen: Watch | None  # what a call found that was not as it was watched
@@ -66,6 +71,7 @@ class OptimizedModule(SkeletonModule):
         self._source = (traced, build, options)
         self._owns_storage = False
         self._release_due = None
+        self._kept_because = ""
         self._released = False
         self._watch = self._seen = None
         self._told = False
@@ -243,6 +249,8 @@ class OptimizedModule(SkeletonModule):
         """What explain() says of the whole."""
         names = ", ".join(self.optimized_submodules)
         about = [f"Its forward is PyTorch's, which calls optimized submodules: {names}"] if names else []
+        if self._kept_because:
+            about.append(f"release_weights=True keeps all parameters: {self._kept_because}")
         if self._seen is None:
             return about
         return [*about, "Parameters or layers were changed: the last call ran as plain PyTorch. The next one packs them"
@@ -258,20 +266,31 @@ class OptimizedModule(SkeletonModule):
             if names.intersection(part.constants):
                 part.forget() if hasattr(part, "forget") else part.invalidate()
 
-    def release_after_first_call(self, release: Callable[[OptimizedModule], bool]) -> None:
+    def release_after_first_call(self, release: Callable[[OptimizedModule], str | None]) -> None:
         """Free, after the first call, the parameters of which only packed copies are needed from then on.
 
-        release  does it, and says whether there were any; copies of the module are made as it has settled then
+        release  does it, and says "" for that, why it cannot, or None where it is to be asked again after the next
+                 call; copies of the module are made as it has settled then
         """
         self._release_due = release
+        if self.optimized_submodules or not self.regions():
+            self._release()  # its calls change nothing about that
 
     def _release(self) -> None:
         from fx_passes.plan.heap import trim_heap
 
         with self._lock:
             release, self._release_due = self._release_due, None
+            if release is None:  # another thread did it
+                return
             was_open = self._is_open
-            if release is not None and release(self):
+            kept_because = release(self)
+            if kept_because is None:
+                self._release_due = release
+            elif kept_because:
+                self._kept_because = kept_because
+                warnings.warn(_KEPT.format(kept_because), RuntimeWarning, stacklevel=5)
+            else:
                 self._released = True
                 self.begin_watch()
             self._is_open = was_open
@@ -376,7 +395,7 @@ def _rebuild(
     build: Build,
     options: dict[str, Any],
     is_open: bool = True,
-    release: Callable[[OptimizedModule], bool] | None = None,
+    release: Callable[[OptimizedModule], str | None] | None = None,
 ) -> OptimizedModule:
     """Unpickle."""
     again: OptimizedModule = build(traced, **options)

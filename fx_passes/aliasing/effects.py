@@ -17,7 +17,8 @@ from fx_passes.graph.graph import is_shape
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
-          "unsqueeze", "squeeze", "expand", "contiguous", "getitem", "reshape_as", "view_as"}  # fmt: skip
+          "tensor_split", "unsqueeze", "squeeze", "expand", "contiguous", "getitem", "reshape_as",
+          "view_as"}  # fmt: skip
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
 _INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "leaky_relu": 2, "elu": 2,
@@ -53,7 +54,7 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
         return inputs[:1]
     if isinstance(node.kwargs.get("out"), fx.Node):
         return [node.kwargs["out"]]
-    if _is_ours_or_torch(node.target) or qualified_name(node.target) in QUALIFIED:
+    if is_known_function(node.target):
         return inputs[:1] if _has_inplace_name(node.target.__name__) else []
     return inputs if unknown else []
 
@@ -144,6 +145,11 @@ def _annotated(node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
         value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
         if argument.alias_info is not None and isinstance(value, fx.Node):
             yield value, argument.alias_info
+
+
+def is_known_function(target: Any) -> bool:
+    """Whether it is known of a function what it computes or writes to: of torch, of ours, or one that passes spell."""
+    return _is_ours_or_torch(target) or qualified_name(target) in QUALIFIED
 
 
 def _is_ours_or_torch(target: Any) -> bool:

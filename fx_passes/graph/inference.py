@@ -134,7 +134,7 @@ def _rank(node: Any) -> _Rule:
             if (found := (yield part)) is not None:
                 return found
         return None
-    if is_call(node, operator.getitem) and is_call(node.args[0], ops.chunk, ops.split):
+    if is_call(node, operator.getitem) and is_call(node.args[0], *ops.PIECES):
         return (yield node.args[0].args[0])
     return (yield node.args[0]) if _keeps_rank(node) else None
 

@@ -101,7 +101,7 @@ def numerics_of(node: object, values: RegionValues) -> Numerics | None:
         return found.pop() if len(found) == 1 else None
     if is_call(node, operator.getitem):
         pieces = node.args[0]
-        return numerics_of(pieces.args[0], values) if is_call(pieces, ops.chunk, ops.split) else None
+        return numerics_of(pieces.args[0], values) if is_call(pieces, *ops.PIECES) else None
     takes_maxima = node.target in (ops.pool, ops.adaptive_pool) and node.args[1] == "max"
     return numerics_of(node.args[0], values) if takes_maxima or node.target in _VIEWS else None
 

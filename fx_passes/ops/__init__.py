@@ -29,6 +29,7 @@ from fx_passes.ops.constants import (
     scale_channels,
 )
 from fx_passes.ops.movement import (
+    PIECES,
     chunk,
     concat,
     contiguous,
@@ -41,6 +42,7 @@ from fx_passes.ops.movement import (
     reshape,
     reshape_as,
     split,
+    split_at,
     transpose,
     unflatten,
     unsqueeze,

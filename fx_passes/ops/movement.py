@@ -66,6 +66,16 @@ def split(src: Tensor, size: int | Sequence[int], dim: int) -> tuple[Tensor, ...
     return torch.split(src, size, dim)
 
 
+@op(kind=MOVEMENT, shares_memory=True, several=True, no_rule="its pieces are read by operator.getitem")
+def split_at(src: Tensor, indices: Sequence[int], dim: int) -> tuple[Tensor, ...]:
+    """Return src cut before each of the indices along dim, with slice semantics; read through operator.getitem."""
+    return torch.tensor_split(src, tuple(indices), dim)
+
+
+# Operations that cut a tensor into pieces along `dim`.
+PIECES = (chunk, split, split_at)
+
+
 @op(kind=MOVEMENT, view=True, shape="rank")
 def narrow(src: Tensor, dim: int, start: int | None, stop: int | None) -> Tensor:
     """Return src[start:stop] along dim, with slice semantics (negative and out-of-range bounds)."""

@@ -47,7 +47,7 @@ def _keeps_samples_apart(node: fx.Node, values: RegionValues, batch: int) -> boo
         case ops.quantize | ops.dequantize:
             axis = plain_axis(arguments["axis"], values.specs[src].shape) if isinstance(src, fx.Node) else ()
             return not isinstance(axis, tuple) and (not isinstance(axis, int) or bool(axis % ndim))
-        case ops.softmax | ops.narrow | ops.chunk | ops.split | ops.unflatten:
+        case ops.softmax | ops.narrow | ops.chunk | ops.split | ops.split_at | ops.unflatten:
             return bool(arguments["dim"] % ndim)
         case ops.concat:
             return bool(arguments["dim"] % values.specs[node].ndim)

@@ -8,7 +8,7 @@ plain as well, folded. fx_passes.saved.released copies and saves what is left.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,24 +21,32 @@ from fx_passes.region.region import ZenRegion
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
-def release(gm: fx.GraphModule, regions: Sequence[ZenRegion]) -> int:
-    """Free the parameters that these regions alone read; return the bytes no longer held. Each must have a program."""
-    read = {region: set(region.constants) for region in regions}
-    released = [region for region in regions if release_region(region)]
-    names = set().union(*(read[region] for region in released))
+def release(gm: fx.GraphModule, regions: Sequence[ZenRegion]) -> bool:
+    """Free the parameters that these regions alone read; whether there are any. Each must have a program.
+
+    A region whose parameters are all read elsewhere, too, keeps them: nothing would come back.
+    """
     tensors = {**dict(gm.named_parameters(remove_duplicate=False)), **dict(gm.named_buffers(remove_duplicate=False))}
-    kept = {str(node.target) for node in gm.graph.find_nodes(op="get_attr")}
+    others = _read_outside(gm, tensors, regions)
+    useful = [r for r in regions if any(name in tensors and id(tensors[name]) not in others for name in r.constants)]
+    read = {region: set(region.constants) for region in useful}
+    released = [region for region in useful if release_region(region)]
+    others = _read_outside(gm, tensors, released)
+    names = set().union(*(read[region] for region in released))
+    for tensor in {id(tensors[name]): tensors[name] for name in names if name in tensors}.values():
+        if id(tensor) not in others:
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return bool(released)
+
+
+def _read_outside(gm: fx.GraphModule, tensors: Mapping[str, torch.Tensor], regions: Sequence[ZenRegion]) -> set[int]:
+    """The ids of the tensors that others than these regions read."""
+    names = {str(node.target) for node in gm.graph.find_nodes(op="get_attr")}
     for node in gm.graph.find_nodes(op="call_module"):
         inside: Any = gm.get_submodule(str(node.target))
         below = [name for name in tensors if name.startswith(f"{node.target}.")]
-        kept |= set(getattr(inside, "constants", below)) if inside not in released else set()
-    shared = {id(tensors[name]) for name in kept if name in tensors}
-    freed = 0
-    for tensor in {id(tensors[name]): tensors[name] for name in names if name in tensors}.values():
-        if id(tensor) not in shared:
-            freed += tensor.numel() * tensor.element_size()
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
-    return freed
+        names |= set(getattr(inside, "constants", below)) if inside not in regions else set()
+    return {id(tensors[name]) for name in names if name in tensors}
 
 
 def release_region(region: ZenRegion) -> bool:

@@ -328,14 +328,35 @@ def _beside_other_work(regions: Sequence[Any]) -> list[str]:
 
 
 def _region(region: Any) -> list[NodeExplanation]:
-    rows = [] if region.packed is None else _region(region.packed.region)
+    rows = [] if region.packed is None else _packed(region)
     for signature, lowered in region.lowered.items():
-        shapes = " ".join("x".join(map(str, shape)) for shape, *_ in signature[1:])
-        if lowered is None:
-            rows += [_waiting(region, node, shapes, "torch", region.reason(signature)) for node in _calls(region)]
-            continue
-        rows += [explain_report(region.name, shapes, report, lowered.program.slices) for report in lowered.nodes]
+        rows += _lowered(region, signature, lowered)
     return rows or [_waiting(region, node, "", "waiting", "lowered on the first call") for node in _calls(region)]
+
+
+def _lowered(region: Any, signature: Any, lowered: Any) -> list[NodeExplanation]:
+    """What a region's nodes became for one signature; lowered: None where PyTorch computes."""
+    shapes = " ".join("x".join(map(str, shape)) for shape, *_ in signature[1:])
+    if lowered is None:
+        return [_waiting(region, node, shapes, "torch", region.reason(signature)) for node in _calls(region)]
+    return [explain_report(region.name, shapes, report, lowered.program.slices) for report in lowered.nodes]
+
+
+def _packed(region: Any) -> list[NodeExplanation]:
+    """Of a region's packed sequences: the programs in use for them, and for which ones PyTorch computes."""
+    from fx_passes import ops
+
+    packed, rows = region.packed, []
+    stack = [node for node in _calls(region) if node.target is ops.recurrent]
+    for (*size, _eighths), reason in ((key or (0,), reason) for key, reason in packed.left.items() if reason):
+        shapes = "x".join(map(str, (*size, "packed")))
+        rows += [_waiting(region, node, shapes, "torch", reason) for node in stack]
+    in_use = {key[:2] for key, reason in packed.left.items() if not reason}
+    for signature, lowered in packed.region.lowered.items():
+        steps_and_samples = tuple(signature[1][0][:2])
+        if lowered is None or steps_and_samples in in_use:
+            rows += _lowered(packed.region, signature, lowered)
+    return rows
 
 
 def _calls(region: Any) -> list[fx.Node]:

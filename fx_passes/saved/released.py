@@ -33,19 +33,25 @@ from zendnn_cffi.primitives.memory import MemoryDesc
 Tensors = dict[str, torch.Tensor]
 
 
-def release_weights(gm: OptimizedModule) -> bool:
-    """Let go of the parameters that regions keep packed; whether there are any. Each region that has a program may.
+def release_weights(gm: OptimizedModule) -> str | None:
+    """Let go of the parameters that regions keep packed. Each region that has a program may.
 
-    A model that PyTorch calls keeps its parameters, whatever its submodules are.
+    Returns  "" where some are gone, why all are kept, None where the calls so far do not tell
     """
     if gm.optimized_submodules:
-        return False
+        return "PyTorch runs the model's own forward, whose submodules are optimized"
     regions: list[Any] = [r for r in gm.regions().values() if isinstance(r, ZenRegion)]
+    if not regions:
+        return "no operation of it is in a region"
+    if not any(r.lowered or r.packed for r in regions):
+        return None
     regions = [r for r in regions if r.lowered and all(r.lowered.values())]  # plain PyTorch needs the others
-    if not regions or not release(gm, regions):
-        return False
+    if not regions:
+        return "PyTorch computes its regions, or they were called with packed sequences"
+    if not release(gm, regions):
+        return "operations outside of regions read its parameters, or it has none"
     keep_parts(gm)
-    return True
+    return ""
 
 
 def keep_parts(gm: OptimizedModule) -> None:

@@ -85,6 +85,17 @@ def method_split(input: Any, split_size: Any, dim: Any = 0) -> Built:
     return split(input, split_size, dim)
 
 
+@spelled("tensor_split", overloads=[aten.tensor_split.indices])
+def tensor_split(
+    input: Any, indices_or_sections: Any = None, dim: Any = 0, *, sections: Any = None, indices: Any = None
+) -> Built:
+    """Cut before indices; not into a number of pieces, nor at what a tensor says."""
+    indices = indices_or_sections if indices is None else indices
+    if sections is not None or not isinstance(indices, list | tuple) or not static(tuple(indices), dim):
+        return None
+    return Call(ops.split_at, (input, tuple(indices), dim))
+
+
 def _pad_module(m: Any, p: Parameter, args: tuple[Any, ...]) -> Built:
     return pad(args[0], m.padding, "constant", getattr(m, "value", 0.0))
 

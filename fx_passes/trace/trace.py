@@ -4,7 +4,7 @@
            --symbolic trace, else torch.export with example inputs, else with some submodules kept whole-->  fx.Graph
 
 nn.Transformer and its parts, nn.MultiheadAttention among them, are one operation each for symbolic tracing: with
-example inputs, torch.export goes first.
+example inputs, torch.export goes first. So it does where torch.fx.wrap hides a function with several results.
 
 The user's model is never written to: not by tracing (a forward may store things on self), not by what is later done to
 the optimized module (`.to`, hooks, new submodules).
@@ -12,17 +12,20 @@ the optimized module (`.to`, hooks, new submodules).
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import operator
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.aliasing.effects import writes
-from fx_passes.graph.graph import copy_graph
+from fx_passes.aliasing.effects import is_known_function, qualified_name, writes
+from fx_passes.graph.graph import copy_graph, is_call, is_shape
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
@@ -111,6 +114,10 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
     while True:
         try:
             traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
+            if example is not None and not refused and not leaves and (name := _unseen_function(traced.graph)):
+                log.info("%s: torch.fx does not look into %s()", type(root).__name__, name)
+                with contextlib.suppress(Untraceable):
+                    return _trace_by_export(root, reached, example)
             return replace(traced, stateful=stateful)
         except Untraceable as failure:
             if example is not None and not leaves and not failure.stateful:
@@ -125,6 +132,21 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
             leaves = keep_whole(leaves, failure.reasons)
             if WHOLE in leaves:
                 return Traced(root, None, leaves, stateful=stateful)
+
+
+def _unseen_function(graph: fx.Graph | None) -> str:
+    """The name of a function that torch.fx.wrap hides, and of which several results are read; "" where there is none.
+
+    Not even what is a tensor among these is known, so what follows stays outside of regions, too. Of functions with
+    one result the graph is taken: an exported one may hold for fewer sizes.
+    """
+    for node in () if graph is None else graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, types.FunctionType):
+            continue
+        several = any(is_call(user, operator.getitem) for user in node.users)
+        if several and not is_known_function(node.target) and not all(map(is_shape, node.all_input_nodes)):
+            return qualified_name(node.target)
+    return ""
 
 
 def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:

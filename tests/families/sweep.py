@@ -107,7 +107,8 @@ def line(verdict: Verdict) -> str:
         share = "" if outcome.share is None else f", {outcome.share:.0%} of time"
         state = outcome.fault.upper() if outcome.fault else f"right to {outcome.error:.0e}"
         counts = f"{outcome.offloaded}/{outcome.nodes} in {outcome.regions}"
-        said.append(f"{entry} {state}, {counts}{share}{faster}, first call {outcome.first_call_s:.1f} s")
+        first = f"first call {outcome.first_call_s:.1f} s ({outcome.first_call_cpu_s:.1f} of CPU)"
+        said.append(f"{entry} {state}, {counts}{share}{faster}, {first}")
     return f"{verdict.name:20} " + " | ".join(said) + (f" | Inductor {verdict.inductor}" if verdict.inductor else "")
 
 

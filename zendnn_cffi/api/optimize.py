@@ -62,7 +62,9 @@ def optimize(
     release_weights after the first call, keep packed weights alone and let go of the parameters they were made from
                     (memory comes back once the original model is gone too). The module is copied, pickled and saved
                     with these. It has no state_dict then, and loading or converting it raises RuntimeError. Winograd's
-                    algorithm, whose weights are large, is then used in early layers only.
+                    algorithm, whose weights are large, is then used in early layers only. Where nothing can be
+                    released (PyTorch runs the model's own forward, or nothing is in a region), a RuntimeWarning says
+                    so, and explain().
     Returns         an fx.GraphModule with the model's signature and state_dict. It lowers its regions on the first call
                     with each input signature. Outputs carry no gradient, unless an input asks for one: then that call
                     runs in plain PyTorch.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def fastest(ways: Mapping[str, Callable[[], Any]], *, rounds: int, enough_ns: float = math.inf) -> str:
-    """Return the name of the way whose fastest run is the fastest; they take turns.
+def times_ns(ways: Mapping[str, Callable[[], Any]], *, rounds: int, enough_ns: float = math.inf) -> dict[str, float]:
+    """Return each way's fastest run; they take turns.
 
     rounds     runs of each
     enough_ns  after so long no further round begins
@@ -22,4 +22,10 @@ def fastest(ways: Mapping[str, Callable[[], Any]], *, rounds: int, enough_ns: fl
             best[name] = min(best[name], time.perf_counter_ns() - start)
         if time.perf_counter_ns() - begun > enough_ns:
             break
+    return best
+
+
+def fastest(ways: Mapping[str, Callable[[], Any]], *, rounds: int, enough_ns: float = math.inf) -> str:
+    """Return the name of the way whose fastest run is the fastest. rounds, enough_ns  as of times_ns"""
+    best = times_ns(ways, rounds=rounds, enough_ns=enough_ns)
     return min(best, key=best.__getitem__)

@@ -97,4 +97,4 @@ def grow(cache: TensorSpec, new: TensorSpec, dim: int) -> TensorSpec:
     return concat((cache, new), dim)
 
 
-VIEWED = (ops.permute, ops.transpose, ops.narrow, ops.index, ops.unsqueeze, ops.expand, ops.chunk, ops.split)
+VIEWED = (ops.permute, ops.transpose, ops.narrow, ops.index, ops.unsqueeze, ops.expand, *ops.PIECES)

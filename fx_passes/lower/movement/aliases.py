@@ -84,7 +84,7 @@ def _source(node: fx.Node, context: LoweringContext) -> tuple[fx.Node | None, Ca
     """What node looks at, and the function of it that node is."""
     if node.target is operator.getitem:
         pieces, item = node.args
-        if not isinstance(pieces, fx.Node) or pieces.target not in (ops.chunk, ops.split) or not isinstance(item, int):
+        if not isinstance(pieces, fx.Node) or pieces.target not in ops.PIECES or not isinstance(item, int):
             return None, _nothing
         rest = context.values.concrete((pieces.args[1:], pieces.kwargs))
         return pieces.args[0], lambda t: pieces.target(t, *rest[0], **rest[1])[item]

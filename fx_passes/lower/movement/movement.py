@@ -72,7 +72,7 @@ def lower_permute(node: fx.Node, context: LoweringContext) -> Operation:
 
 
 def lower_narrow(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.narrow, and one piece of ops.chunk or ops.split: a copy out of the box."""
+    """Lower ops.narrow, and one piece of what ops.PIECES cut: a copy out of the box."""
     arguments = context.values.arguments(node)
     src = context.tensor(arguments["src"], "src")
     start, _, step = slice(arguments["start"], arguments["stop"]).indices(src.shape[arguments["dim"] % src.ndim])
@@ -81,10 +81,10 @@ def lower_narrow(node: fx.Node, context: LoweringContext) -> Operation:
 
 
 def lower_getitem(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower operator.getitem of ops.chunk or ops.split."""
+    """Lower operator.getitem of what ops.PIECES cut."""
     pieces, index = node.args
-    if not isinstance(pieces, fx.Node) or pieces.target not in (ops.chunk, ops.split) or not isinstance(index, int):
-        raise NotLowered("the item of something that is not a chunk or a split")
+    if not isinstance(pieces, fx.Node) or pieces.target not in ops.PIECES or not isinstance(index, int):
+        raise NotLowered("the item of something that is not cut in pieces")
     arguments = context.values.arguments(pieces)
     src = context.tensor(arguments["src"], "src")
     dim = arguments["dim"] % src.ndim

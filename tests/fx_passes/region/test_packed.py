@@ -157,13 +157,51 @@ def test_the_faster_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.GRU(17, 24).eval()
     for way in (PADDED, STEPS):
-        monkeypatch.setattr(packed_module, "_fastest", lambda ways, way=way: [run() for run in ways.values()] and way)
+        monkeypatch.setattr(packed_module, "_times_ns", lambda ways, way=way: _times(ways, way))
         gm = zendnn_cffi.optimize(model, tune_seconds=0.0)
         (region,) = gm.regions().values()
         with torch.no_grad():
             for _ in range(2):
                 assert_alike(gm(pack(UNSORTED)), model(pack(UNSORTED)))
-        assert [*region.packed._faster.values()] == [way]
+        found = zendnn_cffi.explain(gm)
+        became = [(node.became, node.reason, node.offloaded) for node in found.nodes if node.computes]
+        if way == PADDED:
+            assert layers(gm) == 1
+        else:
+            assert became == [("torch", f"measured: {STEPS} 1.00 ms, {PADDED} 2.00 ms", False)]
+
+
+def _times(ways: dict[str, Any], fastest: str) -> dict[str, float]:
+    """Run both ways and say that this one took a millisecond, the other two."""
+    return {way: run() and (1e6 if way == fastest else 2e6) for way, run in ways.items()}
+
+
+def test_pytorchs_way_is_told_beside_programs_for_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of lengths for which a program is at hand that other texts of the same size use."""
+    torch.manual_seed(0)
+    model = nn.GRU(17, 24).eval()
+    faster = iter((STEPS, PADDED, STEPS))
+    monkeypatch.setattr(packed_module, "_times_ns", lambda ways: _times(ways, next(faster)))
+    gm = zendnn_cffi.optimize(model, tune_seconds=0.0)
+    with torch.no_grad():
+        for lengths in ([13, 1, 1, 1], [13, 13, 13, 13], [9, 9]):
+            assert_alike(gm(pack(lengths)), model(pack(lengths)))
+    nodes = [node for node in zendnn_cffi.explain(gm).nodes if node.computes]
+    steps = [node.signature for node in nodes if node.reason.startswith("measured")]
+    assert steps == ["13x4xpacked", "9x2xpacked"]
+    others = [node for node in nodes if node.signature not in steps]
+    assert [node.became for node in others].count("recurrent_layer") == 1
+    assert all(node.signature.startswith("13x4x17") for node in others)
+
+
+def test_sequences_in_an_order_of_their_own_are_pytorchs_and_told() -> None:
+    torch.manual_seed(0)
+    model = nn.GRU(17, 24).double().eval()
+    gm = zendnn_cffi.optimize(model, tune="off")
+    data, *others = pack(SORTED)
+    packed = PackedSequence(data.double().requires_grad_(), *others)
+    assert_alike(gm(packed), model(packed))
+    assert {node.became for node in zendnn_cffi.explain(gm).nodes} == {"torch"}
 
 
 def test_without_measuring_little_text_among_padding_is_pytorchs() -> None:
@@ -172,7 +210,9 @@ def test_without_measuring_little_text_among_padding_is_pytorchs() -> None:
     gm = zendnn_cffi.optimize(model, tune="off")
     with torch.no_grad():
         assert_alike(gm(pack(lengths)), model(pack(lengths)))
-    assert layers(gm) == 0
+    found = zendnn_cffi.explain(gm)
+    assert [node.became for node in found.nodes if node.computes] == ["torch"]
+    assert "padded, 88% would be padding" in str(found)
 
 
 def test_new_weights_are_packed_again() -> None:

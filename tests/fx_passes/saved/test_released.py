@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,68 @@ def test_beside_plain_pytorch(tmp_path: Path) -> None:
         assert torch.equal(again(how, gm, tmp_path)(x), expected)
     with pytest.raises(ValueError, match="Counting"):
         zendnn_cffi.save(gm, tmp_path / "m")
+
+
+class Tied(nn.Module):
+    """An operation outside of regions reads the only parameter, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + torch.sort(self.linear.weight).values
+
+
+class Branching(nn.Module):
+    """No graph: PyTorch calls the layers that are optimized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) if x.sum() > 0 else x
+
+
+# Model -> why its parameters are kept, and whether that is known before a call.
+KEPT: dict[str, tuple[Callable[[], nn.Module], str, bool]] = {
+    "read elsewhere": (Tied, "outside of regions read", False),
+    "no graph": (Branching, "the model's own forward", True),
+    "no region": (nn.Identity, "no operation", True),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_cannot_be_released_is_told_and_changes_are_noticed(case: str) -> None:
+    torch.manual_seed(0)
+    build, why, known_before = KEPT[case]
+    original, x = build().eval(), noise(32, 32).abs()
+    with warnings.catch_warnings(record=True) as before:
+        warnings.simplefilter("always")
+        gm = zendnn_cffi.optimize(original, (x,), tune="off", release_weights=True)
+    with warnings.catch_warnings(record=True) as during, torch.no_grad():
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert_close(gm(x), original(x), k=32)
+    told = [str(warning.message) for warning in (before if known_before else during)]
+    assert len(told) == 1 and len(before) + len(during) == 1 and why in told[0]
+    assert why in str(zendnn_cffi.explain(gm)) and not gm.is_released
+    gm.state_dict()
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter.mul_(0.5)
+        for _ in range(3):
+            assert_close(gm(x), original(x), k=32)
+
+
+def test_a_first_call_that_lowers_nothing_releases_later() -> None:
+    """One that asks for gradients, say: regions leave it to PyTorch."""
+    gm = zendnn_cffi.optimize(model(), tune="off", release_weights=True)
+    gm(X.clone().requires_grad_())
+    assert not gm.is_released
+    gm(X)
+    assert gm.is_released
 
 
 @pytest.mark.parametrize("change", ({0: "nothing"}, {1: (32, 3, 3, 4)}, {1: (-32, -864)}, {2: 3}, {3: 99}, {4: True}))

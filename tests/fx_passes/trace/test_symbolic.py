@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+import zendnn_cffi
 from fx_passes.pipeline import compile_graph
 from fx_passes.trace.seeding import refuse_seeding
 from tests.support.graphs import check, image, model_of, outside
@@ -73,6 +74,45 @@ def test_other_threads_may_call_modules_while_one_traces() -> None:
     thread.join()
     assert not gm.leaves and len(results) == 2
     torch.testing.assert_close(results[0], results[1])
+
+
+def _with_rank(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Several results: torch.fx.wrap keeps the graph from seeing what they are."""
+    return (x[:, None] if x.ndim == 2 else x), x.ndim
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x + x if x.ndim == 2 else x
+
+
+torch.fx.wrap("_with_rank")
+torch.fx.wrap("_doubled")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_functions_of_several_results_that_are_hidden_are_looked_into_by_export(given: bool) -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x, rank = _with_rank(m.a(x))
+        return m.b(x.transpose(1, 2)[..., 0] * rank)
+
+    torch.manual_seed(0)
+    model = model_of(forward, a=nn.Linear(8, 16), b=nn.Linear(16, 4)).float()
+    x = torch.randn(3, 8)
+    gm = zendnn_cffi.optimize(model, (x,) if given else None, tune="off")
+    with torch.no_grad():
+        for value in (x, torch.randn(5, 8)):
+            torch.testing.assert_close(gm(value), model(value), rtol=1e-5, atol=1e-5)
+    assert [len(region.lowered) for region in gm.regions().values()] == ([2] if given else [2, 2])
+    assert any(node.target is _with_rank for node in gm.graph.nodes) != given
+
+
+def test_hidden_functions_of_one_result_leave_the_graph_as_it_is() -> None:
+    model = model_of(lambda m, x: m.b(_doubled(m.a(x))), a=nn.Linear(8, 16), b=nn.Linear(16, 4)).float()
+    x = torch.randn(1, 8)
+    gm = zendnn_cffi.optimize(model, (x,), tune="off")
+    assert any(node.target is _doubled for node in gm.graph.nodes)
+    with torch.no_grad():
+        torch.testing.assert_close(gm(torch.randn(5, 8) * 0 + x), model(x.expand(5, 8)), rtol=1e-5, atol=1e-5)
 
 
 def test_two_threads_may_trace_at_once() -> None:
