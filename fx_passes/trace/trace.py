@@ -40,7 +40,7 @@ from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.repeated import changes_when_called, first_difference
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, skeleton
-from fx_passes.trace.state import Snapshot, arrays_of, unrepeatable
+from fx_passes.trace.state import Snapshot, arrays_of, is_near
 from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
 from fx_passes.trace.tuples import in_tuples
 from zendnn_cffi.locks import making
@@ -284,7 +284,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example))
         if traced.graph is None:
-            called_with = None if unrepeatable(traced.root) else example
+            called_with = None if Snapshot(traced.root).unrepeatable() else example
             traced.submodules.update(find_submodules(traced.root, called_with, _trace_submodule))
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
             reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
@@ -313,18 +313,12 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
-    leaves = {} if exported else keep_whole({}, unrepeatable(root))
-    if WHOLE in leaves:
-        return Traced(root, None, leaves)
-    if (
-        example is not None
-        and not leaves
-        and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules()))
-    ):
+    if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
         try:
             return _trace_by_export(root, reached, example)
         except _Untraceable as failure:
             refused = str(failure)
+    leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
     while True:
         try:
@@ -379,6 +373,10 @@ def _trace_symbolically(
     tracers = [SubmoduleTracer(traced_root, reached, leaves, specialized, example) for _ in range(2)]
     tracer = tracers[0]
     before, rng = Snapshot(traced_root), torch.get_rng_state()
+    inside = tuple(f"{leaf}." for leaf in leaves)
+    once = {path: why for path, why in before.unrepeatable().items() if not f"{path}.".startswith(inside)}
+    if once:
+        raise _Untraceable(once)
     try:
         if (unclear := tracer.reached.why_unclear(root)) is not None:
             raise NotImplementedError(unclear)
@@ -478,7 +476,8 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         raise _Untraceable({WHOLE: "its forward catches exceptions, and computes something else without numbers"})
     _refuse_writes_beside_arrays(graph, root)
     written = any(writes(node, root, unknown=False) for node in graph.nodes)
-    if reached.functions and changes_when_called(root, example, writes=bool(written)):
+    calls_own_code = any(is_near(function.__module__ or "") for function in reached.functions)
+    if calls_own_code and changes_when_called(root, example, writes=bool(written)):
         raise _Untraceable({WHOLE: _CHANGES}, (WHOLE,))
     return Traced(root, graph, guards=guards, example=example)
 
