@@ -40,9 +40,9 @@ class WrittenInputs:
             leaves = (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
             (written if name in self._written else others).extend(tensors)
-        if constants is not None and any(map(constants.touch, written)):
+        places = [storage_of(tensor) for tensor in (*written, *others)]
+        if constants is not None and any(map(constants.touch, places[: len(written)])):
             return True
-        places = [_storage(tensor) for tensor in (*written, *others)]
         if _are_apart(places):
             return False
         every = [*zip(places, (*written, *others), strict=True)]
@@ -68,21 +68,21 @@ class Places:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        for start, end in sorted(_storage(tensor) for tensor in tensors if tensor.layout is torch.strided):
+        for start, end in sorted(storage_of(tensor) for tensor in tensors if tensor.layout is torch.strided):
             if self._ends and start < self._ends[-1]:
                 self._ends[-1] = max(self._ends[-1], end)
             elif start < end:
                 self._starts.append(start)
                 self._ends.append(end)
 
-    def touch(self, tensor: torch.Tensor) -> bool:
-        """Whether tensor's storage has a byte of them."""
-        start, end = _storage(tensor)
+    def touch(self, storage: tuple[int, int]) -> bool:
+        """Whether a storage has a byte of them."""
+        start, end = storage
         at = bisect.bisect_left(self._starts, end)
         return start < end and at > 0 and self._ends[at - 1] > start
 
 
-def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first byte of a tensor's storage, and behind its last; equal ones where there is none."""
     try:
         storage = tensor.untyped_storage()
@@ -94,5 +94,10 @@ def _storage(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _are_apart(places: list[tuple[int, int]]) -> bool:
     """Whether no two of these overlap."""
-    ordered = sorted(place for place in places if place[0] < place[1])
-    return all(end <= start for (_, end), (start, _) in zip(ordered, ordered[1:], strict=False))
+    behind = 0
+    for start, end in sorted(places):
+        if start < end:
+            if start < behind:
+                return False
+            behind = end
+    return True

@@ -284,6 +284,8 @@ def _export(
         padded = write_out_padding(traced_root)
         write_out_modules(traced_root, literal)
         shared = Snapshot(traced_root)
+        if once := shared.unrepeatable():
+            raise StateChanged(once)
         noticed = _watch_state(traced_root)
         asked = Asked()
         try:

@@ -46,12 +46,14 @@ Inner = Callable[[Any], Any]
 class Kept(list[Any]):
     """What must stay alive while descriptions are compared.
 
-    in_place  whether a tensor that was written to has another description
+    in_place    whether a tensor that was written to has another description
+    holds_once  whether an iterator was met that cannot be copied
     """
 
     def __init__(self, in_place: bool = True) -> None:
         super().__init__()
         self.in_place = in_place
+        self.holds_once = False
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,7 @@ def describe(value: Any, keep: Kept, seen: dict[int, Any] | None = None, depth: 
     if isinstance(value, (fx.Proxy, nn.Module, *CODE)) or id(value) in seen or depth > _MAX_DEPTH:
         return id(value)
     seen[id(value)] = None
+    keep.holds_once = keep.holds_once or gives_once(value)
 
     def inner(item: Any) -> Any:
         return describe(item, keep, seen, depth + 1)

@@ -28,6 +28,7 @@ from fx_passes.trace.instructions import (
     with_inner,
 )
 from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy
+from fx_passes.trace.state import is_near
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
 _NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
@@ -124,6 +125,11 @@ class Reached:
             if "forward" in vars(cls):
                 return None
         return None
+
+    @property
+    def has_near_code(self) -> bool:
+        """Whether a function is of no installed library: such read clocks, files and what else changes by itself."""
+        return any(is_near(function.__module__ or "") for function in self.functions)
 
     @property
     def catches_exceptions(self) -> bool:

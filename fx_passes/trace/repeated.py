@@ -64,7 +64,7 @@ def _equal(a: Any, b: Any) -> bool:
         return a is b
     if isinstance(a, torch.Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and (a.is_meta or _bytes(a) == _bytes(b))
-    return a == b or a != a or not isinstance(a, bool | int | float | complex | str | bytes)
+    return not isinstance(a, bool | int | float | complex | str | bytes) or a == b or a != a
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -66,6 +66,13 @@ class Snapshot:
         self._shared = [describe(place.get(), self._keep) for place in self._places]
         self._saved = [(value := place.get(), copy_of_iterator(value), Held(value)) for place in self._places]
 
+    def unrepeatable(self) -> dict[str, str]:
+        """Return the paths of modules whose forward may take values from an iterator that cannot be copied -> which.
+
+        A forward that is traced would take one, and the first call the next.
+        """
+        return unrepeatable(self._root) if self._keep.holds_once else {}
+
     def _look(self) -> dict[str, dict[str, Any]]:
         seen: dict[int, Any] = {}  # what modules share is told of the first that has it
         return {path: attributes_of(module, self._keep, seen) for path, module in self._root.named_modules()}
@@ -130,17 +137,14 @@ def arrays_of(root: nn.Module) -> list[numpy.ndarray]:
     return [each for each in every if isinstance(each, numpy.ndarray)]
 
 
-def _is_near(module: str) -> bool:
+def is_near(module: str) -> bool:
     """Whether it is no installed library, in which caches and lists of warnings would count as state."""
     place = str(getattr(sys.modules.get(module), "__file__", None) or "")
     return module.partition(".")[0] not in _NOT_THEIRS and "site-packages" not in place
 
 
 def unrepeatable(root: nn.Module) -> dict[str, str]:
-    """Return the paths of modules whose forward takes values from an iterator that cannot be copied -> which.
-
-    A forward that is traced would take one, and the first call the next.
-    """
+    """The paths of modules whose forward may take values from an iterator that cannot be copied -> which."""
     found: dict[str, str] = {}
     of_class: dict[type, list[str]] = {}
     for path, module in root.named_modules():
@@ -185,7 +189,7 @@ def _shared_places(root: nn.Module) -> Iterator[_Place]:
 def _places_of_attributes(module: nn.Module, path: str, seen: set[tuple[int, str]]) -> Iterator[_Place]:
     """Those of functions that a module has in attributes; copies of it have the same methods of built-in objects."""
     for name, value in module.__dict__.items():
-        if isinstance(value, types.BuiltinMethodType):
+        if isinstance(value, types.BuiltinMethodType) and _is_kept(value):
             yield _Place(f"self.{name}", lambda value=value: value, lambda value: None, (path,))  # type: ignore[misc]
         if (function := function_in(value)) is not None:
             yield from _places_of(function, (path,), seen)
@@ -229,7 +233,7 @@ def _places_of(
             yield from _places_of_code(value, readers, seen, depth)
             if isinstance(value, types.ModuleType):
                 yield from _places_of_library(value, names, readers)
-                if prefix == "the global " and _is_near(value.__name__):
+                if prefix == "the global " and is_near(value.__name__):
                     spaces.append((f"{name}.", vars(value)))
             if _is_kept(value):
                 yield _Place(
@@ -261,7 +265,7 @@ def _places_of_code(value: Any, readers: tuple[str, ...], seen: set[tuple[int, s
         yield from _places_of(function, readers, seen, depth + 1)
     elif isinstance(value, type) and depth < _MAX_CALLS and (id(value), _CLASS) not in seen:
         seen.add((id(value), _CLASS))
-        if issubclass(value, nn.Module) or _is_near(value.__module__):
+        if issubclass(value, nn.Module) or is_near(value.__module__):
             yield from _places_of_class(value, readers, seen, issubclass(value, nn.Module))
 
 

@@ -151,6 +151,10 @@ def trace_symbolically(
     tracers = [SubmoduleTracer(traced_root, reached, leaves, specialized, example) for _ in range(2)]
     tracer = tracers[0]
     before, rng = Snapshot(traced_root), torch.get_rng_state()
+    inside = tuple(f"{leaf}." for leaf in leaves)
+    once = {path: why for path, why in before.unrepeatable().items() if not f"{path}.".startswith(inside)}
+    if once:
+        raise Untraceable(once)
     try:
         if (unclear := tracer.reached.why_unclear(root)) is not None:
             raise NotImplementedError(unclear)
@@ -161,7 +165,7 @@ def trace_symbolically(
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())
             changed = before.changed()
-            if not (draws or changed or tracer.questions.refused) and reached.functions:
+            if not (draws or changed or tracer.questions.refused) and reached.has_near_code:
                 _refuse_another(graph, tracers[1].trace(traced_root), traced_root)
     except Untraceable:
         raise

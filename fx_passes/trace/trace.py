@@ -34,7 +34,7 @@ from fx_passes.trace.export import Arguments, Call, StateChanged, export, is_exp
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, skeleton
-from fx_passes.trace.state import arrays_of, unrepeatable
+from fx_passes.trace.state import Snapshot, arrays_of
 from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
 from fx_passes.trace.symbolic import CHANGES, ONE_OBJECT, refuse_writes_beside_arrays, trace_symbolically
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
@@ -69,7 +69,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example))
         if traced.graph is None:
-            called_with = None if unrepeatable(traced.root) else example
+            called_with = None if Snapshot(traced.root).unrepeatable() else example
             traced.submodules.update(find_submodules(traced.root, called_with, _trace_submodule))
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
             reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
@@ -98,18 +98,12 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
-    leaves = {} if exported else keep_whole({}, unrepeatable(root))
-    if WHOLE in leaves:
-        return Traced(root, None, leaves)
-    if (
-        example is not None
-        and not leaves
-        and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules()))
-    ):
+    if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
         try:
             return _trace_by_export(root, reached, example)
         except Untraceable as failure:
             refused = str(failure)
+    leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
     while True:
         try:
@@ -187,7 +181,7 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         raise Untraceable({WHOLE: f"its forward {why}, and computes something else where it is traced"})
     refuse_writes_beside_arrays(graph, root)
     written = any(writes(node, root, unknown=False) for node in graph.nodes)
-    if reached.functions and changes_when_called(root, example, writes=bool(written)):
+    if reached.has_near_code and changes_when_called(root, example, writes=bool(written)):
         raise Untraceable({WHOLE: CHANGES}, (WHOLE,))
     return Traced(root, graph, guards=guards, example=example)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi  # noqa: F401 - the backend
-from fx_passes.aliasing.inputs import Places, WrittenInputs
+from fx_passes.aliasing.inputs import Places, WrittenInputs, storage_of
 from fx_passes.pipeline import compile_graph
 from tests.support.graphs import image, model_of
 from zendnn_cffi.primitives.checks import overlap
@@ -125,6 +125,8 @@ def test_places() -> None:
     """Of a storage that others begin or end in."""
     big, other = image(8, 4), image(4, 4)
     places = Places([big[2:4], other, big[5:], image(0)])
-    assert places.touch(big) and places.touch(other[1:]) and places.touch(torch.from_numpy(other.numpy()[2]))
-    assert not places.touch(image(4, 4)) and not places.touch(image(0)) and not Places([]).touch(big)
-    assert not places.touch(torch.empty(4, device="meta"))
+    for touching in (big, other[1:], torch.from_numpy(other.numpy()[2])):
+        assert places.touch(storage_of(touching))
+    for apart in (image(4, 4), image(0), torch.empty(4, device="meta")):
+        assert not places.touch(storage_of(apart))
+    assert not Places([]).touch(storage_of(big))
