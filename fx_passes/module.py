@@ -217,7 +217,9 @@ class OptimizedModule(fx.GraphModule):
                 self._refuse_if_released("a call with arguments that it was not traced for")
                 return self._by_pytorch(*args, **kwargs)
             args, kwargs = arranged
-        if self.written_inputs is not None and self.written_inputs.are_shared(args, kwargs, watch and watch.places):
+        if self.written_inputs is not None and self.written_inputs.are_shared(
+            args, kwargs, None if watch is None else watch.places
+        ):
             self._refuse_if_released("a call whose inputs share memory, one of which it writes to,")
             return self._by_pytorch(*args, **kwargs)
         means_another = torch.is_autocast_enabled("cpu") or torch.get_default_dtype() is not self._source[0].dtype
