@@ -108,7 +108,7 @@ def _told_array(value: numpy.ndarray, inner: Inner) -> Any:
         return value.shape, [*map(inner, value.reshape(-1)[:_LARGE])]
     step = -(-value.nbytes // _COMPARED_BYTES)
     part = value if step <= 1 else value.reshape(-1)[::step]
-    return value.shape, value.dtype.str, zlib.crc32(numpy.ascontiguousarray(part).reshape(-1).view(numpy.uint8))
+    return value.shape, value.dtype.str, zlib.crc32(numpy.ascontiguousarray(part).reshape(-1).view(numpy.uint8).data)
 
 
 def numbers_of(tensor: torch.Tensor) -> int | None:
@@ -228,7 +228,8 @@ def function_in(value: Any) -> types.FunctionType | None:
 
 def row_of(value: Any) -> Row:
     """The row for an object; of one that no row names, its attributes tell."""
-    return _row_of_type(type(value))
+    cls: Any = type(value)
+    return _row_of_type(cls)
 
 
 @functools.lru_cache(4096)

@@ -116,7 +116,7 @@ _NOT_THEIRS = frozenset(("torch", "numpy", *sys.stdlib_module_names)) - {"__main
 # What modules of others keep that a forward may change through them: module, name in code -> where it is.
 _OF_MODULES: dict[tuple[str, str], Callable[[], Any]] = {
     ("os", "environ"): lambda: os.environ,
-    ("random", ""): lambda: random._inst,  # type: ignore[attr-defined]
+    ("random", ""): lambda: random._inst,
     ("numpy", "random"): lambda: numpy.random.mtrand._rand,
     ("numpy.random", ""): lambda: numpy.random.mtrand._rand,
 }

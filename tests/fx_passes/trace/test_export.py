@@ -347,7 +347,7 @@ OPERATORS: dict[str, Any] = {
     "a border": lambda m, x: F.pad(m.c(x), (0, 1, 0, 1)) * 2,
     "a border up to a multiple": lambda m, x: F.pad(m.c(x), (0, (4 - x.shape[3] % 4) % 4, 0, -x.shape[2] % 4)) * 2,
     "no border": lambda m, x: F.pad(m.c(x), (0, 0, 0, 0)) * 2,
-    "a product added to something": lambda m, x: torch.baddbmm(x[0], x[0], x[0].transpose(1, 2) @ x[0], beta=0.5),
+    "a product added to something": lambda m, x: torch.baddbmm(x[0], x[0], x[0].transpose(1, 2) @ x[0], alpha=0.5),
     "einsum": lambda m, x: torch.einsum("bcij,bckj->bcik", x, m.c(x)[:, :3]).relu(),
     "adaptive maximum": lambda m, x: F.adaptive_max_pool2d(m.c(x), 1).flatten(1),
 }
