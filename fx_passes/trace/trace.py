@@ -25,7 +25,7 @@ from torch import fx, nn
 
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import is_known_function, qualified_name, writes
-from fx_passes.graph.graph import copy_graph, is_call, is_shape
+from fx_passes.graph.graph import copy_graph, is_call
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
@@ -138,9 +138,19 @@ def _unseen_function(graph: fx.Graph | None) -> str:
         if node.op != "call_function" or not isinstance(node.target, types.FunctionType):
             continue
         several = any(is_call(user, operator.getitem) for user in node.users)
-        if several and not is_known_function(node.target) and not all(map(is_shape, node.all_input_nodes)):
+        if several and not is_known_function(node.target) and not all(map(_is_size, node.all_input_nodes)):
             return qualified_name(node.target)
     return ""
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether node is a size of a tensor, or computed of sizes, as tracing writes it."""
+    if node.op == "call_method":
+        return node.target == "size"
+    if is_call(node, getattr):
+        return node.args[1] == "shape"
+    of_python = node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator"
+    return of_python and bool(node.all_input_nodes) and all(map(_is_size, node.all_input_nodes))
 
 
 def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
