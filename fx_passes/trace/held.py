@@ -237,6 +237,11 @@ def _row_of_type(cls: type) -> Row:
     return next((row for row in ROWS if issubclass(cls, row.types)), _OTHER)
 
 
+def _is_ours(value: Any) -> bool:
+    """Whether it is an object of this package, as an optimized module keeps them: some read memory of others."""
+    return type(value).__module__.startswith(("fx_passes.", "zendnn_cffi."))
+
+
 def describe(value: Any, keep: Kept, seen: dict[int, Any] | None = None, depth: int = 0) -> Any:
     """Return something that differs once value, or what it holds, is changed.
 
@@ -249,7 +254,7 @@ def describe(value: Any, keep: Kept, seen: dict[int, Any] | None = None, depth: 
     keep.append(value)
     if isinstance(value, torch.Tensor):
         return (id(value), version_of(value), row_of(value).told(value, id)) if keep.in_place else (id(value), 0)
-    if isinstance(value, (fx.Proxy, nn.Module, *CODE)) or id(value) in seen or depth > _MAX_DEPTH:
+    if isinstance(value, (fx.Proxy, nn.Module, *CODE)) or id(value) in seen or depth > _MAX_DEPTH or _is_ours(value):
         return id(value)
     seen[id(value)] = None
     keep.holds_once = keep.holds_once or gives_once(value)
@@ -287,6 +292,8 @@ def within(value: Any, seen: set[int] | None = None, depth: int = 0) -> Iterator
     """Yield value and what it holds, each object once."""
     seen = set() if seen is None else seen
     if isinstance(value, (*ATOMS, *CODE, nn.Module, fx.Proxy)) or id(value) in seen or depth > _MAX_DEPTH:
+        return
+    if _is_ours(value):
         return
     seen.add(id(value))
     yield value
