@@ -32,6 +32,13 @@ _FRESH_MODULES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+def may_write_to_held(graph: fx.Graph, root: nn.Module) -> bool:
+    """Whether something in graph is written to, and it might be a tensor that root holds: some are read by name."""
+    if next(iter(graph.find_nodes(op="get_attr")), None) is None:
+        return False
+    return any(writes(node, root, unknown=False) for node in graph.nodes)
+
+
 def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node]:
     """Return the arguments whose memory node may write to.
 

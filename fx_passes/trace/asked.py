@@ -21,6 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fx_passes.trace.proxies import asking_frame
+from fx_passes.trace.state import is_near
 
 GRADIENTS = "is_grad_enabled"
 # States that a call may find changed. Autocast and the default dtype are not among them: each call compares these.
@@ -53,13 +54,21 @@ def states_told(asked: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ways_told(asked: Callable[[str], None]) -> Iterator[None]:
-    """Call asked(name) where the user's code, in this thread, asks whether it is compiled."""
-    with _told(torch.compiler, _WAYS, asked):
+    """Call asked(name) where the user's code, in this thread, asks whether it is compiled; not for installed libraries.
+
+    Those ask for ways that can be exported and give equal numbers, as transformers does nearly everywhere.
+    """
+    with _told(torch.compiler, _WAYS, asked, is_near):
         yield
 
 
 @contextlib.contextmanager
-def _told(module: types.ModuleType, names: Sequence[str], asked: Callable[[str], None]) -> Iterator[None]:
+def _told(
+    module: types.ModuleType,
+    names: Sequence[str],
+    asked: Callable[[str], None],
+    counts: Callable[[str], bool] = lambda room: True,
+) -> Iterator[None]:
     thread, own = threading.get_ident(), {name: getattr(module, name) for name in names}
 
     def telling(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
@@ -68,7 +77,8 @@ def _told(module: types.ModuleType, names: Sequence[str], asked: Callable[[str],
             frame: types.FrameType | None = sys._getframe(1)
             while frame is not None and frame.f_code.co_name == name:  # another name of the same
                 frame = frame.f_back
-            if threading.get_ident() == thread and asking_frame(frame) is not None:
+            asking = asking_frame(frame) if threading.get_ident() == thread else None
+            if asking is not None and counts(asking.f_globals.get("__name__", "")):
                 asked(name)
             return function()
 

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.aliasing.effects import writes
+from fx_passes.aliasing.effects import may_write_to_held, writes
 from fx_passes.graph.graph import CREATED, copy_graph, tensor_of
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.graph.skeleton_module import SkeletonModule
@@ -217,7 +217,7 @@ def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
 
 def refuse_writes_beside_arrays(graph: fx.Graph, root: nn.Module) -> None:
     """Raise where forward writes to a tensor in whose memory a numpy array lies: what is made of that is no node."""
-    if not any(writes(node, root, unknown=False) for node in graph.nodes) or not (arrays := arrays_of(root)):
+    if not may_write_to_held(graph, root) or not (arrays := arrays_of(root)):
         return
     gm = SkeletonModule(root)
     gm.graph = copy_graph(graph)

@@ -24,7 +24,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.aliasing.effects import is_known_function, qualified_name, writes
+from fx_passes.aliasing.effects import is_known_function, may_write_to_held, qualified_name
 from fx_passes.graph.graph import copy_graph, is_call
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.arrays import shared
@@ -190,8 +190,7 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         why = f"asks for {min(ways)}()" if ways else "catches exceptions"
         raise Untraceable({WHOLE: f"its forward {why}, and computes something else where it is traced"})
     refuse_writes_beside_arrays(graph, root)
-    written = any(writes(node, root, unknown=False) for node in graph.nodes)
-    if reached.has_near_code and changes_when_called(root, example, writes=bool(written)):
+    if reached.has_near_code and changes_when_called(root, example, writes=may_write_to_held(graph, root)):
         raise Untraceable({WHOLE: CHANGES}, (WHOLE,))
     return Traced(root, graph, guards=guards, example=example)
 
@@ -223,8 +222,8 @@ def _own_what_is_written(every: Sequence[Traced]) -> None:
 
 
 def _writes(traced: Traced) -> bool:
-    """Whether its graph writes to something."""
-    return traced.graph is not None and any(writes(node, traced.root, unknown=False) for node in traced.graph.nodes)
+    """Whether its graph may write to a tensor that the tree has."""
+    return traced.graph is not None and may_write_to_held(traced.graph, traced.root)
 
 
 def _tensors_of(root: nn.Module) -> list[torch.Tensor]:
