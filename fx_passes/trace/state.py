@@ -140,7 +140,8 @@ def arrays_of(root: nn.Module) -> list[numpy.ndarray]:
 def is_near(module: str) -> bool:
     """Whether it is no installed library, in which caches and lists of warnings would count as state."""
     place = str(getattr(sys.modules.get(module), "__file__", None) or "")
-    return module.partition(".")[0] not in _NOT_THEIRS and "site-packages" not in place
+    is_made = module.startswith("namedtuple_")  # what collections.namedtuple calls the place of its classes' methods
+    return module.partition(".")[0] not in _NOT_THEIRS and "site-packages" not in place and not is_made
 
 
 def unrepeatable(root: nn.Module) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import functools
 import os
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import zendnn_cffi
 from fx_passes.trace.repeated import changes_when_called, first_difference
+from fx_passes.trace.state import is_near
 from tests.support.lowering import noise
 from tests.tolerance import assert_close
 
@@ -197,3 +199,8 @@ def test_called_on_the_example() -> None:
     assert changes_when_called(Reading(read).eval(), ((X[0],), {}), writes=False)
     assert not changes_when_called(Reading(lambda: 1.0).eval(), ((X[0],), {}), writes=False)
     assert not changes_when_called(Reading(lambda: 1.0).eval(), ((), {}), writes=False), "an example it does not take"
+
+
+def test_functions_that_namedtuple_makes_are_no_code_of_the_users() -> None:
+    made = collections.namedtuple("Made", "value").__new__  # type: ignore[misc]
+    assert not is_near(made.__module__) and is_near(__name__) and not is_near(torch.nn.__name__)
