@@ -157,6 +157,7 @@ def _first_call(
     """The model by an entry, None where it raised, and how it compares with eager."""
     outcome = Outcome()
     args, kwargs = row.call()
+    before = set(map(id, backend.compiled_modules()))
     began, began_cpu = time.perf_counter(), _processor_s()
     try:
         fast: Any
@@ -174,7 +175,8 @@ def _first_call(
     except Exception as error:
         outcome.fault = f"raised {brief(error, 160)}"
         return None, outcome
-    modules = [fast] if entry == OPTIMIZE else backend.compiled_modules()
+    behind = [module for module in backend.compiled_modules() if id(module) not in before]  # others' may live on
+    modules = [fast] if entry == OPTIMIZE else behind
     outcome.offloaded, outcome.nodes, outcome.regions = offloaded(modules)
     return fast, outcome
 
