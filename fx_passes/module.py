@@ -105,7 +105,7 @@ class OptimizedModule(SkeletonModule):
             yield
         finally:
             self.__dict__[IN_WORK] = False
-        lint(self)
+        lint(self.graph, self)
         self.recompile()
 
     def recompile(self) -> Any:

@@ -52,6 +52,18 @@ def making() -> Iterator[None]:
         _making.release()
 
 
+class OneForEachProcess:
+    """What a forked child has anew: its state is what _begin_anew makes."""
+
+    def __init__(self) -> None:
+        self._begin_anew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        raise NotImplementedError
+
+
 def is_awaited() -> bool:
     """Whether a thread, or a fork, waits until nothing is made: who has no hurry lets it."""
     return _fork_waits or bool(_queue)

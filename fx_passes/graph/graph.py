@@ -37,10 +37,10 @@ class NamedParts(fx.GraphModule):
         return False
 
 
-def lint(gm: fx.GraphModule) -> None:
-    """As fx.Graph.lint, which would look for parts among attributes."""
-    if not (isinstance(gm, NamedParts) and gm.has_clashing_names()):
-        gm.graph.lint()
+def lint(graph: fx.Graph, root: nn.Module) -> None:
+    """As graph.lint(), which would look for parts of root among its attributes."""
+    if not (isinstance(root, NamedParts) and root.graph is graph and root.has_clashing_names()):
+        graph.lint()
 
 
 signature_of = functools.lru_cache(maxsize=1024)(inspect.signature)
@@ -247,7 +247,7 @@ def finish(gm: fx.GraphModule) -> fx.GraphModule:
     sort(gm.graph)
     remove_dead(gm.graph)
     if not gm.__dict__.get(IN_WORK):
-        lint(gm)
+        lint(gm.graph, gm)
     gm.recompile()
     return gm
 

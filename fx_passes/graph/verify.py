@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fx_passes import ops
-from fx_passes.graph.graph import NamedParts, get_attribute, is_call, is_constant, is_shape, is_vocabulary
+from fx_passes.graph.graph import get_attribute, is_call, is_constant, is_shape, is_vocabulary, lint
 
 
 class VerificationError(AssertionError):
@@ -31,8 +31,7 @@ def verify(gm: fx.GraphModule) -> None:
 def verify_graph(graph: fx.Graph, root: nn.Module) -> None:
     """Well-formed: lint, every vocabulary call binds, its post-ops are of the three forms, attributes exist."""
     try:
-        if not (isinstance(root, NamedParts) and root.graph is graph and root.has_clashing_names()):
-            graph.lint()
+        lint(graph, root)
     except RuntimeError as error:
         raise VerificationError(str(error)) from error
     for node in graph.nodes:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from zendnn_cffi.locks import is_awaited, making, new_lock
+from zendnn_cffi.locks import OneForEachProcess, is_awaited, making, new_lock
 
 log = logging.getLogger("zendnn_cffi.search")
 
@@ -35,14 +34,12 @@ class Improvable(Protocol):
         """Measure until done or interrupted; whether nothing is provisional any longer."""
 
 
-class Later:
+class Later(OneForEachProcess):
     """The thread, which exists while something is provisional. One for each process."""
 
     def __init__(self) -> None:
-        self._begin_anew()
+        super().__init__()
         atexit.register(self.stop)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
         self._lock: Any = new_lock()

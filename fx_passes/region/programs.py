@@ -31,16 +31,19 @@ class Programs:
 
     found        what a signature was lowered to; None where plain PyTorch runs
     provisional  signatures of which not all was measured, with what they were called with
-    are_full     whether the next one takes another's place
     are_large    asked whether programs keep too many bytes: then some go, though they are few
     """
 
     def __init__(self, are_large: Callable[[], bool]) -> None:
         self.found: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
         self.provisional: dict[Signature, list[TensorSpec]] = {}
-        self.are_full = False
         self._reasons: dict[Signature, str] = {}
         self._are_large = are_large
+
+    @property
+    def are_full(self) -> bool:
+        """Whether the next one takes another's place."""
+        return len(self.found) >= MAX_PROGRAMS
 
     def put(self, signature: Signature, lowered: LoweredRegion | None, reason: str) -> None:
         """Remember what a signature was lowered to, None with the reason, and make room."""
@@ -55,7 +58,6 @@ class Programs:
         self.found[signature] = lowered
         while len(self.found) > FEWEST_PROGRAMS and self._are_large():
             self._drop_oldest()
-        self.are_full = len(self.found) >= MAX_PROGRAMS
 
     def touch(self, signature: Signature) -> None:
         """It was used."""
@@ -81,7 +83,6 @@ class Programs:
             if lowered is not None:
                 lowered.close()
         self.found.clear()
-        self.are_full = False
         self.provisional.clear()
         self._reasons.clear()
 

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from fx_passes.trace.proxies import asking_frame
 from fx_passes.trace.state import is_near
+from zendnn_cffi.primitives.memory_desc import dense_strides
 
 GRADIENTS = "is_grad_enabled"
 # States that a call may find changed. Autocast and the default dtype are not among them: each call compares these.
@@ -39,8 +40,6 @@ _ASKED = _OF_STRIDES | _OF_GRADIENTS | _OF_NOTHING
 # Methods of tensors that are written in Python: who calls them asks.
 _BETWEEN = ("torch._tensor", "torch.overrides")
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
 # Only while torch.export goes through a forward they say yes, and a model may then go another way.
 _WAYS = ("is_compiling", "is_exporting")
 
@@ -161,17 +160,9 @@ def arrangement(tensor: torch.Tensor) -> tuple[Any, ...]:
     formats = [torch.contiguous_format, *([_FORMATS[tensor.ndim]] if tensor.ndim in _FORMATS else [])]
     dims = range(tensor.ndim)
     orders = ([*dims], [0, *dims[2:], 1]) if len(formats) > 1 else ([*dims],)
-    if any(tensor.stride() == _dense(tensor.shape, order) for order in orders):
+    if any(tensor.stride() == dense_strides(tensor.shape, order) for order in orders):
         return tuple(tensor.is_contiguous(memory_format=kind) for kind in formats)
     return tensor.stride()
-
-
-def _dense(shape: torch.Size, order: list[int]) -> tuple[int, ...]:
-    """Strides without gaps, of these dimensions from the outermost in."""
-    strides, step = [0] * len(shape), 1
-    for dim in reversed(order):
-        strides[dim], step = step, step * max(shape[dim], 1)
-    return tuple(strides)
 
 
 def part_in_gradients(tensor: torch.Tensor) -> tuple[bool, ...]:

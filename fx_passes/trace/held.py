@@ -115,8 +115,12 @@ def numbers_of(tensor: torch.Tensor) -> int | None:
     """A sum over the bytes of a tensor that is not large; None where there is no way to them."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.numel() > _COMPARED_NUMBERS or not _is_plain(tensor):
         return None
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() and flat.untyped_storage().nbytes() else 0
+    return zlib.crc32(bytes_of(tensor).data) if tensor.numel() and tensor.untyped_storage().nbytes() else 0
+
+
+def bytes_of(tensor: torch.Tensor) -> numpy.ndarray:
+    """The bytes of the numbers of a strided CPU tensor that has some, one after the other."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -204,9 +208,7 @@ def gives_once(value: Any) -> bool:
     """Whether it is an iterator of Python's that cannot be copied: it takes values from elsewhere."""
     if isinstance(value, _COPIED):
         return copy_of_iterator(value) is None
-    return (
-        isinstance(value, (types.GeneratorType, map, zip, filter, enumerate)) or type(value).__module__ == "itertools"
-    )
+    return isinstance(value, (types.GeneratorType, *_ELSEWHERE)) or type(value).__module__ == "itertools"
 
 
 def copy_of_iterator(value: Any) -> Any:

@@ -126,7 +126,7 @@ class Reached:
                 return None
         return None
 
-    @property
+    @cached_property
     def has_near_code(self) -> bool:
         """Whether a function is of no installed library: such read clocks, files and what else changes by itself."""
         return any(is_near(function.__module__ or "") for function in self.functions)

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import get_attribute
 from fx_passes.trace.compared import agree, call
+from fx_passes.trace.held import bytes_of
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
 
@@ -71,8 +72,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor's numbers, NaN and all; none where there is no way to them."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
         return b""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return bytes_of(tensor).tobytes() if tensor.numel() else b""
 
 
 def changes_when_called(root: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]], *, writes: bool) -> bool:

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import may_write_to_held, writes
-from fx_passes.graph.graph import CREATED, copy_graph, tensor_of
+from fx_passes.graph.graph import CREATED, copy_graph, get_attribute
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.arrays import shared
@@ -148,8 +148,8 @@ def trace_symbolically(
     example: Mapping[str, Any] | None,
 ) -> Traced:
     traced_root = skeleton(root, own_state=True)
-    tracers = [SubmoduleTracer(traced_root, reached, leaves, specialized, example) for _ in range(2)]
-    tracer = tracers[0]
+    tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
+    again = SubmoduleTracer(traced_root, reached, leaves, specialized, example) if reached.has_near_code else None
     before, rng = Snapshot(traced_root), torch.get_rng_state()
     inside = tuple(f"{leaf}." for leaf in leaves)
     once = {path: why for path, why in before.unrepeatable().items() if not f"{path}.".startswith(inside)}
@@ -165,8 +165,8 @@ def trace_symbolically(
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())
             changed = before.changed()
-            if not (draws or changed or tracer.questions.refused) and reached.has_near_code:
-                _refuse_another(graph, tracers[1].trace(traced_root), traced_root)
+            if again is not None and not (draws or changed or tracer.questions.refused):
+                _refuse_another(graph, again.trace(traced_root), traced_root)
     except Untraceable:
         raise
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy
@@ -219,13 +219,18 @@ def refuse_writes_beside_arrays(graph: fx.Graph, root: nn.Module) -> None:
     """Raise where forward writes to a tensor in whose memory a numpy array lies: what is made of that is no node."""
     if not may_write_to_held(graph, root) or not (arrays := arrays_of(root)):
         return
+    tensors = {target: get_attribute(root, target) for target in written_attributes(graph, root)}
+    target_of = {id(value): target for target, value in tensors.items() if isinstance(value, torch.Tensor)}
+    for group in shared([value for value in tensors.values() if isinstance(value, torch.Tensor)], arrays):
+        for value in group:
+            if id(value) in target_of:
+                reason = f"its forward writes to {target_of[id(value)]}, in whose memory a numpy array lies"
+                raise Untraceable({WHOLE: reason}, (WHOLE,))
+
+
+def written_attributes(graph: fx.Graph, root: nn.Module) -> list[str]:
+    """The names of what graph reads from root, and may write to."""
     gm = SkeletonModule(root)
     gm.graph = copy_graph(graph)
     aliasing = Aliasing(gm)
-    read = [node for node in gm.graph.find_nodes(op="get_attr") if aliasing.is_written(node)]
-    tensors = {id(value): node for node in read if (value := tensor_of(root, node)) is not None}
-    for group in shared([tensor for node in tensors.values() if (tensor := tensor_of(root, node)) is not None], arrays):
-        for value in group:
-            if id(value) in tensors:
-                reason = f"its forward writes to {tensors[id(value)].target}, in whose memory a numpy array lies"
-                raise Untraceable({WHOLE: reason}, (WHOLE,))
+    return [str(node.target) for node in gm.graph.find_nodes(op="get_attr") if aliasing.is_written(node)]

@@ -23,10 +23,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx, nn
 
-from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import is_known_function, may_write_to_held, qualified_name
-from fx_passes.graph.graph import copy_graph, is_call
-from fx_passes.graph.skeleton_module import SkeletonModule
+from fx_passes.graph.graph import is_call
 from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.compared import differs_on_example
@@ -36,7 +34,13 @@ from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, skeleton
 from fx_passes.trace.state import Snapshot, arrays_of
 from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
-from fx_passes.trace.symbolic import CHANGES, ONE_OBJECT, refuse_writes_beside_arrays, trace_symbolically
+from fx_passes.trace.symbolic import (
+    CHANGES,
+    ONE_OBJECT,
+    refuse_writes_beside_arrays,
+    trace_symbolically,
+    written_attributes,
+)
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
 from zendnn_cffi.locks import making
 
@@ -212,13 +216,9 @@ def _own_what_is_written(every: Sequence[Traced]) -> None:
             own_state(traced.root.get_submodule(path), kept)
         if traced.graph is None or not _writes(traced):
             continue
-        gm = SkeletonModule(traced.root)
-        gm.graph = copy_graph(traced.graph)
-        aliasing = Aliasing(gm)
-        for node in gm.graph.find_nodes(op="get_attr"):
-            if aliasing.is_written(node):
-                owner, _, name = str(node.target).rpartition(".")
-                own_tensor(traced.root.get_submodule(owner), name)
+        for target in written_attributes(traced.graph, traced.root):
+            owner, _, name = target.rpartition(".")
+            own_tensor(traced.root.get_submodule(owner), name)
 
 
 def _writes(traced: Traced) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from zendnn_cffi.engine.contention import runnable_elsewhere, thread_waited_ns
 from zendnn_cffi.engine.host import usable_cpus
 from zendnn_cffi.engine.openmp import make_team
-from zendnn_cffi.locks import new_lock
+from zendnn_cffi.locks import OneForEachProcess, new_lock
 
 LINGERING_SECONDS = 1.5  # after a start that waited for cores: those beside it want them, too
 STARTING_SECONDS = 60.0  # of a start, at most
@@ -28,13 +28,8 @@ _LARGEST_TEAM = 8
 _CHOSEN_BY_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
-class BriefWaits:
+class BriefWaits(OneForEachProcess):
     """The thread that holds the sleeping ones, which exists while it is needed. One for each process."""
-
-    def __init__(self) -> None:
-        self._begin_anew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
         self._lock: Any = new_lock()

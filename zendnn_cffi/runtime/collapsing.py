@@ -8,12 +8,11 @@ The kernel copies each huge page's worth to one (MADV_COLLAPSE); addresses and c
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 import weakref
 from typing import Any
 
-from zendnn_cffi.locks import new_lock
+from zendnn_cffi.locks import OneForEachProcess, new_lock
 from zendnn_cffi.runtime.madvise import madvise
 
 HUGE_PAGE_BYTES = 2 << 20
@@ -23,13 +22,8 @@ _PAUSE_SECONDS = 0.02  # after each huge page: what runs meanwhile waits for a f
 Part = tuple["weakref.ref[Any]", int, int]
 
 
-class Collapsing:
+class Collapsing(OneForEachProcess):
     """The thread, which exists while there is something to move. One for each process."""
-
-    def __init__(self) -> None:
-        self._begin_anew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
         self._lock: Any = new_lock()
