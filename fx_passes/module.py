@@ -23,7 +23,7 @@ from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph, lint
 from fx_passes.graph.skeleton_module import SkeletonModule
-from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched
+from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched, override_functions
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.trace import retrace
 from fx_passes.trace.traced import WHOLE, Traced
@@ -82,7 +82,7 @@ class OptimizedModule(SkeletonModule):
 
     def _read_from(self, traced: Traced, graph: fx.Graph | None) -> None:
         """Compute by this graph, which was made of the traced one, or by the model's forward."""
-        self._checked = bool(traced.specialized or traced.given or traced.assumed) or traced.guards is not None
+        self._checked = not traced.is_for_all
         self._is_whole = WHOLE in traced.leaves
         self.graph = whole_model_graph(traced.root) if graph is None else graph
         self.written_inputs = None if graph is None else WrittenInputs(self) or None
@@ -136,6 +136,9 @@ class OptimizedModule(SkeletonModule):
                 return by_pytorch[0]
         if torch._C._len_torch_function_stack() and changes_functions():
             self._refuse_if_released("a call under a mode that PyTorch's functions go through")
+            return self._by_pytorch(*args, **kwargs)
+        if override_functions(args) or (kwargs and override_functions(kwargs.values())):
+            self._refuse_if_released("a call with tensors that have their own way of PyTorch's functions")
             return self._by_pytorch(*args, **kwargs)
         if self._checked:
             arranged = self._source[0].arrange(args, kwargs)

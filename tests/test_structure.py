@@ -128,7 +128,6 @@ TESTED_BY = {
     "lower.rules": "ops/test_registry.py",  # that each operation has one
     "lower.torch_into": "lower/test_torch_candidates.py",
     "lower.recurrent": "lower/recurrent/test_layer.py",
-    "memoize.watched": "memoize/test_memoised.py",
     "normalize.attention": "normalize/test_normalize.py",
     "normalize.recurrent": "lower/recurrent/test_layer.py",
     "ops": "ops/test_ops.py",  # every operation's body, from one table

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import torch
 
 from fx_passes.saved.errors import FileError, NotSaved
+from fx_passes.trace.held import bytes_of
 from zendnn_cffi.engine.openmp import single_threaded
 from zendnn_cffi.runtime.mapped import let_go
 
@@ -57,7 +58,8 @@ def write(path: Path, document: Mapping[str, Any], tensors: Mapping[str, torch.T
     with _replacing(path) as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for tensor in tensors.values():
-            file.write(memoryview(_bytes_of(tensor).numpy()))
+            if tensor.numel():
+                file.write(bytes_of(tensor).data)
 
 
 @contextlib.contextmanager

@@ -38,8 +38,9 @@ from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.programs import Context, decode_program, encode_program, packed_weights
 from fx_passes.saved.released import assembled, decode_kept, encode_kept, keep_parts, packed_as
 from fx_passes.saved.tree import decode_tree, encode_tree
+from fx_passes.trace.assumptions import Assumption, Bare, Present
 from fx_passes.trace.export import Description, Guards
-from fx_passes.trace.kinds import Assumption
+from fx_passes.trace.states import State
 from fx_passes.trace.traced import WHOLE, Traced
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.primitives.verification.records import machine
@@ -142,6 +143,8 @@ def _encode_arguments(traced: Traced) -> dict[str, Any]:
     rows: dict[str, Any] = {"specialized": fixed, "given": sorted(traced.given)}
     if traced.assumed:
         rows["assumed"] = [_encode_assumption(assumption) for assumption in traced.assumed]
+    if traced.states:
+        rows["states"] = [encode(tuple(state), lambda _: None) for state in traced.states]
     if traced.guards is None or traced.example is None:
         return rows
     args, kwargs = traced.example
@@ -164,7 +167,8 @@ def _encode_arguments(traced: Traced) -> dict[str, Any]:
 
 
 _KINDS = {
-    kind.__name__: kind for kind in (torch.Tensor, nn.Parameter, bool, int, float, complex, str, list, tuple, dict)
+    kind.__name__: kind
+    for kind in (torch.Tensor, nn.Parameter, bool, int, float, complex, str, list, tuple, dict, Bare, Present)
 }
 
 
@@ -182,11 +186,20 @@ def _decode_assumption(row: Any) -> Assumption:
     return Assumption(str(name), decode(path, lambda _: None), None if kind is None else _KINDS[kind])
 
 
+def _decode_state(row: Any) -> State:
+    found = decode(row, lambda _: None)
+    if not isinstance(found, tuple) or len(found) != 4 or not isinstance(found[2], tuple) or not State(*found).is_known:
+        raise FileError(f"no flag of PyTorch's is {str(found)[:80]!r}")
+    return State(*found)
+
+
 def _decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     """Those of Traced."""
     fixed = {name: decode(value, lambda _: None) for name, value in data["specialized"].items()}
     assumed = tuple(_decode_assumption(row) for row in data.get("assumed", ()))
+    states = tuple(_decode_state(row) for row in data.get("states", ()))
     found: dict[str, Any] = {"specialized": fixed, "given": frozenset(data["given"]), "assumed": assumed}
+    found["states"] = states
     if "guards" in data:
         row = data["guards"]
         leaves = [(tensor, decode(v, lambda _: None)) for tensor, v in zip(row["tensors"], row["leaves"], strict=True)]

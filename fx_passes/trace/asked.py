@@ -11,8 +11,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,8 +19,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.proxies import asking_frame
 from fx_passes.trace.state import is_near
+from fx_passes.trace.states import replaced_in
 from zendnn_cffi.primitives.memory_desc import dense_strides
 
 GRADIENTS = "is_grad_enabled"
@@ -45,9 +46,12 @@ _WAYS = ("is_compiling", "is_exporting")
 
 
 @contextlib.contextmanager
-def states_told(asked: Callable[[str], None]) -> Iterator[None]:
-    """Call asked(name) where the user's code, in this thread, asks for a state: by torch.is_grad_enabled(), say."""
-    with _told(torch, _STATES, asked):
+def states_told(asked: Callable[[str], None], spaces: Iterable[dict[str, Any]] = ()) -> Iterator[None]:
+    """Call asked(name) where the user's code, in this thread, asks for a state: by torch.is_grad_enabled(), say.
+
+    spaces  globals of functions, which may have imported these by other names
+    """
+    with _told(torch, _STATES, asked, spaces=spaces):
         yield
 
 
@@ -67,6 +71,7 @@ def _told(
     names: Sequence[str],
     asked: Callable[[str], None],
     counts: Callable[[str], bool] = lambda room: True,
+    spaces: Iterable[dict[str, Any]] = (),
 ) -> Iterator[None]:
     thread, own = threading.get_ident(), {name: getattr(module, name) for name in names}
 
@@ -83,20 +88,26 @@ def _told(
 
         return tell
 
-    for name, function in own.items():
-        setattr(module, name, telling(name, function))
+    told = {name: telling(name, function) for name, function in own.items()}
+    for name, function in told.items():
+        setattr(module, name, function)
     try:
-        yield
+        with replaced_in(spaces, {own[name]: function for name, function in told.items()}):
+            yield
     finally:
         for name, function in own.items():
             setattr(module, name, function)
 
 
 class Asked:
-    """What a forward asked of tensors that are not parameters, from outside of PyTorch's own code."""
+    """What a forward asked of tensors that are not parameters, from outside of PyTorch's own code.
+
+    missing  attributes that it looked for, and that no tensor has while torch.export goes through it
+    """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.missing: set[str] = set()
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
@@ -117,8 +128,11 @@ class Asked:
         """Whether the graph is for calls whose tensors take part in gradients as the example's."""
         return not _OF_GRADIENTS.isdisjoint(self.names)
 
-    def refuse(self) -> None:
+    def refuse(self, root: nn.Module) -> None:
         """Raise NotImplementedError where no guard could tell whether the graph is right."""
+        held = own_attributes([*root.parameters(), *root.buffers()])
+        if names := sorted(self.missing.intersection(held)):
+            raise NotImplementedError(f"its forward asks for {names[0]}, which one of its tensors was given")
         if names := sorted(self.names & _OF_NOTHING):
             raise NotImplementedError(f"its forward asks for {names[0]} of a tensor, which a graph does not tell")
 
@@ -126,9 +140,24 @@ class Asked:
 _HEARD: ContextVar[Asked] = ContextVar("_HEARD")  # no function's own: those are searched for state that it changes
 
 
-def listening() -> AbstractContextManager[Any]:
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
     """Around the call of a forward: listen to what it asks."""
-    return _Listening(_HEARD.get().names)
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    heard, thread = _HEARD.get(), threading.get_ident()
+
+    def missing(tensor: torch.Tensor, name: str) -> Any:
+        if threading.get_ident() == thread and asking_frame(sys._getframe(1)) is not None:
+            heard.missing.add(name)
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+
+    FakeTensor.__getattr__ = missing
+    try:
+        with _Listening(heard.names):
+            yield
+    finally:
+        del FakeTensor.__getattr__
 
 
 class _Listening(TorchFunctionMode):

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph, replace
 from fx_passes.trace.asked import Asked, arrangement, listening, part_in_gradients
+from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.conditions import Conditions, conditions_of
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.outputs import take_outputs_apart
@@ -56,17 +57,19 @@ class _TensorLike(NamedTuple):
     is_parameter: bool = False
     arrangement: tuple[Any, ...] | None = None
     part_in_gradients: tuple[bool, ...] | None = None
+    is_bare: bool = False
 
     @classmethod
-    def of(cls, value: torch.Tensor, asked: Asked) -> _TensorLike:
+    def of(cls, value: torch.Tensor, asked: Asked | None) -> _TensorLike:
         """What a graph takes for granted whose forward asked this of its tensors."""
         return cls(
             value.dtype,
             value.device,
             value.ndim,
             type(value) is nn.Parameter,
-            arrangement(value) if asked.strides else None,
-            part_in_gradients(value) if asked.gradients else None,
+            arrangement(value) if asked and asked.strides else None,
+            part_in_gradients(value) if asked and asked.gradients else None,
+            is_bare=asked is not None,
         )
 
     def describes(self, value: Any) -> bool:
@@ -74,11 +77,14 @@ class _TensorLike(NamedTuple):
             isinstance(value, torch.Tensor)
             and value.dtype == self.dtype
             and value.device == self.device
+            and value.layout is torch.strided
+            and not value.is_nested
             and value.ndim == self.ndim
             and (type(value) is nn.Parameter) == self.is_parameter
             and not (value.requires_grad and torch.is_grad_enabled())
             and (self.arrangement is None or arrangement(value) == self.arrangement)
             and (self.part_in_gradients is None or part_in_gradients(value) == self.part_in_gradients)
+            and not (self.is_bare and value.__dict__ and own_attributes(value))
         )
 
 
@@ -108,7 +114,7 @@ class Guards:
     check    raises AssertionError for sizes that the graph is not right for (None: all are)
     example  the arguments that the graph was made from: others must have their structure, dtypes and numbers
     without_gradients  whether the model computes something else where gradients are enabled
-    asked    what else of tensors must be as the example's
+    asked    what else of tensors must be as the example's; None for a graph whose code could not ask
     """
 
     def __init__(
@@ -120,7 +126,6 @@ class Guards:
     ) -> None:
         self._check, self._without_gradients = check, without_gradients
         leaves, self._in_spec = pytree.tree_flatten(example)
-        asked = asked or Asked()
         self._leaves = [_TensorLike.of(x, asked) if isinstance(x, torch.Tensor) else x for x in leaves]
         only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
@@ -241,12 +246,14 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
     own: Any = root
-    without_gradients, asked = False, Asked()
+    without_gradients, asked = False, None
     if is_exported(root):
         gm = fx.GraphModule(root, copy_graph(own.graph))
     else:
+        if names := own_attributes((args, kwargs)):
+            raise NotImplementedError(f"an example with a tensor that was given the attribute {names[0]}")
         program, without_gradients, asked = _export(root, args, kwargs)
-        asked.refuse()
+        asked.refuse(root)
         gm = program.module()
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
@@ -327,9 +334,12 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
     @functools.wraps(forward)
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
+        usual = {*own_attributes((args, kwargs))}  # those of fake tensors
         with listening():
             result = forward(*args, **kwargs)
         noticed.update(before.changed())
+        if usual and (given := {*own_attributes((args, kwargs, result))} - usual):
+            noticed[""] = f"its forward gives a tensor the attribute {min(given)}"
         if noticed:
             raise StateChanged(noticed)
         return result

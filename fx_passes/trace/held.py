@@ -11,6 +11,7 @@ import collections
 import contextlib
 import contextvars
 import copy
+import ctypes
 import enum
 import functools
 import itertools
@@ -119,8 +120,14 @@ def numbers_of(tensor: torch.Tensor) -> int | None:
 
 
 def bytes_of(tensor: torch.Tensor) -> numpy.ndarray:
-    """The bytes of the numbers of a strided CPU tensor that has some, one after the other."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    """The bytes of the numbers of a strided CPU tensor that has some, one after the other.
+
+    Not by tensor.numpy(): after that PyTorch refuses to resize what lies in that memory.
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    memory = (ctypes.c_uint8 * flat.nbytes).from_address(flat.data_ptr())
+    memory.tensor = flat  # which keeps the memory
+    return numpy.frombuffer(memory, numpy.uint8)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

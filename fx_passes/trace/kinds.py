@@ -12,15 +12,14 @@ import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fx_passes.graph.hooks import has_hooks
-
-Path = tuple[tuple[str, Any], ...]  # ("item", key), ("get", key) or ("attr", name), from an argument inwards
+from fx_passes.trace.assumptions import EVERY, Assumption, Bare, Path, Present, follow, own_attributes
 
 _MISSING = object()
 _ATTRIBUTES: Mapping[type, Mapping[str, type]] = MappingProxyType(
@@ -55,35 +54,6 @@ _COMPARISONS = frozenset(getattr(operator, name) for name in ("eq", "ne", "lt", 
 _POOLS = tuple(getattr(F, f"{kind}max_pool{n}d") for kind in ("", "adaptive_") for n in (1, 2, 3))
 
 
-class Assumption(NamedTuple):
-    """What the trace took for granted of an argument, or of what is in it.
-
-    kind  its class; None: it is anything but None
-    """
-
-    name: str
-    path: Path
-    kind: type | None
-
-    def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether it is true of these arguments by name."""
-        value = values.get(self.name, _MISSING)
-        if value is _MISSING:
-            return False
-        try:
-            value = follow(value, self.path)
-        except Exception:  # whatever a container of the user's raises
-            return False
-        return value is not None if self.kind is None else type(value) is self.kind
-
-
-def follow(value: Any, path: Path) -> Any:
-    """What is in value there."""
-    for step, key in path:
-        value = getattr(value, key) if step == "attr" else value.get(*key) if step == "get" else value[key]
-    return value
-
-
 class Kinds:
     """The classes of a graph's values, found when asked for.
 
@@ -94,7 +64,7 @@ class Kinds:
     def __init__(self, root: nn.Module, values: Mapping[str, Any] | None) -> None:
         self.root = root
         self.values = values
-        self.assumed: dict[tuple[str, Path, bool], Assumption] = {}
+        self.assumed: dict[tuple[str, Path, type | None], Assumption] = {}
         self._known: dict[fx.Node, type | None] = {}
 
     def of(self, node: Any) -> type | None:
@@ -122,13 +92,39 @@ class Kinds:
         name, path = inside
         if self.values is not None and self._example(name, path) is None:
             return False
-        self.assumed[name, path, False] = Assumption(name, path, None)
+        self._note(name, path, None)
         return True
 
     def assume_given(self, names: Iterable[str]) -> None:
         """These arguments are not None: code may compare them with it."""
         for name in names:
-            self.assumed.setdefault((name, (), False), Assumption(name, (), None))
+            self._note(name, (), None)
+
+    def assume_bare(self, node: fx.Node, name: str) -> bool:
+        """Whether node, a tensor, lacks an attribute of that name; of calls it is assumed that it has none at all.
+
+        A result may be the very operand: x.float() is x. So of results it is assumed of all arguments.
+        """
+        if node.op == "get_attr":
+            return name not in own_attributes(_held(self.root, str(node.target)))
+        argument, path = self._path(node) or (EVERY, ())
+        known = self.values or {}
+        example = self._example(argument, path) if argument != EVERY else known
+        if name in own_attributes(example) or (argument == EVERY and self._is_held(name)):
+            return False
+        self._note(argument, path, Bare)
+        return True
+
+    def assume_present(self, node: fx.Node, name: str) -> None:
+        """An attribute of an argument is there: code may catch the exception where it is not."""
+        if (inside := self._path(node)) is not None:
+            self._note(inside[0], (*inside[1], ("attr", name)), Present)
+
+    def _is_held(self, name: str) -> bool:
+        return any(name in vars(held) for held in (*self.root.parameters(), *self.root.buffers()))
+
+    def _note(self, name: str, path: Path, kind: type | None) -> None:
+        self.assumed[name, path, kind] = Assumption(name, path, kind)
 
     def is_guess(self, node: fx.Node) -> bool:
         """Whether node is an argument, or in one, of which no example tells what it is."""
@@ -313,7 +309,7 @@ class Kinds:
             if value is None or not (isinstance(value, Tensor) or type(value).__module__ == "builtins"):
                 return None
             kind = type(value)
-        self.assumed[name, path, True] = Assumption(name, path, kind)
+        self._note(name, path, kind)
         return kind
 
 

@@ -81,8 +81,12 @@ class Questions:
         return self._pending is not None and self._pending[:2] == (frame.f_code, frame.f_lasti)
 
 
+_OF_FX = frozenset(("tracer", "node", "root", "attr", "_node", "_is_param"))  # what PyTorch keeps in proxies
+_kept: Callable[[Any], dict[str, Any]] = vars(fx.Proxy)["__dict__"].__get__
+
+
 def _questions(proxy: Any) -> Questions | None:
-    return getattr(proxy.__dict__.get("tracer"), "questions", None)
+    return getattr(_kept(proxy).get("tracer"), "questions", None)
 
 
 def asking_frame(frame: types.FrameType | None) -> types.FrameType | None:
@@ -161,7 +165,13 @@ class RecordingProxy(fx.Proxy):
         else:
             is_clear = hasattr(Tensor, name) or questions.kinds.is_guess(self.node)
             kind = None if is_clear else self.kind()
+            if kind is None and not hasattr(Tensor, name):
+                questions.kinds.assume_present(self.node, name)
         if kind is not None and kind.__module__.partition(".")[0] in ("torch", "builtins") and not hasattr(kind, name):
+            if issubclass(kind, Tensor) and not questions.kinds.assume_bare(self.node, name):
+                raise questions.refuse(
+                    f"{asking.f_code.co_name}() asks for {name}, an attribute that a tensor was given"
+                )
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         found = RecordingAttribute(self, name)
         if name in _NO_TENSORS:
@@ -171,10 +181,21 @@ class RecordingProxy(fx.Proxy):
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What torch.fx keeps; a tensor's own attributes, data among them, no graph assigns."""
-        if hasattr(Tensor, name) and _questions(self) is not None:
+        """What torch.fx keeps; a tensor's attributes, data among them, no graph assigns."""
+        if name not in _OF_FX and _questions(self) is not None:
             raise self._refused(f"its forward assigns to {name} of a tensor")
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise self._refused(f"its forward deletes {name} of a tensor")
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        """What torch.fx keeps here; the attributes of a tensor are not known."""
+        asking = asking_frame(sys._getframe(1))
+        if asking is not None:
+            raise self._refused(f"{asking.f_code.co_name}() asks for all attributes of {self.node.name}")
+        return _kept(self)
 
     def check_use(self, frame: types.FrameType) -> None:
         """Refuse what frame is about to ask by `is`: of what is no tensor, or may be None."""

@@ -33,6 +33,7 @@ from fx_passes.trace.state import is_near
 _PROXIES = (RecordingProxy, RecordingAttribute)
 _NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
 _LIBRARY = os.path.dirname(os.__file__) + os.sep  # Python's own
+_UNCOUNTED = frozenset(("data", "numpy", "data_ptr", "untyped_storage", "from_dlpack", "set_"))
 _MOST = 3000  # functions that are looked at
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -126,10 +127,21 @@ class Reached:
                 return None
         return None
 
+    @property
+    def spaces(self) -> list[dict[str, Any]]:
+        """The globals of the functions."""
+        return list({id(function.__globals__): function.__globals__ for function in self.functions}.values())
+
     @cached_property
     def has_near_code(self) -> bool:
         """Whether a function is of no installed library: such read clocks, files and what else changes by itself."""
         return any(is_near(function.__module__ or "") for function in self.functions)
+
+    @property
+    def may_write_uncounted(self) -> bool:
+        """Whether code of no installed library names a way to write that no version counter tells of."""
+        near = (function for function in self.functions if is_near(function.__module__ or ""))
+        return any(not _UNCOUNTED.isdisjoint(names_in(function.__code__)) for function in near)
 
     @property
     def catches_exceptions(self) -> bool:

@@ -83,10 +83,10 @@ def changes_when_called(root: nn.Module, example: tuple[tuple[Any, ...], dict[st
     rng, before = torch.get_rng_state(), Snapshot(root)
     try:
         with torch.no_grad():
-            module = skeleton(root, own_state=True)
+            module = skeleton(root, own_state=True, own_parameters=True)
             results = call(module, example)
             torch.set_rng_state(rng)
-            again = call(skeleton(root, own_state=True) if writes else module, example)
+            again = call(skeleton(root, own_state=True, own_parameters=True) if writes else module, example)
             return not agree(again, results, _SAME_AGAIN)
     except Exception as error:  # whatever the model raises, or an example that cannot be copied
         log.info("the model was not called a second time: %s: %s", type(error).__name__, error)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import copy
 import copyreg
-from collections.abc import Container, Iterator
-from typing import Any
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -14,6 +14,8 @@ from torch import nn
 
 from fx_passes.trace.arrays import arrays_in, moved, shared
 
+Copied = TypeVar("Copied", bound=torch.Tensor)
+_MOST_BYTES = 2 << 30
 _MAX_DEPTH = 4  # of containers in attributes that are searched for tensors
 
 
@@ -21,14 +23,16 @@ class TraceError(RuntimeError):
     """The model cannot become a graph; the message says where and why."""
 
 
-def skeleton(model: nn.Module, *, own_state: bool = False) -> nn.Module:
+def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool = False) -> nn.Module:
     """Return a deep copy of the module tree whose parameters and buffers are new objects on the model's storage.
 
-    own_state  buffers, and tensors in other attributes, get storage of their own: a forward may write to them
+    own_state       buffers, and tensors in other attributes, get storage of their own: a forward may write to them
+    own_parameters  so do parameters, where these are at most 2 GiB: user's code may write to them, too
     Numpy arrays that lie in memory of tensors lie in that of their copies.
     Ties (a module or parameter reachable by two names) stay ties. What Python cannot copy (a lock, a file) is shared.
     """
     memo: dict[int, Any] = {}
+    own_parameters = own_parameters and sum(each.nbytes for each in model.parameters()) <= _MOST_BYTES
     for group in _beside_arrays(model):
         memo |= moved(group) if own_state else {id(v): v.view() for v in group if isinstance(v, numpy.ndarray)}
     for module in model.modules():
@@ -39,7 +43,7 @@ def skeleton(model: nn.Module, *, own_state: bool = False) -> nn.Module:
                     " once on an input first, then optimize it"
                 )
             if parameter is not None and id(parameter) not in memo:
-                memo[id(parameter)] = _alias(parameter)
+                memo[id(parameter)] = _owned(parameter) if own_parameters else _alias(parameter)
         for value in _tensors_in([*module._buffers.values(), *module.__dict__.values()]):
             if id(value) not in memo:
                 memo[id(value)] = _own(value) if own_state else _view(value)
@@ -70,6 +74,7 @@ def _deep_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))  # what nobody can change
 _CONTAINERS = (dict, list, set, collections.OrderedDict)
 _METHODS = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__new__", "__getnewargs__")
@@ -88,21 +93,67 @@ def _is_copied_plainly(cls: type) -> bool:
 
 
 def own_tensor(owner: nn.Module, name: str) -> None:
-    """Give a parameter, buffer or other attribute of owner storage of its own, with the same contents."""
+    """Give a parameter, buffer or other attribute of owner storage of its own, with the same contents.
+
+    Another attribute may be a list, tuple or dictionary with tensors.
+    """
     value = getattr(owner, name)
     if isinstance(value, nn.Parameter):
-        owner._parameters[name] = nn.Parameter(value.detach().clone(), value.requires_grad)
+        owner._parameters[name] = _owned(value)
     elif name in owner._buffers:
         owner._buffers[name] = _own(value)
-    else:
+    elif isinstance(value, torch.Tensor):
         owner.__dict__[name] = _own(value)
+    else:
+        owner.__dict__[name] = copy.deepcopy(value, {id(each): _own(each) for each in _tensors_in(value)})
 
 
 def own_state(owner: nn.Module, but: Container[int] = ()) -> None:
     """Give owner's buffers and tensors in other attributes storage of their own, those with these ids left out."""
     for name, value in [*owner._buffers.items(), *owner.__dict__.items()]:
-        if isinstance(value, torch.Tensor) and id(value) not in but:
+        if name not in _OF_MODULES and any(id(each) not in but for each in _tensors_in(value)):
             own_tensor(owner, name)
+
+
+def own_written(root: nn.Module, written: Iterable[tuple[str, str]]) -> None:
+    """Give these tensors of a tree, by path of a module and name there, storage of their own; ties stay ties."""
+    again: dict[int, tuple[Any, Any]] = {}  # the former ones are kept: ids are of living objects
+    for path, name in written:
+        owner = root.get_submodule(path)
+        held: Any = next(each for each in (owner._parameters, owner._buffers, owner.__dict__) if name in each)
+        value = held[name]
+        if id(value) not in again:
+            own_tensor(owner, name)
+            again[id(value)] = value, held[name]
+        held[name] = again[id(value)][1]
+
+
+def written_since(copied: nn.Module, model: nn.Module) -> list[tuple[str, str]]:
+    """The tensors of a model, by path of a module and name there, that have other contents in a copy of it."""
+    found = []
+    for path, module in model.named_modules():
+        other = copied.get_submodule(path)
+        for name, value in _held_by(module).items():
+            mine, theirs = list(_tensors_in(value)), list(_tensors_in(_held_by(other).get(name)))
+            if len(mine) == len(theirs) and any(map(_differ, mine, theirs)):
+                found.append((path, name))
+    return found
+
+
+def _held_by(module: nn.Module) -> dict[str, Any]:
+    """Parameters, buffers and other attributes."""
+    others = {name: value for name, value in module.__dict__.items() if name not in _OF_MODULES}
+    return {**others, **module._buffers, **module._parameters}
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have other bytes."""
+    if one is other or one.shape != other.shape or one.dtype != other.dtype or one.layout is not torch.strided:
+        return False
+    if one.is_meta or other.is_meta or one.is_quantized or not one.numel():
+        return False
+    bits = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
+    return not torch.equal(*bits)
 
 
 def own_arrays(root: nn.Module) -> list[torch.Tensor]:
@@ -154,13 +205,27 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
     """A new Parameter on the same storage; a subclass (quantized, distributed, ...) is shared as it is."""
     if type(parameter) is not nn.Parameter:
         return parameter
-    return nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    return _named_alike(nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad), parameter)
+
+
+def _owned(parameter: nn.Parameter) -> nn.Parameter:
+    """The same with storage of its own; a subclass as it is."""
+    if type(parameter) is not nn.Parameter:
+        return parameter
+    return _named_alike(nn.Parameter(parameter.detach().clone(), parameter.requires_grad), parameter)
 
 
 def _view(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach() if type(tensor) is torch.Tensor else tensor
+    return _named_alike(tensor.detach(), tensor) if type(tensor) is torch.Tensor else tensor
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
     """The same contents in new memory; what is no plain tensor is shared as it is."""
-    return tensor.detach().clone() if type(tensor) is torch.Tensor else tensor
+    return _named_alike(tensor.detach().clone(), tensor) if type(tensor) is torch.Tensor else tensor
+
+
+def _named_alike(copied: Copied, tensor: torch.Tensor) -> Copied:
+    """The copy with the attributes that users gave the tensor."""
+    if tensor.__dict__:
+        copied.__dict__.update(tensor.__dict__)
+    return copied

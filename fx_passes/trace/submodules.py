@@ -3,7 +3,8 @@
     forward: pictures -> transform -> backbone -> head -> as many boxes as the data says
     found:                            backbone    head
 
-The model is called once on the example, level by level of its tree, to learn what each submodule is called with.
+The model is called once on the example, level by level of its tree, to learn what each submodule is called with. A copy
+is called, which has parameters of its own where code of no installed library could write to them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from torch import nn
 
 from fx_passes.spellings.recurrent import STACKS
-from fx_passes.trace.skeleton import skeleton
+from fx_passes.trace.compared import copy_of_example
+from fx_passes.trace.reached import Reached
+from fx_passes.trace.skeleton import skeleton, written_since
 from fx_passes.trace.state import Snapshot
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -30,22 +33,70 @@ _MAX_LEVELS = 4
 log = logging.getLogger("zendnn_cffi.passes")
 
 
+class Observed:
+    """What calls of a copy of a model on its example show.
+
+    example  the arguments of a call; None: submodules are traced without arguments
+    reached  the code that the model may come to
+    written  (path of a module, name) of tensors that a call of the model writes to
+    """
+
+    def __init__(self, root: nn.Module, example: Call | None, reached: Reached) -> None:
+        self.root, self.example, self.reached = root, example, reached
+        self.written: list[tuple[str, str]] = []
+
+    def has_fixed_weights(self, path: str) -> bool:
+        """Whether calls of the model leave the parameters of the submodule there as they are."""
+        if self.example is None:
+            return not self.reached.may_write_uncounted
+        names = (owner for owner, name in self.written if name in self.root.get_submodule(owner)._parameters)
+        return not any(f"{owner}.".startswith(f"{path}.") for owner in names)
+
+    def calls(self, submodules: dict[str, nn.Module]) -> dict[str, Call]:
+        """The arguments of the first call of each of these in a call of the model; of those alone that are called."""
+        if self.example is None:
+            return {}
+        called: dict[str, Call] = {}
+
+        def note(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            called.setdefault(path, (args, kwargs))
+
+        is_near = self.reached.has_near_code
+        copied = skeleton(self.root, own_state=True, own_parameters=is_near)
+        for path in submodules:
+            copied.get_submodule(path).register_forward_pre_hook(functools.partial(note, path), with_kwargs=True)
+        shared, rng = Snapshot(copied), torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                args, kwargs = copy_of_example(self.example)
+                copied(*args, **kwargs)
+        except Exception as error:  # whatever a model raises; what it called before is known
+            log.info("%s: the example: %s: %s", type(self.root).__name__, type(error).__name__, error)
+        finally:
+            torch.set_rng_state(rng)
+            shared.restore_shared()
+        if is_near:
+            self.written = written_since(copied, self.root)
+        return called
+
+
 def find_submodules(
-    root: nn.Module, example: Call | None, trace: Callable[[nn.Module, Call | None], Found | None]
+    root: nn.Module, observed: Observed, trace: Callable[[nn.Module, Call | None], Found | None]
 ) -> dict[str, Found]:
     """Return the outermost submodules of root that trace makes a graph of, by path.
 
-    example  the arguments of a call of root; without one, submodules are traced without arguments
-    trace    returns None for a module that is no graph
+    trace  returns None for a module that is no graph
     """
     found: dict[str, Found] = {}
     level = dict(_children("", root))
-    for _ in range(_MAX_LEVELS):
-        calls = {} if example is None else _calls(root, example, level)
+    for depth in range(_MAX_LEVELS):
+        if depth and not level:
+            break
+        calls = observed.calls(level)
         below: dict[str, nn.Module] = {}
         for path, module in level.items():
             traced = None
-            if example is None or path in calls:
+            if (observed.example is None or path in calls) and observed.has_fixed_weights(path):
                 traced = trace(module, calls.get(path))
             if traced is None:
                 below.update(_children(path, module))
@@ -71,28 +122,3 @@ def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         is_much = isinstance(child, STACKS) or next(child.children(), None) is not None
         if is_much and next(child.parameters(), None) is not None:
             yield inner, child
-
-
-def _calls(root: nn.Module, example: Call, submodules: dict[str, nn.Module]) -> dict[str, Call]:
-    """The arguments of the first call of each of these in a call of root; of those alone that are called.
-
-    A copy of the model is called, which may change what it holds.
-    """
-    called: dict[str, Call] = {}
-
-    def note(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        called.setdefault(path, (args, kwargs))
-
-    copied = skeleton(root, own_state=True)
-    for path in submodules:
-        copied.get_submodule(path).register_forward_pre_hook(functools.partial(note, path), with_kwargs=True)
-    shared, rng = Snapshot(copied), torch.get_rng_state()
-    try:
-        with torch.no_grad():
-            copied(*example[0], **example[1])
-    except Exception as error:  # whatever a model raises; what it called before is known
-        log.info("%s: the example: %s: %s", type(root).__name__, type(error).__name__, error)
-    finally:
-        torch.set_rng_state(rng)
-        shared.restore_shared()
-    return called

@@ -27,6 +27,7 @@ from fx_passes.trace.repeated import first_difference
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot, arrays_of
+from fx_passes.trace.states import States
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
 from fx_passes.trace.tuples import in_tuples
 
@@ -150,7 +151,7 @@ def trace_symbolically(
     traced_root = skeleton(root, own_state=True)
     tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
     again = SubmoduleTracer(traced_root, reached, leaves, specialized, example) if reached.has_near_code else None
-    before, rng = Snapshot(traced_root), torch.get_rng_state()
+    before, rng, states = Snapshot(traced_root), torch.get_rng_state(), States()
     inside = tuple(f"{leaf}." for leaf in leaves)
     once = {path: why for path, why in before.unrepeatable().items() if not f"{path}.".startswith(inside)}
     if once:
@@ -158,9 +159,10 @@ def trace_symbolically(
     try:
         if (unclear := tracer.reached.why_unclear(root)) is not None:
             raise NotImplementedError(unclear)
-        asking = states_told(tracer.refuse_state)
+        asking = states_told(tracer.refuse_state, reached.spaces)
         comparing = tracer.reached.comparisons_told(tracer.note_comparison)
-        with refuse_seeding(), extremes_recorded(), tracer.reached.answered("type", "callable"), asking, comparing:
+        answered, hearing = reached.answered("type", "callable"), states.heard(reached.spaces)
+        with refuse_seeding(), extremes_recorded(), answered, asking, comparing, hearing:
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())
@@ -181,10 +183,10 @@ def trace_symbolically(
         raise Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
     if changed:
         raise Untraceable(changed, tuple(changed))
-    read = list(graph.find_nodes(op="get_attr"))
+    held = list(graph.find_nodes(op="get_attr"))
     # those that forward creates, which the tracer left on its root
-    created = {node.target for node in read if "." not in node.target and not hasattr(root, node.target)}
-    for node in read:
+    created = {node.target for node in held if "." not in node.target and not hasattr(root, node.target)}
+    for node in held:
         if node.target in created:
             node.meta[CREATED] = True
     _refuse_writes_to_created(graph, traced_root)
@@ -196,7 +198,8 @@ def trace_symbolically(
         named = {str(node.target) for node in graph.find_nodes(op="placeholder")}
         tracer.questions.kinds.assume_given(name for name in required if name in named and name not in specialized)
     assumed = tuple(tracer.questions.kinds.assumed.values())
-    return Traced(root, graph, dict(leaves), dict(specialized), given, assumed=assumed)
+    read = tuple(states.read.values())
+    return Traced(root, graph, dict(leaves), dict(specialized), given, assumed=assumed, states=read)
 
 
 def _refuse_another(graph: fx.Graph, again: fx.Graph, root: nn.Module) -> None:

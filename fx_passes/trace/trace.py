@@ -31,9 +31,10 @@ from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, StateChanged, export, is_exported
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
-from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, skeleton
+from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, own_written, skeleton
 from fx_passes.trace.state import Snapshot, arrays_of
-from fx_passes.trace.submodules import POST_PROCESSING, find_submodules
+from fx_passes.trace.states import States
+from fx_passes.trace.submodules import POST_PROCESSING, Observed, find_submodules
 from fx_passes.trace.symbolic import (
     CHANGES,
     ONE_OBJECT,
@@ -70,15 +71,19 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
             " model.eval() first"
         )
     example = None if example_inputs is None else _as_call(example_inputs)
+    written: list[tuple[str, str]] = []
     with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example))
         if traced.graph is None:
             called_with = None if Snapshot(traced.root).unrepeatable() else example
-            traced.submodules.update(find_submodules(traced.root, called_with, _trace_submodule))
+            observed = Observed(traced.root, called_with, Reached(traced.root))
+            traced.submodules.update(find_submodules(traced.root, observed, _trace_submodule))
+            written = observed.written
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
             reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
             log.warning("%s stays plain PyTorch%s: %s", type(model).__name__, inside, reason)
     _own_what_is_written((traced, *traced.submodules.values()))
+    own_written(traced.root, written)
     return traced
 
 
@@ -172,10 +177,11 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
     if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
         raise Untraceable({detectors[0]: _DETECTOR})
     try:
-        states, ways = set[str](), set[str]()
+        states, ways, flags = set[str](), set[str](), States()
         comparing: list[str] = []
-        asking, wondering = states_told(states.add), ways_told(ways.add)
-        with reached.answered("type", "isinstance"), asking, wondering, reached.comparisons_told(comparing.append):
+        asking, wondering = states_told(states.add, reached.spaces), ways_told(ways.add)
+        answered, comparing_told = reached.answered("type", "isinstance"), reached.comparisons_told(comparing.append)
+        with answered, asking, wondering, comparing_told, flags.heard(reached.spaces):
             graph, guards = export(root, *example)
         if GRADIENTS in states:
             guards.forbid_gradients()
@@ -190,13 +196,18 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         raise Untraceable({WHOLE: f"its forward asks for {others[0]}(), which a graph does not tell"})
     if comparing:
         raise Untraceable({WHOLE: f"{comparing[0]}(){ONE_OBJECT}"})
-    if (ways or reached.catches_exceptions) and differs_on_example(root, graph, example):
+    if (ways or reached.catches_exceptions) and differs_on_example(
+        root, graph, example, trusted=not reached.has_near_code
+    ):
         why = f"asks for {min(ways)}()" if ways else "catches exceptions"
         raise Untraceable({WHOLE: f"its forward {why}, and computes something else where it is traced"})
     refuse_writes_beside_arrays(graph, root)
     if reached.has_near_code and changes_when_called(root, example, writes=may_write_to_held(graph, root)):
         raise Untraceable({WHOLE: CHANGES}, (WHOLE,))
-    return Traced(root, graph, guards=guards, example=example)
+    read = tuple(flags.read.values())
+    if others := [state.name for state in read if not state.holds()]:
+        raise Untraceable({WHOLE: f"its forward asks for {others[0]}, which is another while torch.export traces"})
+    return Traced(root, graph, guards=guards, example=example, states=read)
 
 
 def _own_what_is_written(every: Sequence[Traced]) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import fx, nn
 
 from fx_passes.graph.graph import copy_graph
+from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.export import Call, Guards, export
-from fx_passes.trace.kinds import Assumption
+from fx_passes.trace.states import State
 
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
@@ -51,6 +52,7 @@ class Traced:
     specialized  optional argument -> the only value the graph is right for
     given        optional arguments that the graph needs (the example had a tensor for them, not the default)
     assumed      further conditions on arguments, as code asked what they are while it was traced
+    states       flags of PyTorch's, and environment variables, that it read while it was traced
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
     stateful     submodules whose forward was seen to change more than its result
@@ -65,6 +67,7 @@ class Traced:
     specialized: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
     assumed: tuple[Assumption, ...] = ()
+    states: tuple[State, ...] = ()
     guards: Guards | None = None
     example: Call | None = None
     stateful: tuple[str, ...] = ()
@@ -72,8 +75,15 @@ class Traced:
     submodules: dict[str, Traced] = field(default_factory=dict)
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
+    @property
+    def is_for_all(self) -> bool:
+        """Whether the graph is right for whatever call."""
+        return self.guards is None and not (self.specialized or self.given or self.assumed or self.states)
+
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
+        if self.states and not all(state.holds() for state in self.states):
+            return None
         if (self.specialized or self.given or self.assumed) and not self._agrees(args, kwargs):
             return None
         if self.guards is None or self.example is None:

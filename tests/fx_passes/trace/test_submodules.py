@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fx_passes.trace.submodules import find_submodules
+import zendnn_cffi
+from fx_passes.trace.reached import Reached
+from fx_passes.trace.submodules import Observed, find_submodules
 from tests.support.detector import Detector
 
 
@@ -16,7 +19,8 @@ def found(model: nn.Module, example: Any = None, refused: tuple[str, ...] = ()) 
     """Path -> the example that a submodule is traced with."""
     paths = {id(module): path for path, module in model.named_modules()}
     calls: Any = None if example is None else ((example,), {})
-    return find_submodules(model, calls, lambda m, call: None if paths[id(m)] in refused else (call or ()))
+    observed = Observed(model, calls, Reached(model))
+    return find_submodules(model, observed, lambda m, call: None if paths[id(m)] in refused else (call or ()))
 
 
 def test_the_outermost_ones_with_what_they_are_called_with() -> None:
@@ -71,3 +75,90 @@ def test_the_call_that_finds_them_leaves_no_trace() -> None:
     assert [*found(model, torch.ones(1, 2))] == ["inner"]
     assert model.calls == 0 and torch.equal(state, torch.get_rng_state())
     assert not model.inner._forward_pre_hooks
+
+
+class Writes(nn.Module):
+    """A model that is no graph, and writes to what it, or its convolutions, hold in each call."""
+
+    def __init__(self, write: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1))
+        self.scale = nn.Parameter(torch.ones(4))
+        self.tied = self.scale
+        self.register_buffer("calls", torch.zeros(4))
+        self.kept = [torch.zeros(2)]
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e9:
+            return -x
+        self.write(self, x)
+        return self.convs(x) * self.scale[:, None, None] + self.calls[0] + self.kept[0][0] + self.tied[0]
+
+    def held(self) -> list[Tensor]:
+        return [tensor.detach().clone() for tensor in (*self.state_dict().values(), *self.kept)]
+
+
+@torch.no_grad()
+def in_place(m: Any, x: Tensor) -> None:
+    m.scale.add_(1)
+
+
+def by_data(m: Any, x: Tensor) -> None:
+    m.scale.data[0] += 1
+
+
+def by_numpy(m: Any, x: Tensor) -> None:
+    m.scale.detach().numpy()[0] += 1
+
+
+def to_buffer(m: Any, x: Tensor) -> None:
+    m.calls.add_(1)
+
+
+def to_list(m: Any, x: Tensor) -> None:
+    m.kept[0].numpy()[0] += 1
+
+
+def to_submodule(m: Any, x: Tensor) -> None:
+    m.convs[0].weight.data.mul_(1.5)
+
+
+def to_input(m: Any, x: Tensor) -> None:
+    x.add_(1)
+
+
+WRITES = (in_place, by_data, by_numpy, to_buffer, to_list, to_submodule, to_input)
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
+def test_models_that_write_to_what_they_hold_are_left_as_they_are(write: Any) -> None:
+    model, oracle = Writes(write).eval(), Writes(write).eval()
+    before, x = model.held(), torch.randn(1, 4, 5, 5)
+    given = x.clone()
+    fast: Any = zendnn_cffi.optimize(model, (x,), tune="off")
+    assert torch.equal(x, given)
+    assert bool(fast.optimized_submodules) is (write is not to_submodule)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x.clone()), oracle(x.clone()), rtol=1e-4, atol=1e-4)
+    assert all(map(torch.equal, model.held(), before))
+    assert fast.get_parameter("tied") is fast.get_parameter("scale")
+
+
+def test_without_an_example_what_no_counter_tells_of_keeps_submodules_plain() -> None:
+    for write in (to_submodule, to_input):
+        model, oracle, x = Writes(write).eval(), Writes(write).eval(), torch.randn(1, 4, 5, 5)
+        fast: Any = zendnn_cffi.optimize(model, tune="off")
+        assert bool(fast.optimized_submodules) is (write is to_input)
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(fast(x.clone()), oracle(x.clone()), rtol=1e-4, atol=1e-4)
+
+
+def test_buffers_can_be_resized_after_they_were_looked_at() -> None:
+    """PyTorch refuses to resize what a numpy array was made of."""
+    model = Writes(lambda m, x: m.calls.resize_(8)).eval()
+    fast: Any = zendnn_cffi.optimize(model, (torch.randn(1, 4, 5, 5),), tune="off")
+    fast(torch.randn(1, 4, 5, 5))

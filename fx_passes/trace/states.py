@@ -1,0 +1,189 @@
+"""Flags of PyTorch's and environment variables that a forward reads: a graph has the branch of one answer for good.
+
+    if torch.backends.mkldnn.enabled: ...        heard while traced: State("torch.backends.mkldnn", "enabled", (), True)
+
+Each call compares what was heard with what is now. Installed libraries read such flags, so no graph is refused for it.
+Autocast on the CPU and the default dtype are compared by each call anyway. fx_passes/trace/asked.py has the states for
+which no graph is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from fx_passes.trace.proxies import asking_frame
+
+ENVIRONMENT = "os.environ"
+# What is called, and what is read: place -> names.
+_FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "torch": ("is_autocast_enabled", "is_autocast_cache_enabled", "get_autocast_dtype", "get_autocast_cpu_dtype",
+                  "get_autocast_gpu_dtype", "is_warn_always_enabled"),
+        "torch.cuda": ("is_available", "device_count"),
+        "torch.distributed": ("is_available", "is_initialized"),
+        "torch.backends.mha": ("get_fastpath_enabled",),
+        "torch.backends.cuda": ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled",
+                                "cudnn_sdp_enabled", "fp16_bf16_reduction_math_sdp_allowed"),
+    }
+)  # fmt: skip
+_PRECISION = ("fp32_precision",)
+_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "torch.backends": _PRECISION,
+        "torch.backends.mkldnn": ("enabled", "deterministic", "allow_tf32", *_PRECISION),
+        **dict.fromkeys((f"torch.backends.mkldnn.{name}" for name in ("matmul", "conv", "rnn")), _PRECISION),
+        "torch.backends.cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32", *_PRECISION),
+        "torch.backends.quantized": ("engine",),
+        "torch.backends.opt_einsum": ("enabled", "strategy"),
+        "torch.backends.cuda.matmul": ("allow_tf32", "allow_fp16_reduced_precision_reduction",
+                                       "allow_bf16_reduced_precision_reduction", *_PRECISION),
+    }
+)  # fmt: skip
+_VALUES = (bool, int, float, str, torch.dtype, type(None))
+_MISSING = object()
+
+
+class State(NamedTuple):
+    """What a flag was.
+
+    place  the module that has it, or ENVIRONMENT
+    args   what it is called with, where it is a function
+    """
+
+    place: str
+    name: str
+    args: tuple[str, ...]
+    value: Any
+
+    def holds(self) -> bool:
+        """Whether it is the same now."""
+        if self.place == ENVIRONMENT:
+            return os.environ.get(self.name) == self.value
+        found = getattr(_found(self.place), self.name, _MISSING)
+        if self.name in _FUNCTIONS.get(self.place, ()) and callable(found):
+            found = found(*self.args)
+        return type(found) is type(self.value) and found == self.value
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is one that is heard: a file may hold anything."""
+        if type(self.value) not in _VALUES or not all(isinstance(each, str) for each in (self.name, *self.args)):
+            return False
+        names = (*_FUNCTIONS.get(self.place, ()), *_FLAGS.get(self.place, ()))
+        return self.place == ENVIRONMENT or self.name in names
+
+
+@functools.cache
+def _found(place: str) -> Any:
+    """The object of that name in PyTorch; None where this version has none."""
+    found: Any = sys.modules["torch"]
+    for name in place.split(".")[1:]:
+        found = getattr(found, name, None)
+    return found
+
+
+class States:
+    """The flags that user's code, or a library's, reads while this is heard.
+
+    read  by place, name and arguments
+    """
+
+    def __init__(self) -> None:
+        self.read: dict[tuple[str, str, tuple[str, ...]], State] = {}
+        self._thread = threading.get_ident()
+
+    def note(self, place: str, name: str, args: tuple[str, ...], value: Any) -> None:
+        """Whoever calls what calls this read a flag: of interest where it is not PyTorch."""
+        if threading.get_ident() != self._thread or asking_frame(sys._getframe(2)) is None:
+            return
+        state = State(place, name, args, value)
+        if state.is_known:
+            self.read.setdefault((place, name, args), state)
+
+    @contextlib.contextmanager
+    def heard(self, spaces: Iterable[dict[str, Any]] = ()) -> Iterator[None]:
+        """Listen while this lasts; spaces are globals of functions, which may have such functions by other names."""
+        with contextlib.ExitStack() as stack:
+            told = {}
+            for place, names in _FUNCTIONS.items():
+                for name in names:
+                    if (function := getattr(_found(place), name, None)) is not None:
+                        told[function] = self._telling(place, name, function)
+                        stack.callback(setattr, _found(place), name, function)
+                        setattr(_found(place), name, told[function])
+            stack.enter_context(replaced_in(spaces, told))
+            for cls in {type(_found(place)) for place in _FLAGS if _found(place) is not None}:
+                self._listen(cls, "__getattribute__", self._telling_of(cls), stack)
+            self._listen(os._Environ, "__getitem__", self._environment(os._Environ.__getitem__), stack)
+            yield
+
+    @staticmethod
+    def _listen(cls: Any, name: str, function: Callable[..., Any], stack: contextlib.ExitStack) -> None:
+        own = vars(cls).get(name)
+        stack.callback(delattr, cls, name) if own is None else stack.callback(setattr, cls, name, own)
+        setattr(cls, name, function)
+
+    def _telling(self, place: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def tell(*args: Any, **kwargs: Any) -> Any:
+            value = function(*args, **kwargs)
+            self.note(place, name, (*args, *kwargs.values()), value)
+            return value
+
+        return tell
+
+    def _telling_of(self, cls: Any) -> Callable[..., Any]:
+        places = {id(_found(place)): (place, names) for place, names in _FLAGS.items() if type(_found(place)) is cls}
+        otherwise = getattr(cls, "__getattr__", None)
+
+        def tell(holder: Any, name: str) -> Any:
+            try:
+                value = super(cls, holder).__getattribute__(name)
+            except AttributeError:
+                if otherwise is None:
+                    raise
+                value = otherwise(holder, name)
+            place, names = places.get(id(holder), ("", ()))
+            if name in names:
+                self.note(place, name, (), value)
+            return value
+
+        return tell
+
+    def _environment(self, function: Callable[[Any, str], str]) -> Callable[[Any, str], str]:
+        def tell(environment: Any, name: str) -> str:
+            try:
+                value = function(environment, name)
+            except KeyError:
+                self.note(ENVIRONMENT, name, (), None)
+                raise
+            self.note(ENVIRONMENT, name, (), value)
+            return value
+
+        return tell
+
+
+@contextlib.contextmanager
+def replaced_in(spaces: Iterable[dict[str, Any]], others: Mapping[Any, Any]) -> Iterator[None]:
+    """Let these globals hold other functions in place of some, by whatever names, while this lasts."""
+    changed = []
+    for space in spaces:
+        for name, value in [*space.items()]:
+            if isinstance(value, types.FunctionType | types.BuiltinFunctionType) and value in others:
+                changed.append((space, name, value))
+                space[name] = others[value]
+    try:
+        yield
+    finally:
+        for space, name, value in changed:
+            space[name] = value

@@ -1,0 +1,173 @@
+"""Flags and environment variables that a forward reads: each call takes the branch of what they are then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from os import getenv
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.backends.cuda import flash_sdp_enabled
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import zendnn_cffi
+from fx_passes.trace.states import State, States
+
+backends = torch.backends
+
+
+class Asking(nn.Module):
+    """A network whose result has the other sign where the answer is yes; loops over sizes need torch.export."""
+
+    def __init__(self, ask: Callable[[], Any], loops: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.ask, self.loops = nn.Linear(4, 4), ask, loops
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        for _ in range(int(x.shape[1])) if self.loops else ():
+            y = y + 1
+        return -y if self.ask() else y
+
+
+@contextlib.contextmanager
+def changed(holder: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
+
+
+@contextlib.contextmanager
+def switched(get: Callable[[], Any], switch: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = get()
+    switch(value)
+    try:
+        yield
+    finally:
+        switch(before)
+
+
+@contextlib.contextmanager
+def environment() -> Iterator[None]:
+    os.environ["ZENDNN_CFFI_TESTS_FLAG"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["ZENDNN_CFFI_TESTS_FLAG"]
+
+
+STATES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "mkldnn": (lambda: backends.mkldnn.enabled, lambda: backends.mkldnn.flags(enabled=False)),
+    "cudnn.benchmark": (lambda: backends.cudnn.benchmark, lambda: backends.cudnn.flags(benchmark=True)),
+    "tf32": (
+        lambda: backends.cuda.matmul.allow_tf32,
+        lambda: changed(backends.cuda.matmul, "allow_tf32", not backends.cuda.matmul.allow_tf32),
+    ),
+    "precision": (lambda: backends.fp32_precision == "ieee", lambda: changed(backends, "fp32_precision", "ieee")),
+    "of matmul": (
+        lambda: backends.mkldnn.matmul.fp32_precision == "bf16",
+        lambda: changed(backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    ),
+    "quantized": (
+        lambda: backends.quantized.engine == "onednn",
+        lambda: changed(backends.quantized, "engine", "onednn"),
+    ),
+    "attention": (lambda: backends.cuda.flash_sdp_enabled(), lambda: sdpa_kernel(SDPBackend.MATH)),
+    "imported": (lambda: flash_sdp_enabled(), lambda: sdpa_kernel(SDPBackend.MATH)),
+    "fast path": (
+        lambda: backends.mha.get_fastpath_enabled(),
+        lambda: switched(backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled, False),
+    ),
+    "autocast elsewhere": (
+        lambda: torch.is_autocast_enabled("cuda"),
+        lambda: switched(
+            lambda: torch.is_autocast_enabled("cuda"), lambda value: torch.set_autocast_enabled("cuda", value), True
+        ),
+    ),
+    "autocast's dtype": (
+        lambda: torch.get_autocast_dtype("cpu") is torch.float16,
+        lambda: switched(
+            lambda: torch.get_autocast_dtype("cpu"),
+            lambda dtype: torch.set_autocast_dtype("cpu", dtype),
+            torch.float16,
+        ),
+    ),
+    "distributed": (
+        lambda: torch.distributed.is_initialized(),
+        lambda: changed(torch.distributed, "is_initialized", lambda: True),
+    ),
+    "environment": (lambda: os.environ.get("ZENDNN_CFFI_TESTS_FLAG") == "1", environment),
+    "in environment": (lambda: "ZENDNN_CFFI_TESTS_FLAG" in os.environ, environment),
+    "getenv": (lambda: getenv("ZENDNN_CFFI_TESTS_FLAG") == "1", environment),
+}
+
+
+@pytest.mark.parametrize("way", ("symbolic", "export"))
+@pytest.mark.parametrize("name", STATES)
+def test_each_call_compares(name: str, way: str) -> None:
+    ask, state = STATES[name]
+    model, x = Asking(ask, way == "export").eval(), torch.rand(2, 4)
+    with torch.no_grad():
+        fast: Any = zendnn_cffi.optimize(model, (x,) if way == "export" else None, tune="off")
+        for context in (contextlib.nullcontext, state, contextlib.nullcontext):
+            with context():
+                torch.testing.assert_close(fast(x), model(x))
+        kept = not fast.leaves and fast.regions()
+        assert kept or (way == "export" and name in ("fast path", "mkldnn"))  # which torch.export switches off
+
+
+def test_imported_names_of_states_for_which_no_graph_is_made() -> None:
+    from torch import is_grad_enabled
+
+    space = {"asked": is_grad_enabled, "torch": torch, "__name__": "users"}
+    exec("def ask():\n    return asked()", space)
+    model, x = Asking(space["ask"], False).eval(), torch.rand(2, 4)
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    assert "gradients are enabled" in "".join(fast.leaves.values())
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+    assert space["asked"] is is_grad_enabled
+
+
+def test_everything_is_put_back() -> None:
+    places = (torch, torch.cuda, torch.distributed, backends.cuda, backends.mha)
+    before = [dict(vars(place)) for place in places]
+    classes = [dict(vars(cls)) for cls in (type(backends.mkldnn), type(backends.cuda.matmul), type(os.environ))]
+    with States().heard():
+        assert torch.is_autocast_enabled is not before[0]["is_autocast_enabled"]
+    assert [dict(vars(place)) for place in places] == before
+    assert [dict(vars(c)) for c in (type(backends.mkldnn), type(backends.cuda.matmul), type(os.environ))] == classes
+
+
+def test_the_condition_is_saved(tmp_path: Any) -> None:
+    model, x = Asking(STATES["environment"][0], False).eval(), torch.rand(2, 4)
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        fast(x)
+    zendnn_cffi.save(fast, tmp_path / "model.safetensors")
+    arrange = zendnn_cffi.load(tmp_path / "model.safetensors")._source[0].arrange
+    assert arrange((x,), {}) is not None
+    with environment():
+        assert arrange((x,), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "known"),
+    (
+        (State("os.environ", "HOME", (), None), True),
+        (State("torch.backends.mkldnn", "enabled", (), True), True),
+        (State("torch", "load", ("/etc/passwd",), None), False),
+        (State("os", "system", (), None), False),
+        (State("torch", "is_autocast_enabled", (torch.device("cpu"),), True), False),
+    ),
+)
+def test_a_file_names_known_flags_alone(state: State, known: bool) -> None:
+    assert state.is_known is known
