@@ -115,13 +115,18 @@ def own_state(owner: nn.Module, but: Container[int] = ()) -> None:
             own_tensor(owner, name)
 
 
-def own_written(root: nn.Module, written: Iterable[tuple[str, str]]) -> None:
-    """Give these tensors of a tree, by path of a module and name there, storage of their own; ties stay ties."""
+def own_written(root: nn.Module, written: Iterable[tuple[str, str]], but: Container[int]) -> None:
+    """Give these tensors of a tree, by path of a module and name there, storage of their own; ties stay ties.
+
+    but  ids of tensors that stay where they are
+    """
     again: dict[int, tuple[Any, Any]] = {}  # the former ones are kept: ids are of living objects
     for path, name in written:
         owner = root.get_submodule(path)
         held: Any = next(each for each in (owner._parameters, owner._buffers, owner.__dict__) if name in each)
         value = held[name]
+        if all(id(each) in but for each in _tensors_in(value)):
+            continue
         if id(value) not in again:
             own_tensor(owner, name)
             again[id(value)] = value, held[name]

@@ -82,8 +82,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
             reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
             log.warning("%s stays plain PyTorch%s: %s", type(model).__name__, inside, reason)
-    _own_what_is_written((traced, *traced.submodules.values()))
-    own_written(traced.root, written)
+    _own_what_is_written((traced, *traced.submodules.values()), written)
     return traced
 
 
@@ -210,13 +209,14 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
     return Traced(root, graph, guards=guards, example=example, states=read)
 
 
-def _own_what_is_written(every: Sequence[Traced]) -> None:
+def _own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, str]]) -> None:
     """Give what a call writes to storage of its own: the model that was copied keeps its values.
 
-    every  the graph of a tree, and those of submodules
+    every    the graph of a tree, and those of submodules
+    written  (path of a module, name) of tensors that a call of the model was seen to write to
     Tensors in whose memory an array lies that no copy has, as one in a global, stay there.
     """
-    if not any(each.stateful or _writes(each) for each in every):
+    if not written and not any(each.stateful or _writes(each) for each in every):
         return
     root = every[0].root
     own = own_arrays(root)
@@ -230,6 +230,7 @@ def _own_what_is_written(every: Sequence[Traced]) -> None:
         for target in written_attributes(traced.graph, traced.root):
             owner, _, name = target.rpartition(".")
             own_tensor(traced.root.get_submodule(owner), name)
+    own_written(root, written, kept)
 
 
 def _writes(traced: Traced) -> bool:

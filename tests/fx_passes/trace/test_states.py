@@ -71,7 +71,7 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: backends.cuda.matmul.allow_tf32,
         lambda: changed(backends.cuda.matmul, "allow_tf32", not backends.cuda.matmul.allow_tf32),
     ),
-    "precision": (lambda: backends.fp32_precision == "ieee", lambda: changed(backends, "fp32_precision", "ieee")),
+    "precision": (lambda: backends.fp32_precision == "ieee", lambda: backends.flags(fp32_precision="ieee")),
     "of matmul": (
         lambda: backends.mkldnn.matmul.fp32_precision == "bf16",
         lambda: changed(backends.mkldnn.matmul, "fp32_precision", "bf16"),
