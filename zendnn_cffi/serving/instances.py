@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,82 +25,13 @@ from torch import nn
 from zendnn_cffi.engine.host import usable_cpus
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
-from zendnn_cffi.serving.wire import UNDER_WAY, Area, Channel, Ended
+from zendnn_cffi.serving.process import started
+from zendnn_cffi.serving.under_way import Calls, UnderWay
 
 log = get_logger(__name__)
 
 PROCESSES, THREADS = "processes", "threads"
 _MEASURED_SECONDS = 1.0  # per number of workers, with n="auto"
-_START_SECONDS = 120.0
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class WorkerDied(RuntimeError):
-    """Two workers ended in the midst of the same call."""
-
-
-class Worker:
-    """One process on some cores. Not thread-safe.
-
-    Raises  what load() raises there; RuntimeError where it does not start
-    """
-
-    def __init__(self, path: str, cores: Sequence[int]) -> None:
-        self.cores = tuple(cores)
-        end, other = socket.socketpair()
-        asked, answered = Area.made(), Area.made()
-        self._channel = Channel(end, asked, answered)
-        with other:
-            areas = (*asked, *answered) if asked and answered else ()
-            descriptors = [other.fileno(), *(area.descriptor for area in areas)]
-            lists = [",".join(map(str, numbers)) for numbers in (descriptors, self.cores)]
-            command = [sys.executable, "-m", "zendnn_cffi.serving.worker", *lists, path]
-            self.process = subprocess.Popen(
-                command, pass_fds=descriptors, env=_environment(len(cores)), stdin=subprocess.DEVNULL
-            )
-        try:
-            end.settimeout(_START_SECONDS)
-            right, answer = self._channel.receive()
-            end.settimeout(None)
-        except (Ended, OSError) as error:
-            self.close()
-            raise RuntimeError(
-                f"a worker did not start (it ended with status {self.process.returncode}): {error}. Its own messages"
-                " are on stderr"
-            ) from error
-        if not right:
-            self.close()
-            raise answer
-
-    def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Give it a call. Raises Ended where the process is gone, and what pickle raises for what it does not take."""
-        self._channel.send((args, kwargs))
-
-    def answer(self) -> tuple[bool, Any]:
-        """Return (True, result) or (False, error) of the first call without an answer. Raises Ended as above."""
-        answer: tuple[bool, Any] = self._channel.receive()
-        return answer
-
-    def close(self) -> None:
-        """End the process: a call that runs is given up."""
-        self._channel.close()
-        self.process.kill()
-        self.process.wait()
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """This process's environment with so many threads; the package is found where this one is."""
-    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))))
-    return os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONPATH": path}
-
-
-@dataclass(eq=False)
-class _Asked:
-    """A call that a worker has; deaths: how many workers ended at it."""
-
-    future: Future[Any]
-    call: _Call
-    deaths: int = 0
 
 
 class Instances:
@@ -113,11 +40,10 @@ class Instances:
     def __init__(self, path: str, groups: Sequence[Sequence[int]], kind: str = PROCESSES, folder: Any = None) -> None:
         self._path, self._folder, self.kind = path, folder, kind
         self._module: Any = None
-        self._calls: queue.SimpleQueue[tuple[Future[Any], _Call] | None] = queue.SimpleQueue()
+        self._calls: Calls = queue.SimpleQueue()
         self._closed, self._lock = False, new_lock()
-        self.replaced = 0
         self._ready = threading.Barrier(1 + len(groups))
-        self._workers: list[Worker | None] = []
+        self._under_way: list[UnderWay] = []
         self._groups = [tuple(group) for group in groups]
         try:
             if kind == THREADS:
@@ -125,7 +51,7 @@ class Instances:
 
                 self._module = load(path)
             else:
-                self._workers += _started(path, groups)
+                self._under_way += [UnderWay(self._calls, len(groups), worker) for worker in started(path, groups)]
         except BaseException:
             self.close()
             raise
@@ -153,7 +79,12 @@ class Instances:
     @property
     def pids(self) -> list[int]:
         """The processes; none of threads."""
-        return [worker.process.pid for worker in self._workers if worker is not None]
+        return [pid for each in self._under_way if (pid := each.pid) is not None]
+
+    @property
+    def replaced(self) -> int:
+        """How many processes ended and were replaced."""
+        return sum(each.replaced for each in self._under_way)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the module with these arguments in some worker; the future holds its result, or what it raised.
@@ -185,7 +116,7 @@ class Instances:
             self._ready.wait()
             self._compute()
         else:
-            self._have_computed(number)
+            self._under_way[number].serve()
 
     def _compute(self) -> None:
         """Answer calls in this thread."""
@@ -202,77 +133,6 @@ class Instances:
                 future.set_result(result)
                 del result
             del taken, future, args, kwargs  # nothing is held while it waits
-
-    def _have_computed(self, number: int) -> None:
-        """Have calls answered by a process, which is given the next one before it has answered the last."""
-        under_way: list[_Asked] = []
-        sent, is_last = 0, False  # of those, to the worker of now
-        while under_way or not is_last:
-            while not is_last and len(under_way) < UNDER_WAY and (not under_way or self._calls.qsize() >= self.n):
-                is_last = not self._take(under_way)
-            try:
-                while sent < len(under_way) and not (sent and under_way[0].deaths):
-                    worker = self._worker(number)
-                    try:
-                        worker.ask(*under_way[sent].call)
-                    except Ended:
-                        raise
-                    except BaseException as error:  # pickle does not take it
-                        under_way.pop(sent).future.set_exception(error)
-                    else:
-                        sent += 1
-                if not sent:
-                    continue
-                try:
-                    right, answer = self._worker(number).answer()
-                except Ended:
-                    raise
-                except BaseException as error:
-                    right, answer = False, error
-            except Ended:
-                self._bury(number, under_way)
-                sent = 0
-            except BaseException as error:  # no other worker starts
-                under_way.pop(0).future.set_exception(error)
-            else:
-                future = under_way.pop(0).future
-                sent -= 1
-                future.set_result(answer) if right else future.set_exception(answer)
-                del future, answer  # nothing is held while it waits
-        last = self._workers[number]
-        if last is not None:
-            last.close()
-
-    def _worker(self, number: int) -> Worker:
-        """That of now, or a new one."""
-        worker = self._workers[number]
-        if worker is None:
-            worker = self._workers[number] = Worker(self._path, self._groups[number])
-        return worker
-
-    def _take(self, under_way: list[_Asked]) -> bool:
-        """Add the next call, waiting for one where there is nothing else to do; False where there will be none."""
-        try:
-            taken = self._calls.get(block=not under_way)
-        except queue.Empty:  # another worker was faster
-            return True
-        if taken is not None and taken[0].set_running_or_notify_cancel():
-            under_way.append(_Asked(*taken))
-        return taken is not None
-
-    def _bury(self, number: int, under_way: list[_Asked]) -> None:
-        """The worker ended: what it was at is asked once more, of another one."""
-        worker = self._workers[number]
-        assert worker is not None
-        worker.close()
-        status, self._workers[number] = worker.process.returncode, None
-        self.replaced += 1
-        log.warning("worker %d ended with status %s: another takes its place", number, status)
-        under_way[0].deaths += 1
-        if under_way[0].deaths == 2:
-            under_way.pop(0).future.set_exception(
-                WorkerDied(f"the call ended two workers, the last with status {status}: it is not tried again")
-            )
 
     def close(self) -> None:
         """Answer what was submitted, then end the workers. Closing twice is allowed."""
@@ -296,30 +156,6 @@ class Instances:
 
     def __repr__(self) -> str:
         return f"Instances({self._path!r}, {self.n} {self.kind} of {len(self._groups[0])} cores)"
-
-
-def _started(path: str, groups: Sequence[Sequence[int]]) -> list[Worker]:
-    """A worker for each group of cores; they start at the same time."""
-    found: list[Any] = [None] * len(groups)
-
-    def start(number: int) -> None:
-        try:
-            found[number] = Worker(path, groups[number])
-        except BaseException as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(len(groups))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    failed = [each for each in found if not isinstance(each, Worker)]
-    if failed:
-        for worker in found:
-            if isinstance(worker, Worker):
-                worker.close()
-        raise failed[0]
-    return found
 
 
 def instances(

@@ -21,7 +21,8 @@ import zendnn_cffi
 from fx_passes.saved.errors import FileError
 from tests.support.lowering import noise
 from zendnn_cffi.serving import wire
-from zendnn_cffi.serving.instances import Instances, WorkerDied, instances
+from zendnn_cffi.serving.instances import Instances, instances
+from zendnn_cffi.serving.under_way import WorkerDied
 from zendnn_cffi.serving.wire import Area, Channel, Ended
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -192,6 +193,41 @@ def test_closing_answers_what_was_submitted(saved: tuple[str, nn.Module]) -> Non
     with pytest.raises(RuntimeError, match="closed"):
         found.submit(noise(1, 3, 8, 8))
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_closing_while_calls_run_and_their_worker_dies(saved: tuple[str, nn.Module]) -> None:
+    found, x = instances(saved[0], n=1, cores=CORES[:1]), noise(1, 3, 8, 8)
+    (pid,) = found.pids
+    os.kill(pid, signal.SIGSTOP)
+    futures = [found.submit(x) for _ in range(5)]
+    assert futures[4].cancel()
+    closing = threading.Thread(target=found.close)
+    closing.start()
+    time.sleep(0.2)
+    assert closing.is_alive()
+    (pid,) = found.pids
+    os.kill(pid, signal.SIGKILL)
+    for future in futures[:4]:
+        torch.testing.assert_close(future.result(60), saved[1](x), atol=1e-5, rtol=1e-5)
+    closing.join(60)
+    assert not closing.is_alive() and futures[4].cancelled() and found.replaced == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in found.pids)
+
+
+def test_calls_fail_while_no_worker_starts(saved: tuple[str, nn.Module], tmp_path: Path) -> None:
+    path, x = tmp_path / "m.safetensors", noise(1, 3, 8, 8)
+    path.write_bytes(Path(saved[0]).read_bytes())
+    with instances(path, n=1, cores=CORES[:1]) as found:
+        (pid,) = found.pids
+        path.rename(tmp_path / "elsewhere")
+        os.kill(pid, signal.SIGKILL)
+        for future in [found.submit(x) for _ in range(3)]:
+            with pytest.raises((FileError, OSError)):
+                future.result(60)
+        assert found.pids == [] and found.replaced == 1
+        (tmp_path / "elsewhere").rename(path)
+        torch.testing.assert_close(found(x), saved[1](x), atol=1e-5, rtol=1e-5)
+        assert len(found.pids) == 1
 
 
 def test_a_module_is_saved_for_the_workers_threads() -> None:
