@@ -4,7 +4,7 @@
     After:  embedding_bags((w0, ..., w25), (i0, ..., i25), "sum", before=(x,))
 
     Before: concat((embedding(i0, w0), embedding(i1, w1)), 1)
-    After:  embedding_bags((w0, w1), (i0, i1), "row")
+    After:  embedding_bags((w0, w1), (i0, i1), "row")                  rows of any lengths
 
 Indices that are slices of one tensor, s[:, 0], s[:, 1], ..., are replaced by that tensor. Only bags of fixed length
 (two-dimensional indices) from constant tables: those between offsets are fx_passes.fuse.offset_bags's.
@@ -78,7 +78,9 @@ def longest_run(concat: fx.Node, kind_of: Callable[[Any], Any]) -> slice | None:
 
 
 def _kind(gm: fx.GraphModule, bag: Any, concat: fx.Node, lookups: bool) -> tuple[Any, ...] | None:
-    """What bags of one operation have in common: mode, row length and dtype; None where it cannot be one of them."""
+    """What bags of one operation have in common: mode, row length (of bags alone) and dtype; None where it cannot be
+    one of them.
+    """
     if not isinstance(bag, fx.Node) or only_user(bag) is not concat:
         return None
     found = _read(gm, bag)
@@ -86,7 +88,9 @@ def _kind(gm: fx.GraphModule, bag: Any, concat: fx.Node, lookups: bool) -> tuple
         return None
     mode, target, _ = found
     table = get_attribute(gm, target)
-    return (mode, table.shape[1], table.dtype) if isinstance(table, torch.Tensor) and table.ndim == 2 else None
+    if not isinstance(table, torch.Tensor) or table.ndim != 2 or not table.numel():
+        return None
+    return mode, None if mode == "row" else table.shape[1], table.dtype
 
 
 def _read(gm: fx.GraphModule, node: fx.Node) -> tuple[str, str, fx.Node] | None:

@@ -50,7 +50,7 @@ def embedding_bags(
 ) -> Tensor:
     """Return before, one bag of each table, then after, side by side along dimension 1.
 
-    weights        [E_t, D] each
+    weights        [E_t, D] each; in mode "row" [E_t, D_t]
     indices        [N, L_t] each, or the first slices along dimension 1 of one tensor [N, T or more, L]
     mode           "sum", "mean", or "row": F.embedding, a row in place of a bag, by indices without the dimension L
     before, after  [N, *]

@@ -7,6 +7,8 @@ whole rows:
     table 0  [ rows ]         table 1 [ rows ]            table 2 [ rows ]
     joined   [ 0 ... | never read ... | first[1] ... | never read ... | first[2] ... ]
 
+Tables of several row lengths, as those of a tabular model, become one joined table for each length.
+
 No row is copied. Memory between the tables may belong to anybody, or to nobody: so every index is checked first.
 """
 
@@ -86,7 +88,25 @@ class _Part:
     places: tuple[tuple[slice, slice], ...]
 
 
-class BagGroup:
+class _Tables:
+    """Tables that are kept alive, and which indices are rows of theirs; lengths: indices of each table."""
+
+    def __init__(self, tables: Sequence[Tensor], lengths: Sequence[int]) -> None:
+        self.tables = tuple(tables)
+        rows = [table.shape[0] for table in tables]
+        self.fewest = min(rows)
+        self.limits = torch.repeat_interleave(whole(rows), whole(lengths))
+        huge_pages.advise(tables)
+
+    def in_range(self, indices: Tensor) -> bool:
+        """Whether every index [N, K] is a row of its table."""
+        lowest, highest = torch.aminmax(indices)
+        if lowest.item() < 0:
+            return False
+        return highest.item() < self.fewest or bool((indices.amax(0) < self.limits).all())
+
+
+class BagGroup(_Tables):
     """Bags of fixed lengths from several tables [E_t, D], a row of bags per sample.
 
     tables   kept alive
@@ -96,21 +116,9 @@ class BagGroup:
     """
 
     def __init__(self, tables: Sequence[Tensor], lengths: Sequence[int], batch: int, mode: str) -> None:
-        self.tables = tuple(tables)
+        super().__init__(tables, lengths)
         self.mode = MODES[mode]
-        rows = [table.shape[0] for table in tables]
-        self.fewest = min(rows)
-        self.limits = torch.repeat_interleave(whole(rows), whole(lengths))
-        huge_pages.advise(tables)
-        joined = join_tables(tables)
-        self.parts = [_part(group, lengths, batch) for group in joined]
-
-    def in_range(self, indices: Tensor) -> bool:
-        """Whether every index [N, K] is a row of its table."""
-        lowest, highest = torch.aminmax(indices)
-        if lowest.item() < 0:
-            return False
-        return highest.item() < self.fewest or bool((indices.amax(0) < self.limits).all())
+        self.parts = [_part(joined, lengths, batch) for joined in join_tables(tables)]
 
     def run_into(self, indices: Tensor, out: Tensor) -> None:
         """Write the bags to out [N, tables, D]; indices [N, K], those of table 0's bag first, must be in range."""
@@ -122,6 +130,43 @@ class BagGroup:
             bags = torch.embedding_bag(part.table, rows, part.offsets, False, self.mode)[0].view(batch, -1, width)
             for here, there in part.places:
                 out[:, there].copy_(bags[:, here])
+
+
+class RowGroup(_Tables):
+    """A row of each of several tables [E_t, D_t], side by side; tables of one row length are joined.
+
+    tables  kept alive; of one dtype
+    """
+
+    def __init__(self, tables: Sequence[Tensor]) -> None:
+        super().__init__(tables, [1] * len(tables))
+        self.parts: list[tuple[Tensor, slice]] = []  # joined tables, and which of the indices in their order they take
+        order: list[int] = []
+        first: list[int] = []
+        for members in by_row_length(tables):
+            for joined in join_tables([tables[member] for member in members]):
+                begin = len(order)
+                order += [members[number] for number in joined.members]
+                first += joined.first
+                self.parts.append((joined.table, slice(begin, len(order))))
+        self.order, self.first = whole(order), whole(first).unsqueeze(1)
+        self.places = [order.index(number) for number in range(len(tables))]
+
+    def run_into(
+        self, indices: Tensor, out: Tensor, before: Sequence[Tensor] = (), after: Sequence[Tensor] = ()
+    ) -> None:
+        """Write before, the rows, then after to out [N, *]; indices [N, tables] must be in range."""
+        ordered = indices.t().index_select(0, self.order) + self.first  # so that what is concatenated is contiguous
+        rows = [row for table, part in self.parts for row in torch.embedding(table, ordered[part]).unbind(0)]
+        torch.cat([*before, *(rows[place] for place in self.places), *after], 1, out=out)
+
+
+def by_row_length(tables: Sequence[Tensor]) -> list[list[int]]:
+    """Numbers of the tables [E_t, D_t] that have one row length, in order of the first of each."""
+    groups: dict[int, list[int]] = {}
+    for number, table in enumerate(tables):
+        groups.setdefault(table.shape[1], []).append(number)
+    return list(groups.values())
 
 
 def _part(joined: Joined, lengths: Sequence[int], batch: int) -> _Part:

@@ -1,7 +1,8 @@
 """Bags of all tables that feed one concatenation: one call over joined tables, written where the concatenation lies.
 
 PyTorch's kernel for bags reads ahead, and is faster than ZenDNN's; what costs time is calling it once per table. The
-tables become one (zendnn_cffi.runtime.joined_tables), and the bags of all are one call.
+tables become one (zendnn_cffi.runtime.joined_tables), and the bags of all are one call. Rows of tables that differ in
+row length are one call for each length.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operat
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
 from fx_passes.lower.movement.concat_bags import side_by_side
-from zendnn_cffi.runtime.joined_tables import INDEX_DTYPES, BagGroup, join_tables
+from zendnn_cffi.runtime.joined_tables import INDEX_DTYPES, BagGroup, RowGroup, by_row_length, join_tables
 
 _COPIED_BYTES = 256 << 20
 
@@ -44,8 +45,13 @@ def lower_embedding_bags(node: fx.Node, context: LoweringContext) -> Operation:
     else:
         lengths = [index_specs[0].shape[2]] * len(tables) if stacked else [s.shape[1] for s in index_specs]
     before, after = ([s.shape[1] for _, s in side] for side in beside)
-    call = _BagsCall(mode, lengths, [t.shape[0] for t in tables], stacked, (before, after), spec.shape)
-    weights = _weights(node.args[0], tables, dtype)
+    weights: tuple[Weights, ...] = ()
+    given = []
+    for members in by_row_length(tables):
+        of_length = _weights([node.args[0][m] for m in members], [tables[m] for m in members], dtype)
+        weights += of_length
+        given.append((members, len(of_length)))
+    call = _BagsCall(mode, lengths, _Given([t.shape[0] for t in tables], given), stacked, (before, after), spec.shape)
     srcs = (*map(eager_layout, index_specs), *(row_major(s.shape, dtype) for _, s in pieces))
     operands = (*indices, *(piece for piece, _ in pieces))
     args: tuple[Argument, ...] = (*map(Operand, range(len(operands))), *weights, Result())
@@ -64,11 +70,35 @@ def _weights(names: Any, tables: Sequence[Tensor], dtype: torch.dtype) -> tuple[
     return (Weights(" ".join(map(str, names)), tables[0], desc, tuple(tables[1:])),)
 
 
+class _Given:
+    """How tables come to the call: those of one row length each by itself, or all as one tensor, one under the other.
+
+    rows   of each table
+    parts  (numbers of the tables of one row length, how many tensors they come as)
+    """
+
+    def __init__(self, rows: Sequence[int], parts: Sequence[tuple[Sequence[int], int]]) -> None:
+        self.rows, self.parts = rows, parts
+        self.are_equally_long = len(parts) == 1
+
+    def each(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tables one by one."""
+        found: dict[int, Tensor] = {}
+        begin = 0
+        for members, count in self.parts:
+            part = tensors[begin : begin + count]
+            begin += count
+            found.update(
+                zip(members, part if count > 1 else part[0].split([self.rows[m] for m in members]), strict=True)
+            )
+        return [found[number] for number in range(len(self.rows))]
+
+
 class _BagsCall:
-    """function(*indices, *before, *after, *tables, result); one table is all of them, one under the other.
+    """function(*indices, *before, *after, *tables, result).
 
     lengths  indices per bag, for each table
-    rows     of each table
+    given    how the tables come
     stacked  whether indices are one tensor [N, T or more, L], else one [N, L_t] per table; without L in mode "row"
     beside   widths of the pieces before and after
     shape    of the result
@@ -78,17 +108,18 @@ class _BagsCall:
         self,
         mode: str,
         lengths: Sequence[int],
-        rows: Sequence[int],
+        given: _Given,
         stacked: bool,
         beside: tuple[Sequence[int], Sequence[int]],
         shape: tuple[int, ...],
     ) -> None:
-        self.mode, self.lengths, self.rows, self.stacked = mode, lengths, list(rows), stacked
+        self.mode, self.lengths, self.given, self.stacked = mode, lengths, given, stacked
         self.batch, width = shape
         before, after = beside
         self.bags = slice(sum(before), width - sum(after))
         self.places = [*side_by_side(0, before), *side_by_side(self.bags.stop, after)]
-        self._groups: dict[tuple[int, ...], BagGroup] = {}
+        self.before = len(before)
+        self._groups: dict[tuple[int, ...], BagGroup | RowGroup] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
         count, out = len(self.lengths), tensors[-1]
@@ -103,17 +134,23 @@ class _BagsCall:
         if not group.in_range(flat):
             ops.embedding_bags(group.tables, indices[0] if self.stacked else indices, self.mode)  # PyTorch's error
             raise IndexError("embedding_bag: an index is not in its table")
+        if isinstance(group, RowGroup):
+            group.run_into(flat, out, pieces[: self.before], pieces[self.before :])
+            return
         group.run_into(flat, out[:, self.bags].unflatten(1, (count, -1)))
         for piece, place in zip(pieces, self.places, strict=True):
             out[:, place].copy_(piece)
 
-    def _group(self, tables: tuple[Tensor, ...]) -> BagGroup:
+    def _group(self, tables: tuple[Tensor, ...]) -> BagGroup | RowGroup:
         """The joined tables, made once for tensors at these addresses."""
         addresses = tuple(table.data_ptr() for table in tables)
         group = self._groups.get(addresses)
         if group is None:
             with torch.inference_mode(False):
-                each = tables if len(tables) > 1 else tables[0].split(self.rows)
-                group = BagGroup(each, self.lengths, self.batch, "sum" if self.mode == "row" else self.mode)
+                each = self.given.each(tables)
+                if self.given.are_equally_long:
+                    group = BagGroup(each, self.lengths, self.batch, "sum" if self.mode == "row" else self.mode)
+                else:
+                    group = RowGroup(each)
             self._groups = {addresses: group}
         return group

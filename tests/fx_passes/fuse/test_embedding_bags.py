@@ -86,6 +86,14 @@ def test_rows_in_place_of_bags(name: str, options: dict[str, Any]) -> None:
     check_twice(after("fuse_embedding_bags", model), fuse_embedding_bags)
 
 
+def test_rows_of_several_lengths() -> None:
+    tables = {f"t{i}": nn.Embedding(7 + i, 5 + i % 2) for i in range(4)}
+    model = model_of(lambda m, x, s: cat([x, *(m.get_submodule(f"t{i}")(s[:, i]) for i in range(4))], 1), **tables)
+    gm = check(model, image(6, 3), indices(6, 4))
+    [node] = fused(gm)
+    assert node.args[2] == "row" and len(node.args[0]) == 4 and isinstance(node.args[1], torch.fx.Node)
+
+
 def writer(m: Any, s: torch.Tensor) -> Any:
     m.t0.weight.data.mul_(1.0)
     return cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1)
@@ -95,7 +103,7 @@ ROWS_REFUSED: dict[str, tuple[Callable[..., Any], dict[str, nn.Module]]] = {
     "joined along a dimension nobody knows": (lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], -1), rows()),
     "renormalized": (lambda m, s: cat([m.t0(s[:, 0]), m.t1(s[:, 1])], 1), rows(max_norm=100.0)),
     "something is written": (writer, rows()),
-    "row lengths": (lambda m, s: cat([m.t0(s[:, 0, 0]), m.u(s[:, 1, 0])], 1), {**rows(), "u": nn.Embedding(9, 6)}),
+    "no columns": (lambda m, s: cat([m.t0(s[:, 0, 0]), m.u(s[:, 1, 0])], 1), {**rows(), "u": nn.Embedding(9, 0)}),
     "rows and bags": (lambda m, s: cat([m.t0(s[:, 0, 0]), m.u(s[:, 1])], 1), {**rows(), "u": nn.EmbeddingBag(9, 5)}),
 }
 

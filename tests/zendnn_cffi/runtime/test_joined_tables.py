@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tests.tolerance import assert_close
 from zendnn_cffi.runtime import huge_pages
-from zendnn_cffi.runtime.joined_tables import MODES, BagGroup, join_tables
+from zendnn_cffi.runtime.joined_tables import MODES, BagGroup, RowGroup, join_tables
 
 WIDTH = 16
 
@@ -105,6 +105,23 @@ def test_bags_equal_those_of_each_table(
             assert bool((whole[:, :2] == 3).all() and (whole[:, -3:] == 3).all()), "neighbours were written"
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("index_dtype", (torch.int32, torch.int64), ids=str)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("batch", (0, 1, 33))
+def test_rows_equal_those_of_each_table(batch: int, dtype: torch.dtype, index_dtype: torch.dtype) -> None:
+    """Tables of two row lengths by turns, of which two cannot be joined, and one by itself."""
+    wide, narrow = lying_at(0, 40 * WIDTH, 20 * WIDTH + 4, dtype=dtype), lying_at(0, 30, width=3, dtype=dtype)
+    tables = [wide[0], narrow[1], wide[1], torch.randn(2, 1).to(dtype), wide[2], narrow[0]]
+    group = RowGroup(tables)
+    assert len(group.parts) == 4
+    indices = torch.stack([torch.randint(0, len(table), (batch,), dtype=index_dtype) for table in tables], 1)
+    beside = torch.randn(batch, 2).to(dtype), torch.randn(batch, 5).to(dtype)
+    memory = torch.full((batch, 7 + sum(table.shape[1] for table in tables)), 3.0, dtype=dtype)
+    group.run_into(indices, memory, beside[:1], beside[1:])
+    rows = [F.embedding(index, table) for index, table in zip(indices.unbind(1), tables, strict=True)]
+    assert torch.equal(memory, torch.cat([beside[0], *rows, beside[1]], 1))
 
 
 @pytest.mark.parametrize("dtype", (torch.int32, torch.int64), ids=str)

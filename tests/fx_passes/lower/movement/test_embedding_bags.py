@@ -83,6 +83,43 @@ def test_rows_in_place_of_bags(batch: int, fn: Any, dtype: torch.dtype | None) -
         gm(noise(batch, 6), indices(batch, 3) + ROWS)
 
 
+def several_lengths(m: Any, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return cat([x, *(m[t](s[:, t]) for t in range(4)), m[4](x)], 1)
+
+
+def several_lengths_apart(m: Any, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return cat([m[3](s[:, 0]), m[0](s[:, 2] // 2), m[2](s[:, 2]), m[4](x)], 1)
+
+
+@pytest.mark.parametrize("limit", (0, 1 << 20), ids=("in place", "copied"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fn", (several_lengths, several_lengths_apart))
+@pytest.mark.parametrize("index_dtype", (torch.int32, torch.int64), ids=str)
+def test_rows_of_several_lengths(
+    index_dtype: torch.dtype, fn: Any, dtype: torch.dtype | None, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each index has the range of its own table, and what is outside raises PyTorch's error."""
+    monkeypatch.setattr(embedding_bags, "_COPIED_BYTES", limit)
+    torch.manual_seed(0)
+    model = net(fn, *(nn.Embedding(ROWS + i, width) for i, width in enumerate((5, 16, 5, 1))), nn.Linear(6, 7))
+    for batch in (1, 33):
+        found = offload(model, noise(batch, 6), indices(batch, 4, dtype=index_dtype), dtype=dtype)
+        inside = {node.became for node in found.nodes if node.region}
+        assert inside == {"embedding_bags", "inner_product"} and not fallbacks(found)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    x, wrong = noise(5, 6), indices(5, 4, dtype=index_dtype)
+    wrong[:, 2], wrong[:, 3] = ROWS + 1, ROWS  # the last row of one table, no row of some others
+    with torch.no_grad():
+        if fn is several_lengths:
+            assert_close(gm(x, wrong), oracle(model, (x, wrong))[0], k=6)
+        wrong[4, 0] = -1
+        with pytest.raises(IndexError):
+            gm(x, wrong)
+        wrong[4, 0], wrong[4, 2] = 0, ROWS + 2
+        with pytest.raises(IndexError):
+            gm(x, wrong)
+
+
 def test_rows_of_sequences_stay_plain_pytorch() -> None:
     model = net(
         lambda m, x, s: m[2](cat([m[0](s[:, :2]), m[1](s[:, 1:])], 1)) * x,
