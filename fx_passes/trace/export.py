@@ -239,9 +239,12 @@ def is_exported(module: nn.Module) -> bool:
     return all(node.target == _GUARDS for node in module.graph.find_nodes(op="call_module"))
 
 
-def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[fx.Graph, Guards]:
+def export(
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool = True
+) -> tuple[fx.Graph, Guards]:
     """Return the graph of root (its constants are put on root) and the guards it rests on.
 
+    dynamic  whether sizes may be free; where not, all are those of the example
     A root that was exported before has both.
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
@@ -252,12 +255,12 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     else:
         if names := own_attributes((args, kwargs)):
             raise NotImplementedError(f"an example with a tensor that was given the attribute {names[0]}")
-        program, without_gradients, asked = _export(root, args, kwargs)
+        program, without_gradients, asked = _export(root, args, kwargs, dynamic)
         asked.refuse(root)
         gm = program.module()
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
-            gm = _export(root, args, kwargs, literal)[0].module()
+            gm = _export(root, args, kwargs, dynamic, literal)[0].module()
     check = getattr(gm, _GUARDS, None)
     inline_modes(gm)
     graph: fx.Graph = gm.graph
@@ -274,7 +277,7 @@ def export(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _export(
-    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], literal: Collection[str] = ()
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool, literal: Collection[str] = ()
 ) -> tuple[Any, bool, Asked]:
     """The exported program with as many sizes free as can be, whether it is for calls without gradients alone, and
     what forward asked of its tensors.
@@ -285,7 +288,7 @@ def _export(
 
     Gradients are off, so that the model's own no_grad() leaves no trace in the graph.
     """
-    for what, make_shapes, mode in attempts():
+    for what, make_shapes, mode in attempts(dynamic):
         traced_root = skeleton(root, own_state=True)
         take_outputs_apart(traced_root)
         padded = write_out_padding(traced_root)
@@ -316,14 +319,15 @@ def _export(
 Shapes = Callable[[nn.Module, Call], dict[str, Any]]
 
 
-def attempts() -> Iterator[tuple[str, Shapes | None, AbstractContextManager[Any]]]:
+def attempts(dynamic: bool = True) -> Iterator[tuple[str, Shapes | None, AbstractContextManager[Any]]]:
     """Ways to export, the best first: what is free, what makes dynamic_shapes of it, and what holds meanwhile."""
 
     def shapes(free: Callable[[Any], Any]) -> Shapes:
         return lambda root, example: _by_name(root, pytree.tree_map(free, example))
 
-    yield "sizes and batch", shapes(_free_sizes_and_batch), _size_oblivious()
-    yield "sizes above 1", shapes(_free_sizes), contextlib.nullcontext()
+    if dynamic:
+        yield "sizes and batch", shapes(_free_sizes_and_batch), _size_oblivious()
+        yield "sizes above 1", shapes(_free_sizes), contextlib.nullcontext()
     yield "no size", None, contextlib.nullcontext()
 
 

@@ -55,11 +55,12 @@ _REASON = 300  # characters of torch.export's messages that are kept
 _DETECTOR = "a detector, which keeps as many boxes as the data says: no graph"
 
 
-def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
+def trace(model: nn.Module, example_inputs: ExampleInputs = None, dynamic: bool = True) -> Traced:
     """Return the graph of model.forward over a skeleton of the model.
 
     example_inputs  the arguments of one call (a sequence, or a mapping of keyword arguments); used where symbolic
                     tracing is not enough, and to learn which optional arguments are given
+    dynamic         whether torch.export leaves sizes free; symbolic tracing always does
     Raises          ValueError for a model in training mode, TraceError for one whose parameters have no shape yet.
     Where the model cannot be traced, the result has no graph, the reason stands in leaves[WHOLE], and submodules that
     can be traced are in submodules. Submodules whose forward changes attributes, lists or globals are leaves, and what
@@ -73,11 +74,12 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     example = None if example_inputs is None else _as_call(example_inputs)
     written: list[tuple[str, str]] = []
     with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
-        traced = _trace(skeleton(model), example, *_specialize(model, example))
+        traced = _trace(skeleton(model), example, *_specialize(model, example), dynamic)
         if traced.graph is None:
             called_with = None if Snapshot(traced.root).unrepeatable() else example
             observed = Observed(traced.root, called_with, Reached(traced.root))
-            traced.submodules.update(find_submodules(traced.root, observed, _trace_submodule))
+            found = find_submodules(traced.root, observed, lambda module, call: _trace_submodule(module, call, dynamic))
+            traced.submodules.update(found)
             written = observed.written
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
             reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
@@ -86,9 +88,9 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None) -> Traced:
     return traced
 
 
-def _trace_submodule(module: nn.Module, example: Call | None) -> Traced | None:
+def _trace_submodule(module: nn.Module, example: Call | None, dynamic: bool) -> Traced | None:
     """The graph over a submodule; None where there is none."""
-    traced = _trace(module, example, *_specialize(module, example))
+    traced = _trace(module, example, *_specialize(module, example), dynamic)
     return None if traced.graph is None else traced
 
 
@@ -98,17 +100,19 @@ def retrace(traced: Traced) -> Traced:
         return traced
     with making():
         if traced.example is not None:
-            return _trace(traced.root, traced.example, *_specialize(traced.root, traced.example))
-        return _trace(traced.root, None, traced.specialized, traced.given)
+            return _trace(traced.root, traced.example, *_specialize(traced.root, traced.example), traced.dynamic)
+        return _trace(traced.root, None, traced.specialized, traced.given, traced.dynamic)
 
 
-def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any], given: frozenset[str]) -> Traced:
+def _trace(
+    root: nn.Module, example: Call | None, specialized: Mapping[str, Any], given: frozenset[str], dynamic: bool
+) -> Traced:
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
     if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
         try:
-            return _trace_by_export(root, reached, example)
+            return _trace_by_export(root, reached, example, dynamic)
         except Untraceable as failure:
             refused = str(failure)
     leaves: dict[str, str] = {}
@@ -119,13 +123,13 @@ def _trace(root: nn.Module, example: Call | None, specialized: Mapping[str, Any]
             if example is not None and not refused and not leaves and (name := _unseen_function(traced.graph)):
                 log.info("%s: torch.fx does not look into %s()", type(root).__name__, name)
                 with contextlib.suppress(Untraceable):
-                    return _trace_by_export(root, reached, example)
+                    return _trace_by_export(root, reached, example, dynamic)
             return replace(traced, stateful=stateful)
         except Untraceable as failure:
             if example is not None and not leaves and not failure.stateful:
                 try:
                     if not refused:
-                        return _trace_by_export(root, reached, example)
+                        return _trace_by_export(root, reached, example, dynamic)
                 except Untraceable as other:
                     refused, stateful = str(other), (*stateful, *other.stateful)
                 failure.reasons = {path: f"{refused}; symbolically: {text}" for path, text in failure.reasons.items()}
@@ -171,7 +175,7 @@ def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[st
     return {p: r for p, r in found.items() if not any(p != o and (o == WHOLE or p.startswith(f"{o}.")) for o in found)}
 
 
-def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced:
+def _trace_by_export(root: nn.Module, reached: Reached, example: Call, dynamic: bool) -> Traced:
     """The exported graph."""
     if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
         raise Untraceable({detectors[0]: _DETECTOR})
@@ -181,7 +185,7 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
         asking, wondering = states_told(states.add, reached.spaces), ways_told(ways.add)
         answered, comparing_told = reached.answered("type", "isinstance"), reached.comparisons_told(comparing.append)
         with answered, asking, wondering, comparing_told, flags.heard(reached.spaces):
-            graph, guards = export(root, *example)
+            graph, guards = export(root, *example, dynamic)
         if GRADIENTS in states:
             guards.forbid_gradients()
     except StateChanged as error:
@@ -206,7 +210,7 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call) -> Traced
     read = tuple(flags.read.values())
     if others := [state.name for state in read if not state.holds()]:
         raise Untraceable({WHOLE: f"its forward asks for {others[0]}, which is another while torch.export traces"})
-    return Traced(root, graph, guards=guards, example=example, states=read)
+    return Traced(root, graph, guards=guards, example=example, dynamic=dynamic, states=read)
 
 
 def _own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, str]]) -> None:

@@ -55,6 +55,7 @@ class Traced:
     states       flags of PyTorch's, and environment variables, that it read while it was traced
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
+    dynamic      whether torch.export was asked to leave sizes free
     stateful     submodules whose forward was seen to change more than its result
     restored     whether the graph comes from a file, and cannot be made again
     submodules   path -> a submodule that is a graph, where the model is none
@@ -70,6 +71,7 @@ class Traced:
     states: tuple[State, ...] = ()
     guards: Guards | None = None
     example: Call | None = None
+    dynamic: bool = True
     stateful: tuple[str, ...] = ()
     restored: bool = False
     submodules: dict[str, Traced] = field(default_factory=dict)
@@ -140,7 +142,7 @@ class Traced:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.example is not None and not self.restored:
-            self.graph, self.guards = export(self.root, *self.example)
+            self.graph, self.guards = export(self.root, *self.example, self.dynamic)
 
 
 def is_plain(value: Any) -> bool:

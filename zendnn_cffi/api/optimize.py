@@ -31,6 +31,7 @@ def optimize(
     model: nn.Module | torch.export.ExportedProgram | str | os.PathLike[str],
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None = None,
     *,
+    dynamic: bool = True,
     dtype: torch.dtype | None = None,
     allow_winograd: bool = True,
     tune: str = "auto",
@@ -46,6 +47,9 @@ def optimize(
     example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: where
                     torch.fx cannot trace symbolically. A model that is no graph (a detector) is called with them once
                     or a few times: its submodules that are graphs are optimized.
+    dynamic         whether torch.export leaves free the sizes that the model does not depend on. False: all are those
+                    of example_inputs, which takes a fraction of the time; calls with other sizes run as plain PyTorch.
+                    Where symbolic tracing gives the graph, sizes are free either way, at no cost.
     dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. Sums of
                     residual connections that a normalization of rows reads stay float32, as does what lies around
                     Winograd convolutions that beat bf16's. None (default) and torch.float32: each value in its own
@@ -87,6 +91,7 @@ def optimize(
     tune_seconds = as_seconds(tune_seconds)
     allow_winograd = checks.as_bool(allow_winograd, "allow_winograd")
     release_weights = checks.as_bool(release_weights, "release_weights")
+    dynamic = checks.as_bool(dynamic, "dynamic")
     from fx_passes.pipeline import build
     from fx_passes.region.options import RegionOptions
     from fx_passes.region.region import RegionFactory
@@ -97,7 +102,7 @@ def optimize(
         raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
 
     inputs = _arguments(example_inputs) if example_inputs is not None else exported_with
-    traced = trace(model, inputs)
+    traced = trace(model, inputs, dynamic)
     if not is_available():
         _warn_once()
         return build_plain(traced)

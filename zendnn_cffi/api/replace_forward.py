@@ -119,7 +119,7 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
     this: PyTorch makes a submodule of it, which nothing calls.
 
     model    in evaluation mode when it is called; in training mode it computes as before
-    options  of optimize(): dtype, tune, tune_seconds, allow_winograd. release_weights needs optimize() itself.
+    options  of optimize(): dynamic, dtype, tune, tune_seconds, allow_winograd. release_weights needs optimize() itself.
     Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, `modules` are
              for explain() and profile(). Each kind of call (names, dtypes, dimensions, numbers) is optimized when it
              first comes; at most 8. Calls with other things than tensors, numbers and containers of these stay plain
