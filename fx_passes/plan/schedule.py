@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -57,6 +58,18 @@ class Step:
     temporaries: Mapping[int, Buffer] = field(default_factory=dict)
 
 
+class Takeover(NamedTuple):
+    """A result that may lie where an operand of the same step lies.
+
+    beside  what else the step reads, in other places or other layouts: it must not lie there as well
+    """
+
+    step: int
+    source: Buffer
+    result: Buffer
+    beside: list[Buffer]
+
+
 @dataclass
 class Schedule:
     """The state of scheduling: steps so far, and where each value lies in which layouts."""
@@ -65,7 +78,7 @@ class Schedule:
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     places: dict[fx.Node, list[tuple[Layout, Buffer]]] = field(default_factory=dict)
-    takeovers: list[tuple[int, Buffer, Buffer]] = field(default_factory=list)
+    takeovers: list[Takeover] = field(default_factory=list)
     guarded: dict[tuple[str, Holds], list[Buffer]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
 
@@ -122,7 +135,9 @@ class Schedule:
         else:
             result = self.new_buffer(candidate.dst)
             if candidate.may_overwrite is not None:
-                self.takeovers.append((len(self.steps), sources[candidate.may_overwrite][0], result))
+                source, layout = sources[candidate.may_overwrite]
+                beside = [b for b, other in sources if b is not source or not same_bytes(other, layout)]
+                self.takeovers.append(Takeover(len(self.steps), source, result, beside))
         sizes = temporaries_bytes(candidate)
         temporaries: dict[int, Buffer] = {}
         for template in self._needed(candidate, [buffer for buffer, _ in sources], result):
@@ -172,10 +187,10 @@ class Schedule:
 
     def settle_takeovers(self) -> None:
         """Let results take over the memory of inputs that nothing reads later."""
-        for step, source, result in self.takeovers:
+        for step, source, result, beside in self.takeovers:
             root = source.root
             free = root.space == "arena" and root.last == step and root.size_bytes == result.size_bytes
-            if free and root is not result.root:
+            if free and root is not result.root and all(other.root is not root for other in beside):
                 root.move_into(result, 0)
 
 

@@ -97,7 +97,22 @@ def touched(program: Program, call: Any) -> Touched:
             reads += writes
         spans = _spans(args.values())
         spaces = tuple(args[a][0].space for a in (*written, ARG_SCRATCHPAD) if a in args)
+        for arg in args.keys() - {*written, ARG_SCRATCHPAD}:
+            for result in written:
+                assert not _collide(args[arg], args[result]), f"{call.name} writes over what it has yet to read"
     return Touched(_union(program, reads), _union(program, writes), _union(program, pads), spans, spaces)
+
+
+def _collide(read: tuple[Slot, Any], written: tuple[Slot, Any]) -> bool:
+    """Whether the two share bytes without being the same elements at the same places."""
+    (slot, desc), (other, result) = read, written
+    if (slot.space, slot.index) != (other.space, other.index) or slot.space not in ("arena", "output"):
+        return False
+    first, second = element_offsets(desc) + slot.offset_bytes, element_offsets(result) + other.offset_bytes
+    if first.size == second.size and (first == second).all():
+        return desc.dtype.itemsize != result.dtype.itemsize
+    width = max(desc.dtype.itemsize, result.dtype.itemsize)
+    return bool(np.isin(first // width, second // width).any())
 
 
 def check_plan(program: Program) -> list[np.ndarray]:

@@ -148,3 +148,36 @@ def test_inputs_and_constants_are_never_written() -> None:
         for call in program.calls:
             dst = call.args[ARG_DST][0] if isinstance(call, PrimitiveCall) else call.dst.slot  # type: ignore[attr-defined]
             assert dst.space in ("arena", "output")
+
+
+VIEWS: dict[str, tuple[Any, tuple[int, ...]]] = {  # of y, with its size 1 or whole along each dimension; y's shape
+    "first row": (lambda y: y[:, :1], (1, 8, 24)),
+    "row in the middle": (lambda y: y[:, 3:4], (1, 8, 24)),
+    "last column": (lambda y: y[..., -1:], (1, 8, 24)),
+    "one number": (lambda y: y[:, :1, :1], (1, 8, 24)),
+    "of several samples": (lambda y: y[:1], (3, 8, 24)),
+    "of a batch": (lambda y: y[:1], (5, 24)),
+    "all, turned": (lambda y: y.transpose(1, 2), (1, 24, 24)),
+    "all, seen otherwise": (lambda y: y.view(1, 24, 8).transpose(1, 2), (1, 8, 24)),
+    "itself": (lambda y: y, (1, 8, 24)),
+}
+
+
+@pytest.mark.parametrize("operation", (torch.add, torch.sub, torch.mul, torch.maximum), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("is_last", (True, False), ids=("to the caller", "read on"))
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_result_lies_nowhere_near_a_view_that_is_yet_to_be_read(name: str, is_last: bool, operation: Any) -> None:
+    """y + y[:, :1]: a sum that took over y's memory would read rows that it has written."""
+    view, shape = VIEWS[name]
+    again = (lambda y: y) if is_last else F.softplus
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = m[0](x)
+        return again(operation(y, view(y)))
+
+    model = net(forward, nn.Linear(8, shape[-1], bias=False))
+    gm = zendnn_cffi.optimize(model, tune="off")
+    gm(noise(*shape[:-1], 8))
+    for program in programs(gm):
+        check_plan(program)
+    offload(model, noise(*shape[:-1], 8))
