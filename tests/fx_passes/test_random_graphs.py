@@ -17,6 +17,18 @@ WIDTHS = (3, 16, 17, 32)
 ACTIVATIONS = (F.relu, F.silu, F.hardswish, torch.sigmoid, torch.tanh, F.gelu, lambda x: F.leaky_relu(x, 0.1), F.relu6)
 
 
+VIEWS = (
+    lambda x: x[:, :1],
+    lambda x: x[:1],
+    lambda x: x[:, :, :1],
+    lambda x: x[..., -1:],
+    lambda x: x.transpose(2, 3),
+    lambda x: x.mean((2, 3), keepdim=True),
+    lambda x: x.amax(1, keepdim=True),
+    lambda x: x.flip(1),
+)
+
+
 class RandomNet(nn.Module):
     """Steps over a growing list of values [N, C, H, W]; each names its operands and makes a new value."""
 
@@ -41,6 +53,8 @@ class RandomNet(nn.Module):
                 return ACTIVATIONS[rest[1]](a)
             case "binary":
                 return (torch.add, torch.mul, torch.sub, torch.maximum)[rest[2]](a, values[rest[1]])
+            case "with a view":
+                return (torch.add, torch.mul, torch.sub, torch.maximum)[rest[2]](a, VIEWS[rest[1]](a))
             case "concat":
                 return torch.cat([values[i] for i in rest[0:]], 1)
             case "chunk":
@@ -79,7 +93,19 @@ def networks(draw: st.DrawFn) -> tuple[RandomNet, torch.Tensor]:
         # the last values most of the time, so that the network is deep; any value else
         a = draw(st.one_of(st.just(len(shapes) - 1), st.integers(0, len(shapes) - 1)))
         c, n = shapes[a]
-        kinds = ["conv", "conv", "conv", "activation", "binary", "concat", "pool", "norm", "gate", "scale"]
+        kinds = [
+            "conv",
+            "conv",
+            "conv",
+            "activation",
+            "binary",
+            "concat",
+            "pool",
+            "norm",
+            "gate",
+            "scale",
+            "with a view",
+        ]
         kinds += ["chunk", "shuffle", "narrow"] if c % 2 == 0 else []
         kind = draw(st.sampled_from(kinds))
         module: nn.Module | None = None
@@ -101,6 +127,9 @@ def networks(draw: st.DrawFn) -> tuple[RandomNet, torch.Tensor]:
         elif kind == "binary":
             b = draw(st.sampled_from([i for i, s in enumerate(shapes) if s == (c, n)]))
             step, shape = ("binary", a, b, draw(st.sampled_from((0, 0, 0, 1, 2, 3)))), (c, n)
+        elif kind == "with a view":
+            step = ("with a view", a, draw(st.integers(0, len(VIEWS) - 1)), draw(st.integers(0, 3)))
+            shape = (c, n)
         elif kind == "concat":
             others = draw(
                 st.lists(st.sampled_from([i for i, s in enumerate(shapes) if s[1] == n]), min_size=1, max_size=2)

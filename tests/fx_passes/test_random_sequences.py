@@ -116,7 +116,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "expand": lambda x: x + x[:, :1].expand(-1, x.shape[1], -1),
     "stack": lambda x: torch.stack((x, x * 0.5), 1).sum(1),
     "dropout": lambda x: F.dropout(x, 0.5, False),
-    "double": lambda x: x.double().float() if x.dtype == torch.float32 else x,
+    "double": lambda x: x.double().to(x.dtype),
     "detach": lambda x: x.detach() + 0.0,
     "index": lambda x: x[:, torch.arange(x.shape[1] - 1, -1, -1)],
     "gate": lambda x: x * torch.sigmoid(x.mean(2, keepdim=True)),
@@ -218,61 +218,76 @@ def networks(draw: st.DrawFn) -> tuple[Steps, Tensor]:
     return Steps(steps, modules, outputs).eval(), noise(draw(st.sampled_from((1, 2, 3))), length, width)
 
 
+Step = tuple[tuple[Any, ...], Module, tuple[int, int]]  # with its module, and the shape of what it makes
+OF_ONE = ("linear", "linear", "linear", "unary", "unary", "unary", "norm", "narrow", "transpose", "conv", "every other")
+OF_TWO = ("binary", "binary", "concat", "product", "matmul")
+
+
 @st.composite
-def one_step(draw: st.DrawFn, shapes: list[tuple[int, int]], a: int) -> tuple[tuple[Any, ...], Module, tuple[int, int]]:
-    """A step over the value a, its module, and the shape of what it makes."""
-    l, c = shapes[a]
-    kinds = ["linear", "linear", "linear", "unary", "unary", "unary", "binary", "binary", "norm", "concat", "product",
-             "matmul", "narrow", "transpose", "conv", "every other"]  # fmt: skip
-    kinds += ["attention", "attention", "chunk", "gated"] if c % 4 == 0 else []
-    match draw(st.sampled_from(kinds)):
+def one_step(draw: st.DrawFn, shapes: list[tuple[int, int]], a: int) -> Step:
+    """A step over the value a."""
+    n, c = shapes[a]
+    kind = draw(
+        st.sampled_from((*OF_ONE, *OF_TWO, *(("attention", "attention", "chunk", "gated") if c % 4 == 0 else ())))
+    )
+    if kind in OF_TWO or kind == "attention":
+        return draw(step_of_two(kind, shapes, a))
+    match kind:
         case "linear":
             out = draw(st.sampled_from(WIDTHS))
-            return ("module", a), nn.Linear(c, out, bias=draw(st.booleans())), (l, out)
+            return ("module", a), nn.Linear(c, out, bias=draw(st.booleans())), (n, out)
+        case "conv":
+            out = draw(st.sampled_from(WIDTHS))
+            return ("module", a), nn.Conv1d(n, out, 3, padding=1), (out, c)
         case "unary":
             name = draw(st.sampled_from(sorted(UNARY)))
-            if name == "split and back" and c % 2:
-                name = "relu"
-            return ("unary", a, name), None, (l, c)
-        case "binary":
-            b = draw(st.sampled_from([i for i, shape in enumerate(shapes) if shape == (l, c)]))
-            return ("binary", a, b, draw(st.integers(0, len(BINARY) - 1))), None, (l, c)
+            return ("unary", a, "relu" if name == "split and back" and c % 2 else name), None, (n, c)
         case "norm":
             norms = nn.LayerNorm(c), nn.RMSNorm(c, eps=1e-5), nn.LayerNorm(c, elementwise_affine=False)
-            return ("module", a), draw(st.sampled_from(norms)), (l, c)
-        case "concat":
-            dim = draw(st.sampled_from((1, 2, -1)))
-            b = draw(st.sampled_from([i for i, shape in enumerate(shapes) if shape[dim != 1 and -2] == (l, c)[dim != 1 and -2] or i == a]))  # fmt: skip
-            other = shapes[b]
-            if dim == 1:
-                return ("concat", a, b if other[1] == c else a, 1), None, (l + (other[0] if other[1] == c else l), c)
-            return ("concat", a, b if other[0] == l else a, dim), None, (l, c + (other[1] if other[0] == l else c))
-        case "product":
-            b = draw(st.sampled_from([i for i, shape in enumerate(shapes) if shape[1] == c]))
-            return ("product", a, b), None, (l, shapes[b][0])
-        case "matmul":
-            b = draw(st.sampled_from([i for i, shape in enumerate(shapes) if shape[0] == c] or [-1]))
-            return (("transpose", a), None, (c, l)) if b < 0 else (("matmul", a, b), None, (l, shapes[b][1]))
+            return ("module", a), draw(st.sampled_from(norms)), (n, c)
         case "narrow":
             start = draw(st.integers(0, c - 1))
             stop = draw(st.integers(start + 1, c))
-            return ("narrow", a, start, stop), None, (l, stop - start)
+            return ("narrow", a, start, stop), None, (n, stop - start)
         case "transpose":
-            return ("transpose", a), None, (c, l)
-        case "conv":
-            out = draw(st.sampled_from(WIDTHS))
-            return ("module", a), nn.Conv1d(l, out, 3, padding=1), (out, c)
+            return ("transpose", a), None, (c, n)
         case "every other":
-            return ("every other", a), None, ((l + 1) // 2, c)
+            return ("every other", a), None, ((n + 1) // 2, c)
         case "chunk":
-            dim = 2 if l % 2 else draw(st.sampled_from((1, 2, -1)))
-            return ("chunk", a, draw(st.integers(0, 1)), dim), None, (l // 2, c) if dim == 1 else (l, c // 2)
-        case "gated":
-            return ("gated", a), None, (l, c // 2)
-        case _:
-            heads, kind = draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from(ATTENTION))
-            b = a if "causal" in kind else draw(st.sampled_from([i for i, s in enumerate(shapes) if s[1] == c]))
-            return ("attention", a, b, kind, heads), Projections([nn.Linear(c, c) for _ in range(3)]), (l, c)
+            dim = 2 if n % 2 else draw(st.sampled_from((1, 2, -1)))
+            return ("chunk", a, draw(st.integers(0, 1)), dim), None, (n // 2, c) if dim == 1 else (n, c // 2)
+    return ("gated", a), None, (n, c // 2)
+
+
+@st.composite
+def step_of_two(draw: st.DrawFn, kind: str, shapes: list[tuple[int, int]], a: int) -> Step:
+    """A step over the value a and another one that fits, which may be a itself."""
+    n, c = shapes[a]
+
+    def other(fits: Callable[[tuple[int, int]], bool]) -> int:
+        return draw(st.sampled_from([i for i, shape in enumerate(shapes) if fits(shape)]))
+
+    match kind:
+        case "binary":
+            return ("binary", a, other(lambda s: s == (n, c)), draw(st.integers(0, len(BINARY) - 1))), None, (n, c)
+        case "concat":
+            dim = draw(st.sampled_from((1, 2, -1)))
+            if dim == 1:
+                b = other(lambda s: s[1] == c)
+                return ("concat", a, b, dim), None, (n + shapes[b][0], c)
+            b = other(lambda s: s[0] == n)
+            return ("concat", a, b, dim), None, (n, c + shapes[b][1])
+        case "product":
+            b = other(lambda s: s[1] == c)
+            return ("product", a, b), None, (n, shapes[b][0])
+        case "matmul":
+            if all(shape[0] != c for shape in shapes):
+                return ("transpose", a), None, (c, n)
+            b = other(lambda s: s[0] == c)
+            return ("matmul", a, b), None, (n, shapes[b][1])
+    how, heads = draw(st.sampled_from(ATTENTION)), draw(st.sampled_from((1, 2, 4)))
+    b = a if "causal" in how else other(lambda s: s[1] == c)
+    return ("attention", a, b, how, heads), Projections([nn.Linear(c, c) for _ in range(3)]), (n, c)
 
 
 def check(model: Steps, optimized: Any, x: Tensor, dtype: torch.dtype = torch.float32) -> None:
