@@ -13,6 +13,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from fx_passes.graph.graph import IN_WORK, copy_graph, lint
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched, override_functions
 from fx_passes.submodule import SubmoduleForward, plain_forward
+from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.trace import retrace
 from fx_passes.trace.traced import WHOLE, Traced
 from fx_passes.whole_model import whole_model_graph
@@ -86,6 +88,13 @@ class OptimizedModule(SkeletonModule):
         self._is_whole = WHOLE in traced.leaves
         self.graph = whole_model_graph(traced.root) if graph is None else graph
         self.written_inputs = None if graph is None else WrittenInputs(self) or None
+
+    def rest_on(self, assumption: Assumption) -> None:
+        """Compare each call with what a pass took for granted of the arguments."""
+        traced, build, options = self._source
+        if assumption not in traced.assumed:
+            self._source = replace(traced, assumed=(*traced.assumed, assumption)), build, options
+        self._checked = True
 
     def take_submodules(self, submodules: Mapping[str, OptimizedModule]) -> None:
         """Let these compute in place of the submodules that they were made of: by path in the tree, which stays."""
@@ -150,10 +159,15 @@ class OptimizedModule(SkeletonModule):
         if written is not None and written.are_shared(args, kwargs, None if watch is None else watch.places):
             self._refuse_if_released("a call whose inputs share memory, one of which it writes to,")
             return self._by_pytorch(*args, **kwargs)
+        tracks = torch.is_grad_enabled() and not self._is_whole
+        if tracks and _ask_for_gradients(args, kwargs):
+            if self._released or type(self._tree) is nn.Module:
+                return self.run_graph(*args, **kwargs)
+            return self._by_pytorch(*args, **kwargs)  # it may leave gradients out, or track parameters alone
         means_another = torch.is_autocast_enabled("cpu") or torch.get_default_dtype() is not self._source[0].dtype
         if means_another and not self._released and type(self._tree) is not nn.Module:
             return self._by_pytorch(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too
-        if torch.is_grad_enabled() and not self._is_whole and not _ask_for_gradients(args, kwargs):
+        if tracks:
             with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients
                 result = self.run_graph(*args, **kwargs)
         else:

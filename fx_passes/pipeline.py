@@ -17,6 +17,7 @@ from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.integer_products import fold_integer_products
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.products import fold_products
+from fx_passes.fold.ranks import assume_ranks
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
@@ -51,6 +52,7 @@ Pass = Callable[[fx.GraphModule], fx.GraphModule]
 PASSES: tuple[Pass, ...] = (
     renew_created,
     normalize,
+    assume_ranks,
     fold_casts,
     fold_shapes,
     fold_identities,

@@ -1,6 +1,6 @@
 """Let the convolution, deconvolution or linear before (or behind) a batch normalization compute it as well.
 
-    Before: conv(x, w, b) -> batch_norm(.., mean, var, g, h)     Needs: normalize
+    Before: conv(x, w, b) -> batch_norm(.., mean, var, g, h)     Needs: normalize, assume_ranks
     After:  conv(x, fold_bn_weight(w, ..), fold_bn_bias(b, ..))
 
 The new weights are constant subgraphs over the original parameters: nothing is added to the state_dict, and lowering
@@ -38,9 +38,7 @@ def match_producer(norm: fx.Node) -> fx.Node | None:
         return None
     if producer.kwargs["post_ops"] or not _all_constant(producer, norm):
         return None
-    if producer.target is ops.linear and rank(norm) != 2:
-        return None  # of [N, L, K] a batch normalization takes L for the channels
-    return producer
+    return producer if _same_channels(producer, norm) else None
 
 
 def match_consumer(norm: fx.Node) -> fx.Node | None:
@@ -50,9 +48,17 @@ def match_consumer(norm: fx.Node) -> fx.Node | None:
         return None
     if not _all_constant(consumer, norm):
         return None
-    if consumer.target is ops.linear:
-        return consumer if rank(norm) == 2 else None
-    return None if any(consumer.kwargs["padding_l"] + consumer.kwargs["padding_r"]) else consumer
+    if consumer.target is ops.convolution and any(consumer.kwargs["padding_l"] + consumer.kwargs["padding_r"]):
+        return None
+    return consumer if _same_channels(consumer, norm) else None
+
+
+def _same_channels(linear: fx.Node, norm: fx.Node) -> bool:
+    """Whether linear's channels lie along dimension 1, as norm takes them to do.
+
+    Of [N, L, K] a linear has them along the last, and a convolution of [C, L], without a batch, along the first.
+    """
+    return rank(norm) == (2 if linear.target is ops.linear else len(linear.kwargs["stride"]) + 2)
 
 
 def _all_constant(linear: fx.Node, norm: fx.Node) -> bool:

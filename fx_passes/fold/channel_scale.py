@@ -10,7 +10,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace, tensor_of
-from fx_passes.graph.inference import dtype
+from fx_passes.graph.inference import dtype, rank
 
 
 def fold_channel_scale(gm: fx.GraphModule) -> fx.GraphModule:
@@ -40,11 +40,12 @@ def match_producer(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node,
         return None
     # Counted from the last dimension, so that a missing batch dimension does not matter.
     channel = -1 if producer.target is ops.linear else -1 - len(producer.kwargs["stride"])
+    fewest = -channel  # dimensions that value has in any case
     if order is not None:
         channel = [d - len(order) if d >= 0 else d for d in order].index(channel) - len(order)
     wide = [i - shape_of.ndim for i, n in enumerate(shape_of.shape) if n != 1]
-    if wide != [channel] or shape_of.ndim > (2 if producer.target is ops.linear and order is None else 3):
-        return None
+    if wide != [channel] or shape_of.ndim > (rank(value) or fewest):
+        return None  # a constant of more dimensions would give the result more
     return producer, value, constant
 
 

@@ -6,7 +6,7 @@ Where nodes carry meta["val"] (a traced example), that is believed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable
 from typing import Any, cast
 
 import torch
@@ -15,14 +15,16 @@ from torch import fx, nn
 from fx_passes import ops
 from fx_passes.graph.graph import get_attribute, is_call, is_vocabulary
 
+RANK = "rank"  # in node.meta: how many dimensions it has
+LAYER = "layer"  # in node.meta: the class of the module that it was
 _SAME_RANK = ops.having(shape="same") | ops.having(shape="rank")
 _FROM_WEIGHT = ops.having(weighted=True)
 
 # Modules outside of the vocabulary that return one tensor.
-_TENSOR_MODULES = {nn.Embedding, nn.EmbeddingBag, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-                   nn.LocalResponseNorm, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.Unfold,
-                   nn.Fold, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d,
-                   nn.GRUCell, nn.RNNCell}  # fmt: skip
+_SAME_RANK_MODULES = {nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm, nn.PixelShuffle,
+                      nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.ReflectionPad2d, nn.ReplicationPad2d,
+                      nn.CircularPad2d}  # fmt: skip
+_TENSOR_MODULES = _SAME_RANK_MODULES | {nn.Embedding, nn.EmbeddingBag, nn.Unfold, nn.Fold, nn.GRUCell, nn.RNNCell}
 
 
 def is_tensor(node: Any) -> bool:
@@ -32,8 +34,7 @@ def is_tensor(node: Any) -> bool:
     if node.op == "get_attr" or isinstance(node.meta.get("val"), torch.Tensor):
         return True
     if node.op == "call_module":
-        owner = node.graph.owning_module
-        return owner is not None and type(owner.get_submodule(node.target)) in _TENSOR_MODULES
+        return _is_module(node, _TENSOR_MODULES)
     if node.op == "placeholder":
         return node.type is torch.Tensor or any(_takes_tensor(user, node) for user in node.users)
     if is_call(node, operator.getitem):
@@ -41,6 +42,11 @@ def is_tensor(node: Any) -> bool:
     if is_call(node, ops.binary):
         return any(map(is_tensor, node.args))
     return is_vocabulary(node) and node.target not in ops.SHAPE | ops.SEVERAL
+
+
+def _is_module(node: fx.Node, kinds: Container[type]) -> bool:
+    owner = node.graph.owning_module
+    return owner is not None and type(owner.get_submodule(str(node.target))) in kinds
 
 
 def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
@@ -53,6 +59,20 @@ def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
 def rank(node: Any) -> int | None:
     """Return how many dimensions node has, or None where that depends on the inputs."""
     return _find_out(node, _rank)
+
+
+def rank_of(node: Any, dimensions: int) -> tuple[int | None, list[fx.Node]]:
+    """Return node's rank if values of which nothing is known had so many dimensions, and these values."""
+    unknown: dict[fx.Node, None] = {}
+
+    def rule(source: Any) -> _Rule:
+        found = yield from _rank(source)
+        if found is None and isinstance(source, fx.Node) and not is_vocabulary(source):
+            unknown[source] = None
+            return dimensions
+        return found
+
+    return _find_out(node, rule), [*unknown]
 
 
 def rank_source(node: fx.Node) -> fx.Node:
@@ -103,8 +123,10 @@ def _rank(node: Any) -> _Rule:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return value.ndim
-    if node.op == "get_attr":
-        return node.meta.get("rank")
+    if RANK in node.meta:
+        return node.meta[RANK]
+    if node.op == "call_module":
+        return (yield node.args[0]) if _is_module(node, _SAME_RANK_MODULES) and node.args else None
     if node.op != "call_function":
         return None
     if node.target in (ops.reshape, ops.permute, ops.expand):
@@ -122,6 +144,10 @@ def _rank(node: Any) -> _Rule:
     if node.target is ops.unsqueeze:
         below = yield node.args[0]
         return None if below is None else below + 1
+    if node.target is ops.index:
+        below = yield node.args[0]
+        items = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        return None if below is None else below - sum(type(i) is int for i in items) + items.count(None)
     if node.target is ops.binary:
         a, b = (yield node.args[0]), (yield node.args[1])
         return None if a is None or b is None else max(a, b)

@@ -37,7 +37,7 @@ from fx_passes.graph.graph import (
     replace,
     signature_of,
 )
-from fx_passes.graph.inference import dtype, is_tensor, rank
+from fx_passes.graph.inference import LAYER, RANK, dtype, is_tensor, rank
 from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.constants import fold_function, is_folded
 from fx_passes.normalize.recurrent import build_recurrent
@@ -132,7 +132,7 @@ class Normalizer:
         value = get_attribute(self.gm, node.target)
         node.meta["constant"] = isinstance(value, torch.Tensor) and node.target not in self.written
         if isinstance(value, torch.Tensor):
-            node.meta["rank"] = value.ndim
+            node.meta[RANK] = value.ndim
 
     def visit(self, node: fx.Node) -> None:
         """Rewrite one node, if a builder knows it."""
@@ -254,6 +254,7 @@ class Normalizer:
         if bound.kwargs:  # given by name behind one that was left out
             bound.apply_defaults()
         args = bound.args[first:]
+        node.meta[LAYER] = type(module)
         return row(module, lambda name: self.attribute(node, module, name), args)
 
     def attribute(self, node: fx.Node, module: nn.Module, name: str) -> fx.Node | None:

@@ -35,9 +35,12 @@ def recurrent(
     src      [T, N, I], [N, T, I] with batch_first, [T, I] without a batch, or a PackedSequence
     states   (h_0,) or (h_0, c_0), each [layers * directions, N, ...]; None: zeros
     weights  per layer and direction weight_ih, weight_hh, the biases where there are some, weight_hr where projected
+    Raises   ValueError for src of other dimensions, which PyTorch's functions may take: the modules do not
     """
     if isinstance(src, PackedSequence):
         return _packed(src, states, weights, kind, has_biases, layers, bidirectional)
+    if src.dim() not in (2, 3):
+        raise ValueError(f"{kind.split('_')[0].upper()}: expected input to be 2D or 3D, got {src.dim()}D instead")
     batch_dim = 0 if batch_first else 1
     x = src if src.dim() == 3 else src.unsqueeze(batch_dim)
     if states is None:

@@ -174,16 +174,18 @@ _KINDS = {
 
 def _encode_assumption(assumption: Assumption) -> list[Any]:
     name, path, kind = assumption
-    if kind is not None and kind not in _KINDS.values():
+    if isinstance(kind, type) and kind not in _KINDS.values():
         raise NotSaved(f"it was traced for an argument of class {kind.__name__}")
-    return [name, encode(path, lambda _: None), None if kind is None else kind.__name__]
+    return [name, encode(path, lambda _: None), kind.__name__ if isinstance(kind, type) else kind]
 
 
 def _decode_assumption(row: Any) -> Assumption:
     name, path, kind = row
-    if kind is not None and kind not in _KINDS:
-        raise FileError(f"no class of an argument is {str(kind)[:80]!r}")
-    return Assumption(str(name), decode(path, lambda _: None), None if kind is None else _KINDS[kind])
+    if kind is not None and type(kind) is not int:
+        if kind not in _KINDS:
+            raise FileError(f"no class of an argument is {str(kind)[:80]!r}")
+        kind = _KINDS[kind]
+    return Assumption(str(name), decode(path, lambda _: None), kind)
 
 
 def _decode_state(row: Any) -> State:

@@ -27,12 +27,12 @@ class Present:
 class Assumption(NamedTuple):
     """What the trace took for granted of an argument, or of what is in it.
 
-    kind  its class; Bare or Present; None: it is anything but None
+    kind  its class; Bare or Present; a number: it is a tensor of so many dimensions; None: it is anything but None
     """
 
     name: str
     path: Path
-    kind: type | None
+    kind: type | int | None
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether it is true of these arguments by name."""
@@ -43,6 +43,8 @@ class Assumption(NamedTuple):
             value = follow(value, self.path)
         except Exception:  # whatever a container of the user's raises
             return False
+        if isinstance(self.kind, int):
+            return isinstance(value, Tensor) and value.ndim == self.kind
         if self.kind is Bare:
             return not own_attributes(value)
         if self.kind is Present:

@@ -40,6 +40,7 @@ _PRECISION = ("fp32_precision",)
 _FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "torch.backends": _PRECISION,
+        "torch.utils.deterministic": ("fill_uninitialized_memory",),
         "torch.backends.mkldnn": ("enabled", "deterministic", "allow_tf32", *_PRECISION),
         **dict.fromkeys((f"torch.backends.mkldnn.{name}" for name in ("matmul", "conv", "rnn")), _PRECISION),
         "torch.backends.cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32", *_PRECISION),
@@ -49,6 +50,27 @@ _FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
                                        "allow_bf16_reduced_precision_reduction", *_PRECISION),
     }
 )  # fmt: skip
+# What forwards set, and a graph would leave out: how it is read, and how it is set.
+_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "whether gradients are enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
+        "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+        "deterministic algorithms": (
+            lambda: (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
+            lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        ),
+        "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+        "autocast": (
+            lambda: torch.is_autocast_enabled("cpu"),
+            lambda value: torch.set_autocast_enabled("cpu", value),
+        ),
+        "the precision of products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        "the detection of anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    }
+)
 _VALUES = (bool, int, float, str, torch.dtype, type(None))
 _MISSING = object()
 
@@ -171,6 +193,20 @@ class States:
             return value
 
         return tell
+
+
+@contextlib.contextmanager
+def settings_kept() -> Iterator[list[str]]:
+    """Set anew, at the end, what was set otherwise meanwhile; names it in the list."""
+    before = {name: read() for name, (read, _) in _SETTINGS.items()}
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        for name, (read, write) in _SETTINGS.items():
+            if read() != before[name]:
+                changed.append(name)
+                write(before[name])
 
 
 @contextlib.contextmanager

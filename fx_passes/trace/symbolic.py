@@ -27,11 +27,12 @@ from fx_passes.trace.repeated import first_difference
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot, arrays_of
-from fx_passes.trace.states import States
+from fx_passes.trace.states import States, settings_kept
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
 from fx_passes.trace.tuples import in_tuples
 
 CHANGES = "its forward computes something else each time"
+LEFT_OUT = ", which a graph would leave out"
 ONE_OBJECT = " asks whether values are one object, which a graph does not tell"
 
 
@@ -162,7 +163,15 @@ def trace_symbolically(
         asking = states_told(tracer.refuse_state, reached.spaces)
         comparing = tracer.reached.comparisons_told(tracer.note_comparison)
         answered, hearing = reached.answered("type", "callable"), states.heard(reached.spaces)
-        with refuse_seeding(), extremes_recorded(), answered, asking, comparing, hearing:
+        with (
+            refuse_seeding(),
+            extremes_recorded(),
+            answered,
+            asking,
+            comparing,
+            hearing,
+            settings_kept() as set_otherwise,
+        ):
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())
@@ -179,6 +188,8 @@ def trace_symbolically(
         before.restore_shared()
     if tracer.questions.refused:  # and caught by what asked
         raise Untraceable(tracer.questions.refused)
+    if set_otherwise:
+        raise Untraceable({WHOLE: f"its forward sets {set_otherwise[0]}{LEFT_OUT}"}, is_final=True)
     if draws:
         raise Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
     if changed:

@@ -33,10 +33,11 @@ from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, own_written, skeleton
 from fx_passes.trace.state import Snapshot, arrays_of
-from fx_passes.trace.states import States
+from fx_passes.trace.states import States, settings_kept
 from fx_passes.trace.submodules import POST_PROCESSING, Observed, find_submodules
 from fx_passes.trace.symbolic import (
     CHANGES,
+    LEFT_OUT,
     ONE_OBJECT,
     refuse_writes_beside_arrays,
     trace_symbolically,
@@ -73,7 +74,7 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None, dynamic: bool 
         )
     example = None if example_inputs is None else _as_call(example_inputs)
     written: list[tuple[str, str]] = []
-    with making():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
+    with making(), settings_kept():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example), dynamic)
         if traced.graph is None:
             called_with = None if Snapshot(traced.root).unrepeatable() else example
@@ -126,7 +127,7 @@ def _trace(
                     return _trace_by_export(root, reached, example, dynamic)
             return replace(traced, stateful=stateful)
         except Untraceable as failure:
-            if example is not None and not leaves and not failure.stateful:
+            if example is not None and not (leaves or failure.stateful or failure.is_final):
                 try:
                     if not refused:
                         return _trace_by_export(root, reached, example, dynamic)
@@ -184,7 +185,8 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, dynamic: 
         comparing: list[str] = []
         asking, wondering = states_told(states.add, reached.spaces), ways_told(ways.add)
         answered, comparing_told = reached.answered("type", "isinstance"), reached.comparisons_told(comparing.append)
-        with answered, asking, wondering, comparing_told, flags.heard(reached.spaces):
+        hearing = flags.heard(reached.spaces)
+        with answered, asking, wondering, comparing_told, hearing, settings_kept() as set_otherwise:
             graph, guards = export(root, *example, dynamic)
         if GRADIENTS in states:
             guards.forbid_gradients()
@@ -197,6 +199,8 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, dynamic: 
         raise Untraceable({WHOLE: reason}) from error
     if others := sorted(states - {GRADIENTS}):
         raise Untraceable({WHOLE: f"its forward asks for {others[0]}(), which a graph does not tell"})
+    if set_otherwise:
+        raise Untraceable({WHOLE: f"its forward sets {set_otherwise[0]}{LEFT_OUT}"})
     if comparing:
         raise Untraceable({WHOLE: f"{comparing[0]}(){ONE_OBJECT}"})
     if (ways or reached.catches_exceptions) and differs_on_example(

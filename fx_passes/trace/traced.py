@@ -23,12 +23,14 @@ class Untraceable(Exception):
     """Why there is no graph: path of a submodule (WHOLE: the root) -> reason.
 
     stateful  paths of modules whose state was changed by tracing them
+    is_final  whether it is so whichever way it is traced
     """
 
-    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = ()) -> None:
+    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = (), is_final: bool = False) -> None:
         super().__init__("; ".join(f"{path or 'the model'}: {reason}" for path, reason in reasons.items()))
         self.reasons = dict(reasons)
         self.stateful = tuple(stateful)
+        self.is_final = is_final
 
 
 def forward_signature(model: nn.Module) -> inspect.Signature:
@@ -86,7 +88,11 @@ class Traced:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
         if self.states and not all(state.holds() for state in self.states):
             return None
-        if (self.specialized or self.given or self.assumed) and not self._agrees(args, kwargs):
+        for position, name, rank in self._ranks:
+            value = kwargs[name] if name in kwargs else args[position] if position < len(args) else None
+            if not isinstance(value, torch.Tensor) or value.ndim != rank:
+                return None
+        if (self.specialized or self.given or self._assumed_else) and not self._agrees(args, kwargs):
             return None
         if self.guards is None or self.example is None:
             return args, kwargs
@@ -102,7 +108,22 @@ class Traced:
                 return False
         if not all(values.get(name) is not None for name in self.given):
             return False
-        return all(assumption.holds(values) for assumption in self.assumed)
+        return all(assumption.holds(values) for assumption in self._assumed_else)
+
+    @cached_property
+    def _ranks(self) -> tuple[tuple[int, str, int], ...]:
+        """Position, name and rank of arguments of which one is assumed: most models are so, and nothing else."""
+        names, found = [*self.parameters], []
+        for name, path, kind in self.assumed:
+            if isinstance(kind, int) and not path and name in names:
+                found.append((names.index(name), name, kind))
+        return tuple(found)
+
+    @cached_property
+    def _assumed_else(self) -> tuple[Assumption, ...]:
+        """What is assumed beside these."""
+        own = {(name, rank) for _, name, rank in self._ranks}
+        return tuple(each for each in self.assumed if each.path or (each.name, each.kind) not in own)
 
     def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The same call with the arguments by position that the example had there; None where others are given."""

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fx_passes.memoize.watched import changes_functions
 from fx_passes.module import OptimizedModule
 from fx_passes.pipeline import PlainRegion, compile_graph
+from fx_passes.trace.traced import WHOLE
 from tests.support.graphs import check_equal, image, model_of
 
 
@@ -189,3 +190,49 @@ def test_the_graph_becomes_code_once_and_not_after_each_pass(monkeypatch: pytest
     assert len(written) <= 4  # the empty graph, the traced one, and what the passes left
     x = torch.randn(1, 3, 5, 5)
     assert torch.allclose(gm(x), model(x), atol=1e-6)
+
+
+@torch.no_grad()
+def without_gradients(y: torch.Tensor) -> torch.Tensor:
+    return y * 2
+
+
+def in_part(m: Any, x: torch.Tensor) -> Any:
+    y = m.a(x)
+    with torch.no_grad():
+        z = m.b(y)
+    return y + z
+
+
+def in_inference_mode(m: Any, x: torch.Tensor) -> Any:
+    with torch.inference_mode():
+        return m.a(x)
+
+
+GRADIENTS: dict[str, Any] = {
+    "a decorated helper": lambda m, x: without_gradients(m.a(x)),
+    "the whole forward": torch.no_grad()(lambda m, x: m.b(m.a(x))),
+    "a part": in_part,
+    "inference mode": in_inference_mode,
+    "detached": lambda m, x: m.b(m.a(x).detach()),
+}
+
+
+@pytest.mark.parametrize("by_example", [False, True])
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_that_forward_leaves_out_stay_out(case: str, by_example: bool) -> None:
+    """Where an input asks for gradients, results track them where eager's do, for parameters also."""
+    model = model_of(GRADIENTS[case], a=nn.Linear(5, 5), b=nn.Linear(5, 5))
+    gm = compile_graph(model, (image(2, 5),) if by_example else None)
+    for asks in (True, False, True):
+        x = image(2, 5).requires_grad_(asks)
+        found, expected = gm(x), model(x)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        assert found.requires_grad == (expected.requires_grad and (asks or WHOLE in gm.leaves))
+    if found.requires_grad:
+        theirs, ours = (
+            torch.autograd.grad(y.sum(), [x, *owner.parameters()], allow_unused=True)
+            for y, owner in ((expected, model), (found, gm))
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other)

@@ -36,3 +36,13 @@ def test_channel_scale(case: str) -> None:
     absorbed = sum(("binary" in str(n.kwargs.get("post_ops"))) for r in gm.regions().values() for n in r.graph.nodes)
     assert count(gm)["binary"] + absorbed == left
     check_twice(after("fold_channel_scale", model), fold_channel_scale)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(5, 4), nn.Conv1d(5, 4, 1)])
+def test_a_constant_of_more_dimensions_than_the_value_stays(layer: nn.Module) -> None:
+    """It would give the result these dimensions."""
+    channels = (1, 4) if isinstance(layer, nn.Linear) else (1, 4, 1)
+    model = model_of(lambda m, x: m.c(x) * m.w, c=layer)
+    model.register_buffer("w", image(*channels))
+    check(model, image(5) if isinstance(layer, nn.Linear) else image(5, 7))
+    assert count(after("fold_channel_scale", model))["binary"] == 1

@@ -123,3 +123,12 @@ def test_rows_by_their_number_over_all_dimensions() -> None:
     x = torch.randn(6, 3, 5)
     numbers = torch.tensor([[0, 17], [4, 4]])
     assert torch.equal(ops.take_rows(x, numbers), torch.stack([x[[0, 5], [0, 2]], x[[1, 1], [1, 1]]]))
+
+
+@pytest.mark.parametrize("dimensions", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_dimensions_are_refused_as_by_the_module(kind: str, dimensions: int) -> None:
+    network, x = KINDS[kind](3, 5), torch.randn(2, 2, 4, 3)[(0,) * (4 - dimensions)]
+    for call in (network, lambda x: ops.recurrent(x, None, weights_of(network), kind)):
+        with pytest.raises(ValueError, match=f"(?i)expected input to be 2D or 3D, got {dimensions}D"):
+            call(x)

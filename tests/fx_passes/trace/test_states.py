@@ -15,7 +15,7 @@ from torch.backends.cuda import flash_sdp_enabled
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import zendnn_cffi
-from fx_passes.trace.states import State, States
+from fx_passes.trace.states import State, States, settings_kept
 
 backends = torch.backends
 
@@ -79,6 +79,10 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "quantized": (
         lambda: backends.quantized.engine == "onednn",
         lambda: changed(backends.quantized, "engine", "onednn"),
+    ),
+    "filled": (
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        lambda: changed(torch.utils.deterministic, "fill_uninitialized_memory", False),
     ),
     "attention": (lambda: backends.cuda.flash_sdp_enabled(), lambda: sdpa_kernel(SDPBackend.MATH)),
     "imported": (lambda: flash_sdp_enabled(), lambda: sdpa_kernel(SDPBackend.MATH)),
@@ -171,3 +175,46 @@ def test_the_condition_is_saved(tmp_path: Any) -> None:
 )
 def test_a_file_names_known_flags_alone(state: State, known: bool) -> None:
     assert state.is_known is known
+
+
+SETS: dict[str, Callable[[], Any]] = {
+    "gradients": lambda: torch.set_grad_enabled(False),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "dtype": lambda: torch.set_default_dtype(torch.float64),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "precision": lambda: torch.set_float32_matmul_precision("medium"),
+}
+
+
+def settings() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision(), torch.get_num_threads(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("by_example", [False, True])
+@pytest.mark.parametrize("name", SETS)
+def test_what_a_forward_sets_is_set_by_calls_alone(name: str, by_example: bool) -> None:
+    class Setting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.a(x)
+            SETS[name]()
+            return y
+
+    model, x = Setting().eval(), torch.randn(2, 4)
+    with settings_kept():
+        before = settings()
+        fast = zendnn_cffi.optimize(model, tune="off", example_inputs=(x,) if by_example else None)
+        assert settings() == before
+        with settings_kept():
+            expected = model(x)
+        with settings_kept() as changed:
+            torch.testing.assert_close(fast(x), expected)
+        assert len(changed) == 1
+    assert settings() == before
+    assert ("autocast" if name == "autocast" else "its forward sets") in fast.leaves[""]
