@@ -60,7 +60,7 @@ def implementations(
 
 def _offered(described: Callable[[], OpDesc], attr: Attr) -> list[PrimitiveDesc]:
     try:
-        offered = PrimitiveDesc(described(), attr).implementations()
+        offered = PrimitiveDesc.every(described(), attr)
         found = [pd for pd in offered if not pd.implementation.startswith(_NEVER)]
     except ZenDNNError:
         return []

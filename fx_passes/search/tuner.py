@@ -18,6 +18,7 @@ from fx_passes.candidates.specs import RegionValues
 from fx_passes.lower.products.matrix_vector import NAME as MATRIX_VECTOR
 from fx_passes.search.cost import completed, estimate_ns, reorder_ns
 from fx_passes.search.database import Database, Result, cache_folder, kept_ns
+from fx_passes.search.equal_work import EqualWork
 from fx_passes.search.from_memory import KEY as FROM_MEMORY
 from fx_passes.search.from_memory import (
     LEAST_BYTES,
@@ -31,7 +32,6 @@ from fx_passes.search.learned import learned_for
 from fx_passes.search.measure import (
     CHECK_ONLY,
     Bench,
-    fingerprint,
     is_rival,
     reorder_fingerprint,
     time_reorder,
@@ -94,6 +94,7 @@ class Tuner:
         self._scratch = Scratch()
         self._wrong: dict[str, list[str]] = {}  # operation -> keys of the candidates found wrong
         self._keys: dict[tuple[int, ...], tuple[Candidate, str]] = {}  # by what candidates of other costs share
+        self._equal_work = EqualWork()
         self._from_memory: set[Operation] = set()  # whose weights are in no cache when a call comes
         self._chosen: dict[Operation, list[Candidate]] = {}  # worth measuring; asked for in every round
         self._ratios: list[float] = []  # measured over estimated times, of the best candidates
@@ -105,7 +106,8 @@ class Tuner:
         self._find_those_from_memory(operations)
         for operation in operations:
             give_way()
-            operation.candidates = self._estimated(operation)
+            from_memory = operation in self._from_memory
+            operation.candidates = self._equal_work.priced(operation, self._estimated, from_memory=from_memory)
         if self.mode in ("off", "near"):
             for operation in operations:
                 operation.candidates = _without_rivals(operation.candidates)
@@ -131,7 +133,7 @@ class Tuner:
         place = _place_in_memory(candidate)
         known = self._keys.get(place)
         if known is None:
-            known = self._keys[place] = candidate, fingerprint(candidate)
+            known = self._keys[place] = candidate, self._equal_work.fingerprint(candidate)
         return known[1]
 
     def _find_those_from_memory(self, operations: Sequence[Operation]) -> None:

@@ -108,7 +108,12 @@ class MemoryDesc(Immutable):
             return None
         if not isinstance(ptr, n.ffi.CData) or n.ffi.typeof(ptr) is not n.ffi.typeof("zendnn_memory_desc_t *"):
             raise TypeError(f"ptr must be a zendnn_memory_desc_t * of cffi, got {ptr!r}")
-        return cls._own(_copied(ptr)) if ptr.ndims else None
+        return cls._wrap(ptr)
+
+    @classmethod
+    def _wrap(cls, ptr: Any) -> MemoryDesc | None:
+        """As wrap(), of what the library returned, which is a descriptor or NULL."""
+        return cls._own(_copied(ptr)) if ptr and ptr.ndims else None
 
     @classmethod
     def _own(cls, ptr: Any) -> MemoryDesc:

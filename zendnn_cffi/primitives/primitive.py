@@ -124,10 +124,7 @@ class PrimitiveDesc(NotCopyable):
     op: OpDesc | None
 
     def __init__(self, op_desc: OpDesc, attr: Attr | None = None, engine: Engine | None = None) -> None:
-        if not isinstance(op_desc, OpDesc):
-            raise TypeError(f"op_desc must be an OpDesc, got {type(op_desc).__name__}")
-        if attr is not None and not isinstance(attr, Attr):
-            raise TypeError(f"attr must be an Attr, got {type(attr).__name__}")
+        _check_kinds(op_desc, attr)
         n = native()
         self._start(op_desc, attr or Attr(), engine_or_shared(engine))
         slot = n.ffi.new("zendnn_primitive_desc_t *")
@@ -203,20 +200,30 @@ class PrimitiveDesc(NotCopyable):
         if self.op is None or self.op.ptr is None:
             yield self
             return
+        yield from self._listed(self.op, self.attr, self.engine, everything)
+
+    @classmethod
+    def every(cls, op_desc: OpDesc, attr: Attr | None = None) -> list[PrimitiveDesc]:
+        """Return what PrimitiveDesc(op_desc, attr).implementations() yields, in less time: the library chooses none
+        first. Raises as PrimitiveDesc, but returns an empty list where no implementation is known to be right.
+        """
+        _check_kinds(op_desc, attr)
+        return list(cls._listed(op_desc, attr or Attr(), engine_or_shared(None), False))
+
+    @staticmethod
+    def _listed(op: OpDesc, attr: Attr, engine: Engine, everything: bool) -> Iterator[PrimitiveDesc]:
         n = native()
         slot = n.ffi.new("zendnn_primitive_desc_iterator_t *")
         check(
-            n.lib.zendnn_primitive_desc_iterator_create(
-                slot, self.op.ptr, self.attr.handle, self.engine.handle, n.null
-            ),
+            n.lib.zendnn_primitive_desc_iterator_create(slot, op.ptr, attr.handle, engine.handle, n.null),
             "listing the implementations of {}",
-            self.op,
+            op,
         )
         iterator = n.ffi.gc(slot[0], n.lib.zendnn_primitive_desc_iterator_destroy)
         found: dict[Hashable, PrimitiveDesc] = {}
         while True:
             pd = PrimitiveDesc.__new__(PrimitiveDesc)
-            pd._start(self.op, self.attr, self.engine)
+            pd._start(op, attr, engine)
             pd._adopt(n.lib.zendnn_primitive_desc_iterator_fetch(iterator))
             identity = (pd.implementation, pd.src_desc, pd.weights_desc, pd.dst_desc)
             found.pop(identity, None)  # those of which a primitive exists come twice; their last place is the right one
@@ -224,7 +231,7 @@ class PrimitiveDesc(NotCopyable):
             status = n.lib.zendnn_primitive_desc_iterator_next(iterator)
             if status == _ITERATOR_ENDS:
                 break
-            check(status, "listing the implementations of {}", self.op)
+            check(status, "listing the implementations of {}", op)
         yield from (pd for pd in found.values() if everything or pd.problem is None)
 
     @property
@@ -283,7 +290,7 @@ class PrimitiveDesc(NotCopyable):
                 raise ValueError(f"what must be one of {', '.join(_QUERIES)}, got {what!r}")
             if not isinstance(index, int) or not 0 <= index < 2**31:
                 raise ValueError(f"index must be a small non-negative integer, got {index!r}")
-            self._descs[key] = MemoryDesc.wrap(
+            self._descs[key] = MemoryDesc._wrap(
                 native().lib.zendnn_primitive_desc_query_md(self.handle, _QUERIES[what], index)
             )
         return self._descs[key]
@@ -343,6 +350,13 @@ class PrimitiveDesc(NotCopyable):
 
     def __repr__(self) -> str:
         return f"PrimitiveDesc({self.op.kind if self.op else '?'}, {self.implementation})"
+
+
+def _check_kinds(op_desc: object, attr: object) -> None:
+    if not isinstance(op_desc, OpDesc):
+        raise TypeError(f"op_desc must be an OpDesc, got {type(op_desc).__name__}")
+    if attr is not None and not isinstance(attr, Attr):
+        raise TypeError(f"attr must be an Attr, got {type(attr).__name__}")
 
 
 def _unused_norm_args(op: OpDesc) -> list[int]:

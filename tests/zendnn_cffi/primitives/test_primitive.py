@@ -102,6 +102,35 @@ def test_every_implementation_without_a_known_problem_is_right(layout: str, algo
         assert_close(plain(args[ARG_DST], case.expected.shape), case.expected, k=16 * 9)
 
 
+@pytest.mark.parametrize("algorithm", ["direct", "winograd", "auto"])
+@pytest.mark.parametrize("layout", ["any", "nhwc", "nchw"])
+@pytest.mark.parametrize("attr", [None, Attr(PostOps().eltwise("relu"))], ids=["plain", "relu"])
+def test_every_implementation_is_listed_without_a_first_choice(
+    attr: Attr | None, layout: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = Convolution(layout, algorithm).op
+    try:
+        first = PrimitiveDesc(op, attr)
+    except UnsupportedError:
+        with pytest.raises(UnsupportedError, match="listing the implementations"):
+            PrimitiveDesc.every(op, attr)
+        return
+    expected = [pd._identity for pd in first.implementations()]
+    monkeypatch.setattr(PrimitiveDesc, "__init__", lambda *_: pytest.fail("the library chose one first"))
+    assert [pd._identity for pd in PrimitiveDesc.every(op, attr)] == expected
+
+
+@pytest.mark.parametrize(("op", "attr", "message"), [(None, None, "op_desc must be"), ("op", "relu", "attr must be")])
+def test_listing_wants_descriptors(op: Any, attr: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        PrimitiveDesc.every(Convolution().op if op else op, attr)
+
+
+def test_none_is_listed_where_all_are_known_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrimitiveDesc, "known_problem", "is wrong")
+    assert PrimitiveDesc.every(Convolution().op) == []
+
+
 def own_implementation(primitive: Primitive) -> str:
     lib, ffi = zendnn_cffi.lib, zendnn_cffi.ffi
     slot = ffi.new("const_zendnn_primitive_desc_t *")
