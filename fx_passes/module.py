@@ -29,7 +29,7 @@ from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.trace import retrace
 from fx_passes.trace.traced import WHOLE, Traced
-from fx_passes.whole_model import whole_model_graph
+from fx_passes.whole_model import is_whole_model_graph, whole_model_graph
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
@@ -134,6 +134,8 @@ class OptimizedModule(SkeletonModule):
                 set_dynamo_hook(hook)
 
         keep_uncompiled(forward, "an optimized module runs programs of ZenDNN")
+        if is_whole_model_graph(self.graph):  # arguments reach the model's forward as they are given
+            run_graph = cls._by_pytorch
         cls.forward, cls.run_graph = forward, run_graph
         return code
 

@@ -22,17 +22,19 @@ class WholeModel:
     def __call__(self, *values: Any) -> Any:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for p, value in zip(self.parameters, values, strict=True):
-            if value is _LeftOut.DEFAULT:
-                value = p.default
+        given = [*zip(self.parameters, values, strict=True)]
+        takes_rest = any(p.kind is p.VAR_POSITIONAL and value for p, value in given)
+        for p, value in given:
+            is_left_out = value is _LeftOut.DEFAULT or value is p.default
+            by_name = p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty)
             if p.kind is p.VAR_POSITIONAL:
                 args.extend(value)
             elif p.kind is p.VAR_KEYWORD:
                 kwargs.update(value)
-            elif p.kind is p.KEYWORD_ONLY:
+            elif not by_name or (takes_rest and p.kind is not p.KEYWORD_ONLY):
+                args.append(p.default if is_left_out else value)
+            elif not is_left_out:  # decorators around forward tell what was given from what was not
                 kwargs[p.name] = value
-            else:
-                args.append(value)
         return plain_forward(self.root)(*args, **kwargs)
 
 
@@ -57,3 +59,9 @@ def whole_model_graph(root: nn.Module) -> fx.Graph:
         values.append(graph.create_node("placeholder", stars + p.name, default, name=p.name))
     graph.output(graph.call_function(call, tuple(values)))
     return graph
+
+
+def is_whole_model_graph(graph: fx.Graph) -> bool:
+    """Whether the graph is still that one call alone."""
+    inner = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    return len(inner) == 1 and isinstance(inner[0].target, WholeModel) and graph.output_node().args == (inner[0],)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.spellings.registry import Built, Call, ModuleBuilder, Parameter, row, spelled, spread, static
@@ -25,8 +25,13 @@ def conv(n: int) -> Callable[..., Built]:
             return None
         stride, dilation = spread(stride, n), spread(dilation, n)
         if isinstance(padding, str):
+            if padding == "same":
+                kernel = _kernel_size(weight, n)
+                if kernel is None or any(step != 1 for step in stride):  # PyTorch refuses other strides
+                    return None
+                return same_padding(n, input, weight, bias, kernel, dilation, groups)
             if padding != "valid":
-                return None  # "same" depends on the kernel size; the module form knows it
+                return None
             padding = 0
         pads = spread(padding, n)
         return _convolution(input, weight, bias, stride, pads, pads, dilation, groups)
@@ -49,6 +54,17 @@ def _convolution(
             "post_ops": (),
         },
     )
+
+
+def _kernel_size(weight: Any, n: int) -> tuple[int, ...] | None:
+    """The sizes that padding="same" depends on; None where they are not known before the call."""
+    value = weight.meta.get("val") if isinstance(weight, fx.Node) else None
+    if value is None and isinstance(weight, fx.Node) and weight.op == "get_attr":
+        owner, _, name = str(weight.target).rpartition(".")
+        tree = weight.graph.owning_module
+        value = None if tree is None else getattr(tree.get_submodule(owner), name)
+    sizes = tuple(value.shape[-n:]) if isinstance(value, torch.Tensor) else ()
+    return sizes if sizes and static(sizes) and all(type(size) is int for size in sizes) else None
 
 
 def same_padding(

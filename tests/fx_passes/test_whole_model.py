@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+import zendnn_cffi
 from fx_passes.whole_model import WholeModel, whole_model_graph
 
 MARK = object()
@@ -25,6 +27,32 @@ class Many(nn.Module):
 
 
 X = torch.arange(4.0)
+
+
+def counted(forward: Any) -> Any:
+    """A decorator that tells what was given by position from what was given by name, as Hugging Face's do."""
+
+    @functools.wraps(forward)
+    def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("scale", 2.0)
+        return forward(self, *args, **kwargs), len(args), sorted(kwargs)
+
+    return wrapper
+
+
+class Decorated(nn.Module):
+    @counted
+    def forward(self, x: Tensor, y: Any = None, scale: Any = None) -> Any:
+        return x.clone() * scale if float(x.sum()) > 0 else y
+
+
+DECORATED_CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((X,), {}),
+    ((X, 1), {}),
+    ((X,), {"scale": 3.0}),
+    ((), {"x": X, "y": 1}),
+    ((), {"scale": 1.0, "x": X}),
+]
 CALLS: list[tuple[type[nn.Module], tuple[Any, ...], dict[str, Any]]] = [
     (Named, (X,), {}),
     (Named, (X, 5), {}),
@@ -62,3 +90,27 @@ def test_what_forward_refuses_is_refused(kind: type[nn.Module], args: Any, kwarg
     for call in (model, gm):
         with pytest.raises(TypeError):
             call(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), DECORATED_CALLS)
+def test_a_decorated_forward_is_called_as_the_model_is(args: Any, kwargs: Any) -> None:
+    model = Decorated().eval()
+    fast = zendnn_cffi.optimize(model)
+    assert isinstance([*fast.graph.nodes][-2].target, WholeModel)
+    ours, eager = fast(*args, **kwargs), model(*args, **kwargs)
+    assert torch.equal(ours[0], eager[0]) and ours[1:] == eager[1:]
+
+
+def test_the_graph_gives_a_decorated_forward_what_was_given() -> None:
+    model = Decorated()
+    gm = fx.GraphModule(model, whole_model_graph(model))
+    assert torch.equal(gm(X, scale=3.0)[0], X * 3)
+
+
+def test_an_edited_graph_of_a_whole_model_is_what_runs() -> None:
+    fast = zendnn_cffi.optimize(Decorated().eval())
+    output = [*fast.graph.nodes][-1]
+    with fast.graph.inserting_before(output):
+        output.args = (fast.graph.call_function(len, (output.args[0],)),)
+    fast.recompile()
+    assert fast(X) == 3

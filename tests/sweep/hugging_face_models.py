@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from demo import vision
 from tests.conformance.outcome import brief
 from tests.sweep.case import Case, NotRun, Source, parameters_of
 
-_LENGTH, _BATCH, _FRAMES, _SAMPLES, _VOCABULARY = 12, 2, 4, 8000, 160
+_LENGTH, _BATCH, _FRAMES, _SAMPLES, _VOCABULARY, _GRID = 12, 2, 4, 8000, 160, 4
 _MOST_PARAMETERS = 150_000_000  # most are far smaller
 _WIDTHS = (
     "hidden_size",
@@ -62,6 +63,19 @@ _LAYERS += (
 )
 _LISTS_OF_LAYERS: tuple[str, ...] = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types")
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_OF_EXPERTS = {
+    **dict.fromkeys(_EXPERTS, 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk"), 2),
+    **dict.fromkeys(("topk_group", "n_group", "num_group"), 1),
+}
+_QUERIES = dict.fromkeys(("num_queries", "num_object_queries", "index_topk"), 8)
+
+# Numbers that belong together keep their ratios where all are divided by one power of two.
+_PROPORTIONAL = re.compile(r".*(size|dim|dims|width|rank|d_model|d_ff|n_embd|hidden_sizes|channels|section)(_.*)?")
+_NOT_PROPORTIONAL = re.compile(
+    r".*(vocab|image|patch|kernel|window|batch|chunk|block|group|input|num_|in_|crop|type|pool).*"
+)
+_DIVISORS = {"an eighth": 8, "a quarter": 4}
 
 # What the names of a configuration's numbers become, by way of shrinking.
 _RULES: dict[str, dict[str, int]] = {
@@ -70,19 +84,19 @@ _RULES: dict[str, dict[str, int]] = {
         **dict.fromkeys(_INNER, 96),
         **dict.fromkeys(_HEADS, 4),
         **dict.fromkeys(_LAYERS, 2),
-        **dict.fromkeys(_EXPERTS, 4),
+        **_OF_EXPERTS,
+        **_QUERIES,
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "num_experts_per_tok": 2,
         "first_k_dense_replace": 1,
-        "topk_group": 1,
-        "n_group": 1,
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 8,
         "v_head_dim": 16,
         "rotary_dim": 8,
     },
-    "few layers": {**dict.fromkeys(_LAYERS, 2), **dict.fromkeys(_EXPERTS, 4)},
+    "an eighth": {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES},
+    "a quarter": {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES},
+    "few layers": {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES},
     "small words": {},
     "as it is": {},
 }
@@ -120,25 +134,53 @@ def _build(name: str) -> Case:
 
 def _shrunk(config: Any, way: str) -> Any:
     """The configuration and those within it, shrunk."""
-    rules = _RULES[way]
     for part in _parts(config):
         values = vars(part)
-        for key, new in rules.items():
+        for key, new in _RULES[way].items():
             old = values.get(key)
             if isinstance(old, int) and not isinstance(old, bool) and old > new:
                 values[key] = new
-        if way == "tiny" and "qk_rope_head_dim" in values and values.get("head_dim"):
-            values["head_dim"] = values["qk_rope_head_dim"]
-        if way == "tiny" and values.get("num_key_value_heads") and values.get("num_attention_heads"):
-            values["num_key_value_heads"] = min(values["num_key_value_heads"], values["num_attention_heads"])
+        if way == "tiny":
+            _fit_heads(values)
+        if divisor := _DIVISORS.get(way):
+            _divide(values, divisor)
         if way != "as it is":
             _shrink_vocabulary(values)
-        layers = next((values[key] for key in _LAYERS if isinstance(values.get(key), int)), None)
-        for key in _LISTS_OF_LAYERS:
-            if layers and isinstance(values.get(key), list) and len(values[key]) > layers:
-                kinds = list(dict.fromkeys(values[key]))  # one of each kind, if there is room
-                values[key] = (kinds + values[key])[:layers]
+            _shorten_layers(values)
     return config
+
+
+def _fit_heads(values: dict[str, Any]) -> None:
+    """Heads of keys that go with the heads of queries; latent attention has one of each."""
+    if "qk_rope_head_dim" in values and values.get("head_dim"):
+        values["head_dim"] = values["qk_rope_head_dim"]
+    if values.get("num_key_value_heads") and values.get("num_attention_heads"):
+        most = values["num_attention_heads"]
+        values["num_key_value_heads"] = most if "kv_lora_rank" in values else min(values["num_key_value_heads"], most)
+
+
+def _divide(values: dict[str, Any], divisor: int) -> None:
+    """Divide all that says how wide a layer is, lists and numbers within dictionaries too, where it leaves no rest."""
+
+    def divided(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(divided, value))
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= divisor and not value % divisor
+        return value // divisor if whole else value
+
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _divide(value, divisor)
+        elif _PROPORTIONAL.fullmatch(key) and not _NOT_PROPORTIONAL.fullmatch(key):
+            values[key] = divided(value)
+
+
+def _shorten_layers(values: dict[str, Any]) -> None:
+    layers = next((values[key] for key in _LAYERS if isinstance(values.get(key), int)), None)
+    for key in _LISTS_OF_LAYERS:
+        if layers and isinstance(values.get(key), list) and len(values[key]) > layers:
+            kinds = list(dict.fromkeys(values[key]))  # one of each kind, if there is room
+            values[key] = (kinds + values[key])[:layers]
 
 
 def _shrink_vocabulary(values: dict[str, Any]) -> None:
@@ -186,7 +228,7 @@ def _arguments(model: Any) -> Iterator[dict[str, Any]]:
     every = [name for name in ("input_ids", "pixel_values", "input_features", "bbox") if name in taken]
     for names in (both, masked, first, [*dict.fromkeys([*masked, *every])], ["input_ids"], ["pixel_values"]):
         for variant in range(3):
-            makers = _makers(model.config, variant)
+            makers = _makers(model.config, variant, "grid_thw" in needed)
             if names and all(name in makers for name in names):
                 with contextlib.suppress(Exception):
                     yield {name: makers[name]() for name in names}
@@ -202,8 +244,8 @@ def _of(config: Any, names: tuple[str, ...], default: Any) -> Any:
     return default
 
 
-def _makers(config: Any, variant: int) -> dict[str, Callable[[], Tensor]]:
-    """Arguments by name; variant: 0 for images, 1 for videos, 2 for images of 64 x 64."""
+def _makers(config: Any, variant: int, in_patches: bool = False) -> dict[str, Callable[[], Tensor]]:
+    """Arguments by name; variant: 0 for images, 1 for videos, 2 for images of 64 x 64; in_patches: cut before."""
     size = 64 if variant == 2 else _of(config, ("image_size", "img_size", "input_size"), 64)
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = _of(config, ("num_channels", "in_channels", "in_chans"), 3)
@@ -227,6 +269,10 @@ def _makers(config: Any, variant: int) -> dict[str, Callable[[], Tensor]]:
     def images() -> Tensor:
         return noise(1, frames, channels, height, width) if variant == 1 else noise(1, channels, height, width)
 
+    def patches() -> Tensor:
+        side, together = _of(config, ("patch_size",), 14), _of(config, ("temporal_patch_size",), 1)
+        return noise(_GRID * _GRID, channels * together * side**2)
+
     def sound() -> Tensor:
         spectrum = (_of(config, ("max_length",), _SAMPLES), mels)
         return noise(_BATCH, *((_SAMPLES,), (1, _SAMPLES), spectrum)[variant])
@@ -240,12 +286,14 @@ def _makers(config: Any, variant: int) -> dict[str, Callable[[], Tensor]]:
         "attention_mask": mask,
         "token_type_ids": lambda: torch.zeros_like(ids()),
         "bbox": lambda: torch.tensor([[[1, 2, 30, 40]]]).expand(_BATCH, _LENGTH, 4).contiguous(),
-        "pixel_values": images,
+        "pixel_values": patches if in_patches else images,
+        "grid_thw": lambda: torch.tensor([[1, _GRID, _GRID]]),
         "pixel_values_videos": lambda: noise(1, frames, channels, height, width),
         "input_values": sound,
         "input_features": features,
         "inputs_embeds": lambda: noise(_BATCH, _LENGTH, hidden),
-        "hidden_states": lambda: noise(_BATCH, _LENGTH, hidden),
+        "hidden_states": patches if in_patches else lambda: noise(_BATCH, _LENGTH, hidden),
+        "query_embeds": lambda: noise(_BATCH, _LENGTH, hidden),
         "inputs": ids,
         "spectrogram": lambda: noise(_BATCH, 64, mels),
     }

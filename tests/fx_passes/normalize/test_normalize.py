@@ -126,6 +126,7 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "F.conv2d": (lambda m, x: F.conv2d(x, m.c.weight, m.c.bias, 2, (1, 0)), ("convolution",)),
     "F.conv2d by name": (lambda m, x: F.conv2d(input=x, weight=m.c.weight, dilation=2), ("convolution",)),
     "F.conv2d valid": (lambda m, x: F.conv2d(x, m.c.weight, padding="valid"), ("convolution",)),
+    "F.conv2d same": (lambda m, x: F.conv2d(x, m.c.weight, m.c.bias, padding="same", dilation=2), ("convolution",)),
     "torch.conv2d": (lambda m, x: torch.conv2d(x, m.c.weight), ("convolution",)),
     "F.conv_transpose2d": (lambda m, x: F.conv_transpose2d(x, m.c.weight, None, 2, 1, 1), ("deconvolution",)),
     "F.linear": (lambda m, x: F.linear(x, m.l.weight), ("linear",)),
@@ -462,3 +463,24 @@ def test_an_operator_without_an_overload_is_its_only_one() -> None:
     model = model_of(lambda m, x: torch.ops.aten.reshape(torch.ops.aten.relu(x), [-1]))
     targets = [node.target for node in normalize(fx.symbolic_trace(model)).graph.nodes if node.op == "call_function"]
     assert targets == [torch.ops.aten.relu, ops.reshape]  # relu has another, which writes where it is told
+
+
+@pytest.mark.parametrize("kernel", [1, (2, 3), 4])
+def test_exported_convolutions_that_keep_sizes(kernel: Any) -> None:
+    """torch.export leaves padding="same" to the operator, as EfficientNets of Hugging Face have it."""
+    layers = nn.Conv2d(3, 6, kernel, padding="same"), nn.ReLU(), nn.Conv2d(6, 5, 3, padding="valid")
+    exported = torch.export.export(nn.Sequential(*layers).double().eval(), (image(),)).module()
+    check(exported, image())
+    assert count(after("normalize", exported, (image(),))) == {"convolution": 2, "eltwise": 1}
+
+
+@pytest.mark.parametrize(
+    ("weight", "stride"),
+    [
+        pytest.param(lambda m, x: m.c.weight * x.mean(), 1, id="a weight made in the call"),
+        pytest.param(lambda m, x: m.c.weight, 2, id="a stride that PyTorch refuses"),
+    ],
+)
+def test_sizes_that_are_not_known_stay(weight: Any, stride: int) -> None:
+    gm = fx.symbolic_trace(model_of(lambda m, x: F.conv2d(x, weight(m, x), None, stride, "same"), c=nn.Conv2d(4, 6, 3)))
+    assert "convolution" not in count(normalize(gm))
