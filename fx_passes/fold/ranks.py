@@ -3,6 +3,9 @@
     Before: conv2d(x) -> batch_norm          x may be an image alone, of which batch_norm takes the rows for channels
     After:  the same, and rank(x) is 4       each call is compared with that
 
+    Before: linear(x) -> batch_norm          x may be [N, L, K], of which batch_norm takes L for channels: it must be as
+    After:  the same, and rank(x) is 2       many as the features that lie last, which hardly any model means
+
 Passes that come later find the ranks, and fold what is right for these alone.
 """
 
@@ -51,6 +54,8 @@ def needed_rank(norm: fx.Node) -> int | None:
     for neighbour in (norm.args[0], only_user(norm)):
         if is_call(neighbour, ops.convolution, ops.deconvolution):
             return len(neighbour.kwargs["stride"]) + 2
+        if is_call(neighbour, ops.linear):
+            return 2
     return None
 
 

@@ -125,8 +125,9 @@ def _rank(node: Any) -> _Rule:
         return value.ndim
     if RANK in node.meta:
         return node.meta[RANK]
-    if node.op == "call_module":
-        return (yield node.args[0]) if _is_module(node, _SAME_RANK_MODULES) and node.args else None
+    if node.op == "call_module" and node.args and _is_module(node, _SAME_RANK_MODULES | {nn.Embedding}):
+        below = yield node.args[0]
+        return below if below is None else below + _is_module(node, {nn.Embedding})
     if node.op != "call_function":
         return None
     if node.target in (ops.reshape, ops.permute, ops.expand):

@@ -161,7 +161,10 @@ def check(drawn: tuple[RandomNet, torch.Tensor], dtype: torch.dtype | None = Non
         results = model(x)
     largest = max(t.abs().max().item() for t in ([results] if isinstance(results, torch.Tensor) else results))
     depth = 1 + len(model.steps)
-    offload(model, x, dtype=dtype, k=300 * depth, scale=max(1.0, largest), **options)
+    size = max(1.0, largest) * (
+        1.0 if dtype is None else max(1.0, depth / 3)
+    )  # each value is rounded, and the next of it
+    offload(model, x, dtype=dtype, k=300 * depth, scale=size, **options)
 
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)

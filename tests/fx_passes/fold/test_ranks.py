@@ -130,17 +130,45 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "any of several ranks would do": lambda m, x: m.n(m.c(x * m.w)),
     "of what has no path": lambda m, x, *more: m.n(m.c(more[0])),
     "a function that is not known": lambda m, x: m.n(m.c(torch.fft.fft(x).real)),
-    "a linear, which has many ranks": lambda m, x: m.n(m.l(x)),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_nothing_is_assumed_where_it_does_not_follow(case: str) -> None:
-    model = model_of(REFUSED[case], c=nn.Conv1d(4, 8, 3), n=nn.BatchNorm1d(8), l=nn.Linear(8, 8))
+    model = model_of(REFUSED[case], c=nn.Conv1d(4, 8, 3), n=nn.BatchNorm1d(8))
     model.register_buffer("w", torch.ones(1, 4, 1, dtype=torch.float64))
     gm: Any = after("fold_batch_norm", model)
     assert gm._source[0].assumed == ()
     assert count(gm)["batch_norm"] == 1
+
+
+LINEAR: dict[str, Callable[..., Any]] = {
+    "behind": lambda m, x: m.n(m.l(x)),
+    "before": lambda m, x: m.l(m.n(x)),
+    "behind an activation": lambda m, x: m.l(m.n(m.l(x).relu())),
+}
+
+
+@pytest.mark.parametrize("case", LINEAR)
+def test_a_linear_beside_it_takes_rows(case: str) -> None:
+    """Of [N, 8, 8] the norm takes the middle for channels: such calls are plain PyTorch's."""
+    model = model_of(LINEAR[case], l=nn.Linear(8, 8), n=nn.BatchNorm1d(8)).float()
+    gm = zendnn_cffi.optimize(model, tune="off")
+    assert gm._source[0].assumed == (Assumption("x", (), 2),)
+    assert count(gm)["batch_norm"] == 0
+    for shape in ((3, 8), (1, 8), (3, 8, 8), (3, 5, 8), (8,)):
+        assert_same(gm, model, torch.randn(shape))
+
+
+def test_rows_of_embeddings_have_one_dimension_more() -> None:
+    def forward(m: Any, i: Tensor, x: Tensor) -> Any:
+        return m.o(m.n(m.l(torch.cat([m.e(i[:, 0]), m.e(i[:, 1]), x], 1)).relu()))
+
+    parts = {"e": nn.Embedding(7, 3), "l": nn.Linear(8, 8), "n": nn.BatchNorm1d(8), "o": nn.Linear(8, 4)}
+    model = model_of(forward, **parts).float()
+    gm = zendnn_cffi.optimize(model, tune="off")
+    assert gm._source[0].assumed == (Assumption("i", (), 2),) and count(gm)["batch_norm"] == 0
+    assert_same(gm, model, torch.randint(0, 7, (5, 2)), torch.randn(5, 2))
 
 
 def test_a_module_that_compares_no_call_assumes_nothing() -> None:
