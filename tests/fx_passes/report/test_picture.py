@@ -27,7 +27,7 @@ class Network(nn.Module):
 def test_regions_are_boxes_and_colours_say_where(tmp_path: Path) -> None:
     torch.manual_seed(0)
     x, path = torch.randn(3, 17), tmp_path / "graph.svg"
-    fast = zendnn_cffi.optimize(Network().eval())
+    fast = zendnn_cffi.optimize(Network().eval(), tune="off")
     zendnn_cffi.explain(fast).draw(path)  # before the first call
     assert COLOURS["engine"] not in _colours(path)[len(COLOURS) :]
     fast(x)

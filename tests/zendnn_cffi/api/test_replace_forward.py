@@ -48,7 +48,7 @@ X = torch.randn(3, 17, generator=torch.Generator().manual_seed(1))
 def test_whoever_holds_it_computes_in_the_engine(model: Classifier) -> None:
     expected, best = model(X)["scores"], model.best(X)
     keys = list(model.state_dict())
-    replaced = zendnn_cffi.replace_forward(model)
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
     assert torch.allclose(model(X)["scores"], expected, atol=1e-5) and torch.equal(model.best(X), best)
     (fast,) = replaced.modules
     assert zendnn_cffi.explain(fast).offloaded_share == 1.0
@@ -69,7 +69,7 @@ class Passing(Classifier):
 def test_arguments_by_position_and_by_name_at_once() -> None:
     model = Passing().eval()
     expected = model(X, seen=None)["scores"]
-    replaced = zendnn_cffi.replace_forward(model)
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
     for _ in range(2):
         with torch.no_grad():
             assert torch.allclose(model(X, seen=None)["scores"], expected, atol=1e-5)
@@ -135,7 +135,7 @@ def test_copies_have_a_forward_of_their_own(model: Classifier, copied: Any) -> N
 
 def test_arguments_that_the_model_refuses_raise_its_own_error_and_spoil_nothing(model: Classifier) -> None:
     expected = model(X)["scores"]
-    replaced = zendnn_cffi.replace_forward(model)
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         model(torch.randn(3, 9))
     assert torch.allclose(model(X)["scores"], expected, atol=1e-5)
