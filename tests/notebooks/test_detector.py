@@ -11,9 +11,12 @@ from tests.support.notebooks import execute, number_after, outputs_containing
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The notebook after running all its cells, with fewer steps of training."""
+    """The notebook after running all its cells, with fewer steps of training.
+
+    On one thread: its training is many short operations, which took four times as long on two.
+    """
     shorter = {"steps = 500": "steps = 100", "least=0.75": "least=0.15", "range(20)": "range(3)"}
-    return execute("detector.ipynb", tmp_path_factory.mktemp("jupyter"), shorter)
+    return execute("detector.ipynb", tmp_path_factory.mktemp("jupyter"), shorter, threads=1)
 
 
 def test_one_region_with_the_same_outputs(executed: Any) -> None:

@@ -14,11 +14,12 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
-def execute(name: str, folder: Path, shorter: Mapping[str, str] | None = None) -> Any:
+def execute(name: str, folder: Path, shorter: Mapping[str, str] | None = None, threads: int | None = None) -> Any:
     """Return the notebook after running all its cells.
 
     folder   where kernels are registered; must be empty
     shorter  source -> what stands for it, so that less is computed; each occurs once
+    threads  of the kernel (None: as many as here)
     """
     kernels = folder / "kernels" / "python3"
     kernels.mkdir(parents=True)
@@ -27,6 +28,8 @@ def execute(name: str, folder: Path, shorter: Mapping[str, str] | None = None) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PATH", str(kernels.parents[1]))
         patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+        if threads is not None:
+            patch.setenv("OMP_NUM_THREADS", str(threads))
         notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
         for old, new in (shorter or {}).items():
             (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and old in cell.source]

@@ -101,13 +101,13 @@ def test_exported_programs(own: str, tmp_path: Path) -> None:
     assert main(["explain", str(path)]) == 0
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "timm:resnet10t", "hf:albert"])
+@pytest.mark.parametrize("name", ["squeezenet1_1", "timm:resnet10t", "hf:distilbert"])
 def test_names_of_libraries(name: str) -> None:
     found = models.find(name, 3)
     assert not found.model.training
     assert all(each.shape[0] == 3 for each in (*found.args, *found.kwargs.values()))
     assert contenders.tensors(found.model(*found.args, **found.kwargs))[0].shape[0] == 3
-    assert ("channels_last" in contenders.installed(found)) == (name != "hf:albert")
+    assert ("channels_last" in contenders.installed(found)) == (name != "hf:distilbert")
 
 
 @pytest.mark.parametrize(
