@@ -50,5 +50,11 @@ def test_wrong_answers_end_with_status_1(
     assert capsys.readouterr().out.count("WRONG") == 2
 
 
+def test_answers_without_times(small: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["vit", "--rounds", "0"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(" ok ") == 2 and "ms:" not in said and "1 of 1 right, both ways" in said
+
+
 def test_models_of_both_sizes_are_alike() -> None:
     assert {name: row.name for name, row in models(MEDIUM).items()} == {n: row.name for n, row in models().items()}
