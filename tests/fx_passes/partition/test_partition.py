@@ -121,8 +121,7 @@ def test_what_is_moved_on_the_way_in_makes_no_second_region() -> None:
     """Columns of categories, of which nothing says that they are integers, before embeddings that stay outside."""
 
     def forward(m: Any, categories: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        columns = [m.e(categories[:, 0]), m.f(categories[:, 1])]
-        return m.l(torch.cat([*columns, m.b(numbers)], 1))
+        return m.l(torch.cat([m.e(categories[:, 0]), m.b(numbers), m.f(categories[:, 1])], 1))
 
     parts = {"e": nn.Embedding(5, 3), "f": nn.Embedding(7, 2), "b": nn.BatchNorm1d(4), "l": nn.Linear(9, 6)}
     gm = check(model_of(forward, **parts), torch.tensor([[0, 6], [4, 1]]), image(2, 4))
