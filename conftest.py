@@ -56,6 +56,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter end as usual: libraries say on the way out what of theirs nobody collected."""
+    gc.unfreeze()
+
+
 def pytest_report_header() -> str:
     import zendnn_cffi
 

