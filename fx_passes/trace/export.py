@@ -21,11 +21,12 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
-from fx_passes.graph.graph import copy_graph, replace
+from fx_passes.graph.graph import copy_graph, replace, unique_name
 from fx_passes.trace.asked import Asked, arrangement, listening, part_in_gradients
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.conditions import Conditions, conditions_of
 from fx_passes.trace.inline import inline_modes
+from fx_passes.trace.modes import keep_modes_whole
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.seeding import refuse_seeding
@@ -258,15 +259,21 @@ def export(
         program, without_gradients, asked = _export(root, args, kwargs, dynamic)
         asked.refuse(root)
         gm = program.module()
+        keep_modes_whole(gm, gm.graph)  # first: nobody reads the calls that enter and leave them, so they look dead
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
             gm = _export(root, args, kwargs, dynamic, literal)[0].module()
     check = getattr(gm, _GUARDS, None)
+    keep_modes_whole(gm, gm.graph)
     inline_modes(gm)
     graph: fx.Graph = gm.graph
     for node in list(graph.nodes):
         if node.op == "call_module" and node.target == _GUARDS:
             graph.erase_node(node)
+        elif node.op == "call_module":  # what is under a mode
+            name = unique_name(root, "under_mode")
+            root.add_module(name, gm.get_submodule(str(node.target)))
+            node.target = name
         elif node.op == "get_attr":
             owner, _, name = node.target.rpartition(".")
             if not hasattr(root.get_submodule(owner), name):  # a tensor that forward creates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -136,3 +137,36 @@ def test_a_part_that_writes_to_what_it_is_given() -> None:
     with torch.no_grad():
         for actual, expected in zip(torch.compile(model, backend="zendnn")(x), model(x), strict=True):
             assert_close(actual, expected, k=18)
+
+
+def _masked(m: Any, x: Tensor) -> Tensor:
+    """Attention between neighbours, whose mask is a function of two positions, as Hugging Face's models have it."""
+    places = torch.arange(x.shape[0])
+    near = vmap(vmap(lambda q, k: (q // 2 - k // 2).abs() < 2, (None, 0)), (0, None))(places, places)
+    scores = (m.a(x) @ m.b(x).T).masked_fill(~near, -torch.inf)
+    return m.b(scores.softmax(-1) @ x)
+
+
+EXPORTED = {**PARTS, "masked": _masked}
+BY_GRAPH = {"vmap", "jvp", "identity", "masked"}  # torch.export raises for the others, which stay plain as a whole
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_function_transforms_in_exported_graphs(name: str) -> None:
+    """The calls that enter and leave them have no reader: taken for dead, what is inside raised."""
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        if x.shape[0] > 1000:  # so that torch.export is asked
+            raise ValueError("too many rows")
+        result: Tensor = EXPORTED[name](m, m.b(x).relu())
+        return result
+
+    model, x = Layers(function).eval(), noise(5, 9)
+    gm: Any = zendnn_cffi.optimize(model, (x,), tune="off")
+    for module in (gm, copy.deepcopy(gm)):
+        with torch.no_grad():
+            for given in (x, noise(7, 9), noise(1, 9)):
+                assert_close(module(given), model(given), k=27)
+        assert [*module.state_dict()] == [*model.state_dict()]
+    kinds = [kind for kind, _ in zendnn_cffi.explain(gm).counts()]
+    assert ("inner_product" in kinds) == (name in BY_GRAPH) == (gm.leaves == {})
