@@ -269,8 +269,8 @@ class OptimizedModule(SkeletonModule):
         """What explain() says of the whole."""
         names = ", ".join(self.optimized_submodules)
         about = [f"Its forward is PyTorch's, which calls optimized submodules: {names}"] if names else []
-        if self._source[0].guards is not None and not self._source[0].dynamic:
-            about.append("dynamic=False: sizes are those of the example, and calls with others run as plain PyTorch.")
+        if (guards := self._source[0].guards) is not None and guards.fixed_because:
+            about.append(f"Sizes are those of the example ({guards.fixed_because}): others run as plain PyTorch.")
         if self._kept_because:
             about.append(f"release_weights=True keeps all parameters: {self._kept_because}")
         if self._seen is None:

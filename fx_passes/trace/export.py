@@ -32,11 +32,13 @@ from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
+from fx_passes.trace.time_limit import TooLong, within
 from fx_passes.trace.written_out import read_weights, write_out_modules
 
 log = logging.getLogger("zendnn_cffi.passes")
 aten = torch.ops.aten
 
+FREE_SECONDS = 30.0  # of CPU time, that following free sizes through a forward may take
 _GUARDS = "_guards_fn"  # the submodule of an exported module that checks its inputs, from PyTorch 2.9 on
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
@@ -116,7 +118,10 @@ class Guards:
     example  the arguments that the graph was made from: others must have their structure, dtypes and numbers
     without_gradients  whether the model computes something else where gradients are enabled
     asked    what else of tensors must be as the example's; None for a graph whose code could not ask
+    fixed_because  why all sizes must be the example's, where free ones were not asked for to the end; else ""
     """
+
+    fixed_because = ""
 
     def __init__(
         self,
@@ -222,6 +227,17 @@ def _is_same(value: Any, other: Any) -> bool:
     return value is other or (type(value) is type(other) and not isinstance(value, torch.Tensor) and value == other)
 
 
+def fill_tables_of_dynamo() -> None:
+    """Let TorchDynamo, which torch.export asks, look up PyTorch's functions now, and not while others stand for some.
+
+    It does so once in a process: torch.compile would not know those that were replaced meanwhile, and break graphs.
+    """
+    with contextlib.suppress(ImportError, AttributeError):  # what is not PyTorch's interface may be elsewhere
+        from torch._dynamo import trace_rules
+
+        trace_rules.get_torch_obj_rule_map()
+
+
 class StateChanged(Exception):
     """The forward changes more than its result; torch.export itself would put it back and say nothing.
 
@@ -250,19 +266,19 @@ def export(
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
     own: Any = root
-    without_gradients, asked = False, None
+    without_gradients, asked, fixed_because = False, None, ""
     if is_exported(root):
         gm = fx.GraphModule(root, copy_graph(own.graph))
     else:
         if names := own_attributes((args, kwargs)):
             raise NotImplementedError(f"an example with a tensor that was given the attribute {names[0]}")
-        program, without_gradients, asked = _export(root, args, kwargs, dynamic)
+        program, without_gradients, asked, fixed_because = _export(root, args, kwargs, dynamic)
         asked.refuse(root)
         gm = program.module()
         keep_modes_whole(gm, gm.graph)  # first: nobody reads the calls that enter and leave them, so they look dead
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
-            gm = _export(root, args, kwargs, dynamic, literal)[0].module()
+            gm = _export(root, args, kwargs, dynamic and not fixed_because, literal)[0].module()
     check = getattr(gm, _GUARDS, None)
     keep_modes_whole(gm, gm.graph)
     inline_modes(gm)
@@ -280,22 +296,35 @@ def export(
                 setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
             replace(node, node.args[0])  # the guards keep gradients out
-    return graph, Guards(check, (args, kwargs), without_gradients, asked)
+    guards = Guards(check, (args, kwargs), without_gradients, asked)
+    guards.fixed_because = fixed_because
+    return graph, guards
+
+
+class _Exported(NamedTuple):
+    """An exported program, and what it rests on, as Guards have it."""
+
+    program: Any
+    without_gradients: bool
+    asked: Asked
+    fixed_because: str
 
 
 def _export(
     root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool, literal: Collection[str] = ()
-) -> tuple[Any, bool, Asked]:
-    """The exported program with as many sizes free as can be, whether it is for calls without gradients alone, and
-    what forward asked of its tensors.
+) -> _Exported:
+    """The exported program with as many sizes free as can be.
 
-    Sizes are given up step by step.
+    Sizes are given up step by step, and all of them where following free ones takes too long.
 
     literal  paths of attention modules that are exported as PyTorch writes them
 
     Gradients are off, so that the model's own no_grad() leaves no trace in the graph.
     """
+    fixed_because = "" if dynamic else "dynamic=False"
     for what, make_shapes, mode in attempts(dynamic):
+        if make_shapes is not None and fixed_because:
+            continue
         traced_root = skeleton(root, own_state=True)
         take_outputs_apart(traced_root)
         padded = write_out_padding(traced_root)
@@ -305,12 +334,18 @@ def _export(
             raise StateChanged(once)
         noticed = _watch_state(traced_root)
         asked = Asked()
+        marks = [(x, set(x.__dict__)) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         try:
             shapes = None if make_shapes is None else make_shapes(traced_root, (args, kwargs))
-            with torch.no_grad(), _written_out(), refuse_seeding(), mode, asked.heard(), warnings.catch_warnings():
+            limit = within(FREE_SECONDS) if make_shapes is not None else contextlib.nullcontext()
+            hearing = asked.heard()
+            with torch.no_grad(), _written_out(), refuse_seeding(), mode, hearing, limit, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
-                return program, bool(padded), asked
+                return _Exported(program, bool(padded), asked, fixed_because)
+        except TooLong:
+            fixed_because = f"following free ones takes more than {FREE_SECONDS:.0f} s of CPU time"
+            log.info("torch.export with %s free: %s", what, fixed_because)
         except Exception as error:
             if noticed:
                 raise StateChanged(noticed) from error
@@ -320,6 +355,9 @@ def _export(
             log.info("torch.export with %s free: %s: %s", what, type(error).__name__, reason)
         finally:
             shared.restore_shared()
+            for tensor, before in marks:  # torch.export notes on them which sizes are free
+                for name in tensor.__dict__.keys() - before:
+                    del tensor.__dict__[name]
     raise AssertionError("the last attempt returns or raises")
 
 

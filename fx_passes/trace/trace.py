@@ -28,7 +28,7 @@ from fx_passes.graph.graph import is_call
 from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.compared import differs_on_example
-from fx_passes.trace.export import Arguments, Call, StateChanged, export, is_exported
+from fx_passes.trace.export import Arguments, Call, StateChanged, export, fill_tables_of_dynamo, is_exported
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, own_written, skeleton
@@ -180,6 +180,7 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, dynamic: 
     """The exported graph."""
     if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
         raise Untraceable({detectors[0]: _DETECTOR})
+    fill_tables_of_dynamo()
     try:
         states, ways, flags = set[str](), set[str](), States()
         comparing: list[str] = []

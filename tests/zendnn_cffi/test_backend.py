@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -251,3 +252,27 @@ def test_t_of_fewer_dimensions_than_two(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     with torch.no_grad():
         assert_close(torch.compile(function, backend="zendnn")(x), function(x))
+
+
+BEFORE_COMPILING = """
+import torch, zendnn_cffi
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        if x.shape[0] > 1000:
+            raise ValueError
+        return x.relu() * 2
+
+zendnn_cffi.optimize(Model().eval(), (torch.randn(3, 4),), tune="off")
+from torch._dynamo.trace_rules import get_torch_obj_rule_map
+known = get_torch_obj_rule_map()
+print([f for f in (torch.are_deterministic_algorithms_enabled, torch.compiler.is_compiling) if f not in known])
+"""
+
+
+def test_torch_compile_knows_all_functions_after_optimize(run_python: Callable[..., Any]) -> None:
+    """TorchDynamo notes once which functions PyTorch has: while optimize() had others in their places, some got lost.
+
+    A model with function transforms was compiled as two graphs then.
+    """
+    assert run_python(BEFORE_COMPILING).stdout.strip() == "[]"

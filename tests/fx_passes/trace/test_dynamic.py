@@ -1,4 +1,4 @@
-"""optimize(dynamic=False): sizes of an exported graph are those of the example, and only where it was exported."""
+"""Sizes of exported graphs that are the example's: by optimize(dynamic=False), and where free ones take too long."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
+from fx_passes.trace import export
 from tests.tolerance import assert_close
 
 SAME, OTHERS = (2, 5, 8), ((3, 5, 8), (2, 6, 8), (1, 1, 8))
@@ -138,3 +139,26 @@ def test_submodules_have_it_as_well() -> None:
 def test_is_a_flag(value: Any) -> None:
     with pytest.raises(TypeError, match="dynamic must be True or False"):
         zendnn_cffi.optimize(Plain().eval(), dynamic=value)
+
+
+def test_sizes_are_the_examples_where_following_them_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "FREE_SECONDS", 0.0)
+    model = Branching().eval()
+    gm = zendnn_cffi.optimize(model, noise(*SAME), tune="off")
+    check(gm, model, {SAME: True, **dict.fromkeys(OTHERS, False)})
+    assert "following free ones takes more than 0 s" in str(zendnn_cffi.explain(gm))
+    assert "inner_product" in {kind for kind, _ in zendnn_cffi.explain(gm).counts()}
+
+
+def test_a_forward_that_catches_exceptions_does_not_see_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Catching(Branching):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return super().forward(x)
+            except Exception:
+                return x[..., :4]
+
+    monkeypatch.setattr(export, "FREE_SECONDS", 0.0)
+    graph, guards = export.export(Catching().eval(), (noise(*SAME),), {})
+    assert "takes more than 0 s" in guards.fixed_because
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)) == 2
