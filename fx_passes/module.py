@@ -162,14 +162,13 @@ class OptimizedModule(SkeletonModule):
             self._refuse_if_released("a call whose inputs share memory, one of which it writes to,")
             return self._by_pytorch(*args, **kwargs)
         tracks = torch.is_grad_enabled() and not self._is_whole
-        if tracks and _ask_for_gradients(args, kwargs):
-            if self._released or type(self._tree) is nn.Module:
-                return self.run_graph(*args, **kwargs)
-            return self._by_pytorch(*args, **kwargs)  # it may leave gradients out, or track parameters alone
+        asks = tracks and _ask_for_gradients(args, kwargs)
         means_another = torch.is_autocast_enabled("cpu") or torch.get_default_dtype() is not self._source[0].dtype
-        if means_another and not self._released and type(self._tree) is not nn.Module:
-            return self._by_pytorch(*args, **kwargs)  # it may switch autocast off; captured graphs (no forward) do too
-        if tracks:
+        if (asks or means_another) and not self._released and type(self._tree) is not nn.Module:
+            # It may leave gradients out, or track parameters alone, or switch autocast off.
+            # Captured graphs have no forward.
+            return self._by_pytorch(*args, **kwargs)
+        if tracks and not asks:
             with torch.no_grad():  # a parameter that plain PyTorch reads would make what follows track gradients
                 result = self.run_graph(*args, **kwargs)
         else:

@@ -15,6 +15,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.fold.ranks import rank_with_batch
 from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace
 from fx_passes.graph.inference import rank
 
@@ -38,7 +39,7 @@ def match_producer(norm: fx.Node) -> fx.Node | None:
         return None
     if producer.kwargs["post_ops"] or not _all_constant(producer, norm):
         return None
-    return producer if _same_channels(producer, norm) else None
+    return producer if rank(norm) == rank_with_batch(producer) else None
 
 
 def match_consumer(norm: fx.Node) -> fx.Node | None:
@@ -50,15 +51,7 @@ def match_consumer(norm: fx.Node) -> fx.Node | None:
         return None
     if consumer.target is ops.convolution and any(consumer.kwargs["padding_l"] + consumer.kwargs["padding_r"]):
         return None
-    return consumer if _same_channels(consumer, norm) else None
-
-
-def _same_channels(linear: fx.Node, norm: fx.Node) -> bool:
-    """Whether linear's channels lie along dimension 1, as norm takes them to do.
-
-    Of [N, L, K] a linear has them along the last, and a convolution of [C, L], without a batch, along the first.
-    """
-    return rank(norm) == (2 if linear.target is ops.linear else len(linear.kwargs["stride"]) + 2)
+    return consumer if rank(norm) == rank_with_batch(consumer) else None
 
 
 def _all_constant(linear: fx.Node, norm: fx.Node) -> bool:

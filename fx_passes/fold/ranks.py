@@ -52,11 +52,16 @@ def needed_rank(norm: fx.Node) -> int | None:
     if layer in _ASK:
         return _ASK[layer]
     for neighbour in (norm.args[0], only_user(norm)):
-        if is_call(neighbour, ops.convolution, ops.deconvolution):
-            return len(neighbour.kwargs["stride"]) + 2
-        if is_call(neighbour, ops.linear):
-            return 2
+        if is_call(neighbour, ops.convolution, ops.deconvolution, ops.linear):
+            return rank_with_batch(neighbour)
     return None
+
+
+def rank_with_batch(layer: fx.Node) -> int:
+    """How many dimensions samples of a convolution or deconvolution, or rows of a linear, have: of these alone the
+    channels lie along dimension 1. Of [N, L, K] a linear's are the last, of [C, L] a convolution's the first.
+    """
+    return 2 if layer.target is ops.linear else len(layer.kwargs["stride"]) + 2
 
 
 def match_source(norm: fx.Node, needed: int) -> tuple[fx.Node, tuple[str, Path], int] | None:

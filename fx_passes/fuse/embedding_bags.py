@@ -23,7 +23,7 @@ from torch import fx, nn
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import argument, finish, get_attribute, is_call, is_constant, only_user
-from fx_passes.graph.inference import rank
+from fx_passes.graph.inference import RANK, rank
 from fx_passes.spellings.registry import refusal as refused_module
 
 MODES = ("sum", "mean")
@@ -157,7 +157,7 @@ def sources(bags: Sequence[fx.Node]) -> str:
 def table_node(graph: fx.Graph, target: str) -> fx.Node:
     """The node of a table: a parameter that nothing writes to."""
     node = graph.create_node("get_attr", target)
-    node.meta.update(constant=True, rank=2)
+    node.meta.update({"constant": True, RANK: 2})
     return node
 
 

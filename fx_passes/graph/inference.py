@@ -6,7 +6,7 @@ Where nodes carry meta["val"] (a traced example), that is believed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,7 @@ _FROM_WEIGHT = ops.having(weighted=True)
 _SAME_RANK_MODULES = {nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm, nn.PixelShuffle,
                       nn.PixelUnshuffle, nn.ChannelShuffle, nn.RMSNorm, nn.ReflectionPad2d, nn.ReplicationPad2d,
                       nn.CircularPad2d}  # fmt: skip
+_ADDED_DIMENSIONS: dict[type | None, int] = {**dict.fromkeys(_SAME_RANK_MODULES, 0), nn.Embedding: 1}
 _TENSOR_MODULES = _SAME_RANK_MODULES | {nn.Embedding, nn.EmbeddingBag, nn.Unfold, nn.Fold, nn.GRUCell, nn.RNNCell}
 
 
@@ -34,7 +35,7 @@ def is_tensor(node: Any) -> bool:
     if node.op == "get_attr" or isinstance(node.meta.get("val"), torch.Tensor):
         return True
     if node.op == "call_module":
-        return _is_module(node, _TENSOR_MODULES)
+        return _layer(node) in _TENSOR_MODULES
     if node.op == "placeholder":
         return node.type is torch.Tensor or any(_takes_tensor(user, node) for user in node.users)
     if is_call(node, operator.getitem):
@@ -44,9 +45,10 @@ def is_tensor(node: Any) -> bool:
     return is_vocabulary(node) and node.target not in ops.SHAPE | ops.SEVERAL
 
 
-def _is_module(node: fx.Node, kinds: Container[type]) -> bool:
+def _layer(node: fx.Node) -> type | None:
+    """The class of the module that node calls."""
     owner = node.graph.owning_module
-    return owner is not None and type(owner.get_submodule(str(node.target))) in kinds
+    return None if owner is None else type(owner.get_submodule(str(node.target)))
 
 
 def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
@@ -125,9 +127,9 @@ def _rank(node: Any) -> _Rule:
         return value.ndim
     if RANK in node.meta:
         return node.meta[RANK]
-    if node.op == "call_module" and node.args and _is_module(node, _SAME_RANK_MODULES | {nn.Embedding}):
+    if node.op == "call_module" and node.args and (added := _ADDED_DIMENSIONS.get(_layer(node))) is not None:
         below = yield node.args[0]
-        return below if below is None else below + _is_module(node, {nn.Embedding})
+        return None if below is None else below + added
     if node.op != "call_function":
         return None
     if node.target in (ops.reshape, ops.permute, ops.expand):

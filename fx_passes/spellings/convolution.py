@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fx_passes import ops
+from fx_passes.graph.graph import tensor_of
 from fx_passes.spellings.registry import Built, Call, ModuleBuilder, Parameter, row, spelled, spread, static
 
 aten = torch.ops.aten
@@ -59,10 +60,8 @@ def _convolution(
 def _kernel_size(weight: Any, n: int) -> tuple[int, ...] | None:
     """The sizes that padding="same" depends on; None where they are not known before the call."""
     value = weight.meta.get("val") if isinstance(weight, fx.Node) else None
-    if value is None and isinstance(weight, fx.Node) and weight.op == "get_attr":
-        owner, _, name = str(weight.target).rpartition(".")
-        tree = weight.graph.owning_module
-        value = None if tree is None else getattr(tree.get_submodule(owner), name)
+    if value is None and isinstance(weight, fx.Node) and weight.graph.owning_module is not None:
+        value = tensor_of(weight.graph.owning_module, weight)
     sizes = tuple(value.shape[-n:]) if isinstance(value, torch.Tensor) else ()
     return sizes if sizes and static(sizes) and all(type(size) is int for size in sizes) else None
 

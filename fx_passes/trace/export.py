@@ -121,16 +121,16 @@ class Guards:
     fixed_because  why all sizes must be the example's, where free ones were not asked for to the end; else ""
     """
 
-    fixed_because = ""
-
     def __init__(
         self,
         check: Callable[..., Any] | None,
         example: Call,
         without_gradients: bool = False,
         asked: Asked | None = None,
+        fixed_because: str = "",
     ) -> None:
         self._check, self._without_gradients = check, without_gradients
+        self.fixed_because = fixed_because
         leaves, self._in_spec = pytree.tree_flatten(example)
         self._leaves = [_TensorLike.of(x, asked) if isinstance(x, torch.Tensor) else x for x in leaves]
         only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
@@ -172,7 +172,7 @@ class Guards:
         check = _refuse if conditions is None else Conditions(conditions, len(leaves))
         found._check, found._in_spec = None if sizes is None else check, structure
         found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
-        found._n_flat, found._without_gradients = None, without_gradients
+        found._n_flat, found._without_gradients, found.fixed_because = None, without_gradients, ""
         found._passed = {tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ()}
         return found
 
@@ -268,19 +268,18 @@ def export(
     own: Any = root
     without_gradients, asked, fixed_because = False, None, ""
     if is_exported(root):
-        gm = fx.GraphModule(root, copy_graph(own.graph))
+        gm = _with_whole_modes(fx.GraphModule(root, copy_graph(own.graph)))
     else:
         if names := own_attributes((args, kwargs)):
             raise NotImplementedError(f"an example with a tensor that was given the attribute {names[0]}")
         program, without_gradients, asked, fixed_because = _export(root, args, kwargs, dynamic)
         asked.refuse(root)
-        gm = program.module()
-        keep_modes_whole(gm, gm.graph)  # first: nobody reads the calls that enter and leave them, so they look dead
+        gm = _with_whole_modes(program.module())
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
-            gm = _export(root, args, kwargs, dynamic and not fixed_because, literal)[0].module()
+            again = _export(root, args, kwargs, dynamic and not fixed_because, literal)
+            gm = _with_whole_modes(again.program.module())
     check = getattr(gm, _GUARDS, None)
-    keep_modes_whole(gm, gm.graph)
     inline_modes(gm)
     graph: fx.Graph = gm.graph
     for node in list(graph.nodes):
@@ -296,9 +295,13 @@ def export(
                 setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
             replace(node, node.args[0])  # the guards keep gradients out
-    guards = Guards(check, (args, kwargs), without_gradients, asked)
-    guards.fixed_because = fixed_because
-    return graph, guards
+    return graph, Guards(check, (args, kwargs), without_gradients, asked, fixed_because)
+
+
+def _with_whole_modes(gm: fx.GraphModule) -> fx.GraphModule:
+    """The same graph, before dead code leaves it: nobody reads the calls that enter modes, so these look dead."""
+    keep_modes_whole(gm, gm.graph)
+    return gm
 
 
 class _Exported(NamedTuple):
@@ -322,7 +325,7 @@ def _export(
     Gradients are off, so that the model's own no_grad() leaves no trace in the graph.
     """
     fixed_because = "" if dynamic else "dynamic=False"
-    for what, make_shapes, mode in attempts(dynamic):
+    for what, make_shapes, mode in attempts():
         if make_shapes is not None and fixed_because:
             continue
         traced_root = skeleton(root, own_state=True)
@@ -364,15 +367,14 @@ def _export(
 Shapes = Callable[[nn.Module, Call], dict[str, Any]]
 
 
-def attempts(dynamic: bool = True) -> Iterator[tuple[str, Shapes | None, AbstractContextManager[Any]]]:
+def attempts() -> Iterator[tuple[str, Shapes | None, AbstractContextManager[Any]]]:
     """Ways to export, the best first: what is free, what makes dynamic_shapes of it, and what holds meanwhile."""
 
     def shapes(free: Callable[[Any], Any]) -> Shapes:
         return lambda root, example: _by_name(root, pytree.tree_map(free, example))
 
-    if dynamic:
-        yield "sizes and batch", shapes(_free_sizes_and_batch), _size_oblivious()
-        yield "sizes above 1", shapes(_free_sizes), contextlib.nullcontext()
+    yield "sizes and batch", shapes(_free_sizes_and_batch), _size_oblivious()
+    yield "sizes above 1", shapes(_free_sizes), contextlib.nullcontext()
     yield "no size", None, contextlib.nullcontext()
 
 

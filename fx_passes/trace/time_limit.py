@@ -1,4 +1,4 @@
-"""A limit on the CPU time that code takes between two calls of PyTorch's functions: it is looked at there."""
+"""A limit on the CPU time that a block takes: each call of PyTorch's functions in it looks."""
 
 from __future__ import annotations
 

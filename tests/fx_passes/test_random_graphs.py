@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.lowering import noise, offload
+from tests.support.random_networks import SLOW, Steps
 
 WIDTHS = (3, 16, 17, 32)
 ACTIVATIONS = (F.relu, F.silu, F.hardswish, torch.sigmoid, torch.tanh, F.gelu, lambda x: F.leaky_relu(x, 0.1), F.relu6)
-
-
+BINARY = (torch.add, torch.mul, torch.sub, torch.maximum)
 VIEWS = (
     lambda x: x[:, :1],
     lambda x: x[:1],
@@ -29,20 +29,8 @@ VIEWS = (
 )
 
 
-class RandomNet(nn.Module):
-    """Steps over a growing list of values [N, C, H, W]; each names its operands and makes a new value."""
-
-    def __init__(self, steps: list[tuple[Any, ...]], modules: list[nn.Module | None], outputs: list[int]) -> None:
-        super().__init__()
-        self.steps, self.outputs = steps, outputs
-        self.parts = nn.ModuleList([m if m is not None else nn.Identity() for m in modules])
-
-    def forward(self, x: torch.Tensor) -> Any:
-        values = [x]
-        for (kind, *rest), module in zip(self.steps, self.parts, strict=True):
-            values.append(self.step(kind, rest, module, values))
-        results = tuple(self.finish(values[i], i) for i in self.outputs)
-        return results[0] if len(results) == 1 else results
+class RandomNet(Steps):
+    """Values [N, C, H, W]."""
 
     def step(self, kind: str, rest: list[Any], module: nn.Module, values: list[torch.Tensor]) -> torch.Tensor:
         a = values[rest[0]]
@@ -52,9 +40,9 @@ class RandomNet(nn.Module):
             case "activation":
                 return ACTIVATIONS[rest[1]](a)
             case "binary":
-                return (torch.add, torch.mul, torch.sub, torch.maximum)[rest[2]](a, values[rest[1]])
+                return BINARY[rest[2]](a, values[rest[1]])
             case "with a view":
-                return (torch.add, torch.mul, torch.sub, torch.maximum)[rest[2]](a, VIEWS[rest[1]](a))
+                return BINARY[rest[2]](a, VIEWS[rest[1]](a))
             case "concat":
                 return torch.cat([values[i] for i in rest[0:]], 1)
             case "chunk":
@@ -93,19 +81,7 @@ def networks(draw: st.DrawFn) -> tuple[RandomNet, torch.Tensor]:
         # the last values most of the time, so that the network is deep; any value else
         a = draw(st.one_of(st.just(len(shapes) - 1), st.integers(0, len(shapes) - 1)))
         c, n = shapes[a]
-        kinds = [
-            "conv",
-            "conv",
-            "conv",
-            "activation",
-            "binary",
-            "concat",
-            "pool",
-            "norm",
-            "gate",
-            "scale",
-            "with a view",
-        ]
+        kinds = ["conv"] * 3 + ["activation", "binary", "concat", "pool", "norm", "gate", "scale", "with a view"]
         kinds += ["chunk", "shuffle", "narrow"] if c % 2 == 0 else []
         kind = draw(st.sampled_from(kinds))
         module: nn.Module | None = None
@@ -165,9 +141,6 @@ def check(drawn: tuple[RandomNet, torch.Tensor], dtype: torch.dtype | None = Non
         1.0 if dtype is None else max(1.0, depth / 3)
     )  # each value is rounded, and the next of it
     offload(model, x, dtype=dtype, k=300 * depth, scale=size, **options)
-
-
-SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=SLOW)

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import zendnn_cffi
 from tests.support.lowering import noise, oracle, tensors
+from tests.support.random_networks import SLOW, Steps
 from tests.tolerance import tolerance
 
 WIDTHS = (4, 8, 16, 24)
@@ -136,21 +137,8 @@ BINARY: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 ATTENTION = ("sdpa", "sdpa causal", "sdpa mask", "written", "written mask")
 
 
-class Steps(nn.Module):
-    """Steps over a growing list of values [N, A, B]; each names its operands and makes a new value."""
-
-    def __init__(self, steps: Sequence[tuple[Any, ...]], modules: Sequence[Module], outputs: Sequence[int]) -> None:
-        super().__init__()
-        self.steps, self.outputs = steps, outputs
-        self.parts = nn.ModuleList([nn.Identity() if module is None else module for module in modules])
-
-    def forward(self, x: Tensor) -> Any:
-        """x [N, A, B]; returns a value, or several."""
-        values = [x]
-        for (kind, *rest), module in zip(self.steps, self.parts, strict=True):
-            values.append(self.step(kind, rest, module, values))
-        results = tuple(values[i] for i in self.outputs)
-        return results[0] if len(results) == 1 else results
+class Sequences(Steps):
+    """Values [N, A, B]."""
 
     def step(self, kind: str, rest: list[Any], module: Any, values: list[Tensor]) -> Tensor:
         """One value more."""
@@ -215,7 +203,7 @@ def networks(draw: st.DrawFn) -> tuple[Steps, Tensor]:
         shapes.append(shape)
     count = len(shapes) - 1
     outputs = draw(st.lists(st.integers(1, count), max_size=2)) + [count] if count else [0]
-    return Steps(steps, modules, outputs).eval(), noise(draw(st.sampled_from((1, 2, 3))), length, width)
+    return Sequences(steps, modules, outputs).eval(), noise(draw(st.sampled_from((1, 2, 3))), length, width)
 
 
 Step = tuple[tuple[Any, ...], Module, tuple[int, int]]  # with its module, and the shape of what it makes
@@ -305,9 +293,6 @@ def check(model: Steps, optimized: Any, x: Tensor, dtype: torch.dtype = torch.fl
         assert error <= allowed, f"error {error:.3g}, of eager {of_eager:.3g}, allowed {allowed:.3g}, size {size:.3g}"
 
 
-SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
-
-
 def strided(x: Tensor) -> Tensor:
     """The same numbers, not contiguous."""
     return x.transpose(0, 2).contiguous().transpose(0, 2)
@@ -343,7 +328,7 @@ def test_random_networks_by_torch_compile(drawn: tuple[Steps, Tensor]) -> None:
 def test_each_step_between_linears(name: str) -> None:
     """Every step once for certain, between products that are offloaded."""
     parts = [smooth(nn.Linear(8, 16)), None, smooth(nn.Linear(16, 8))]
-    model = Steps([("module", 0), ("unary", 1, name), ("module", 2)], parts, [3, 2]).eval()
+    model = Sequences([("module", 0), ("unary", 1, name), ("module", 2)], parts, [3, 2]).eval()
     gm = zendnn_cffi.optimize(model, tune="off")
     check(model, gm, noise(2, 6, 8))
     assert sum(kind == "inner_product" for kind, _ in zendnn_cffi.explain(gm).counts().elements()) == 2

@@ -77,15 +77,14 @@ _NOT_PROPORTIONAL = re.compile(
 )
 _DIVISORS = {"an eighth": 8, "a quarter": 4}
 
+_FEW = {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES}
 # What the names of a configuration's numbers become, by way of shrinking.
 _RULES: dict[str, dict[str, int]] = {
     "tiny": {
         **dict.fromkeys(_WIDTHS, 64),
         **dict.fromkeys(_INNER, 96),
         **dict.fromkeys(_HEADS, 4),
-        **dict.fromkeys(_LAYERS, 2),
-        **_OF_EXPERTS,
-        **_QUERIES,
+        **_FEW,
         "num_key_value_heads": 2,
         "head_dim": 16,
         "first_k_dense_replace": 1,
@@ -94,9 +93,7 @@ _RULES: dict[str, dict[str, int]] = {
         "v_head_dim": 16,
         "rotary_dim": 8,
     },
-    "an eighth": {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES},
-    "a quarter": {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES},
-    "few layers": {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES},
+    **dict.fromkeys((*_DIVISORS, "few layers"), _FEW),
     "small words": {},
     "as it is": {},
 }
