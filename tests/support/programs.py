@@ -144,12 +144,17 @@ def _spans(places: Iterable[tuple[Slot, Any]]) -> tuple[tuple[int, int], ...]:
 def _check_alignment(spans: set[tuple[int, int]], program: Program) -> None:
     """Everything starts on a cache line, or lies within something that does (a piece of a concatenation).
 
-    Or it adjoins such (numbers of one result that are computed one after another).
+    Or it adjoins such (numbers of one result that are computed one after another), or reads several that adjoin.
     """
     aligned: list[tuple[int, int]] = []
+    ends: set[int] = set()
     for start, end in sorted(spans):
-        if start % ALIGNMENT_BYTES == 0 or any(start == b for _, b in aligned):
-            aligned.append((start, end))
+        if start % ALIGNMENT_BYTES and start not in ends:
+            continue
+        ends.add(end)
+        if aligned and start <= aligned[-1][1]:
+            start, end = aligned[-1][0], max(end, aligned.pop()[1])
+        aligned.append((start, end))
     for start, end in spans:
         assert start >= 0 and end <= program.arena_bytes
         assert any(a <= start and end <= b for a, b in aligned), f"bytes {start} to {end}"
