@@ -20,7 +20,9 @@ _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 class Context:
     """What one running call needs for itself: an arena, a stream, memory handles, and the tensors of this run.
 
-    lease  the arena's owner, taken while a call runs
+    lease    the arena's owner, taken while a call runs
+    moving   memory handles of inputs and outputs: space, index, offset in bytes, handle
+    pointed  the address that each of them has
     """
 
     constants: Sequence[torch.Tensor]
@@ -31,6 +33,7 @@ class Context:
     keep_alive: list[Any] = field(default_factory=list)
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     moving: list[tuple[str, int, int, Any]] = field(default_factory=list)
+    pointed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.arena = self.lease.memory

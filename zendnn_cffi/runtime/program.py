@@ -26,6 +26,10 @@ from zendnn_cffi.runtime.calls import Call, TorchCall
 from zendnn_cffi.runtime.context import _NOTHING, Context
 
 
+def _nothing() -> torch.Tensor:
+    return _NOTHING
+
+
 @dataclass(frozen=True)
 class OutputSpec:
     """An output tensor, a new one in each run.
@@ -65,9 +69,13 @@ class Program:
         self.constants = tuple(constants)
         self.arena_bytes = arena_bytes
         self.failed = set() if failed is None else failed
-        self._set_data_handle = load().lib.zendnn_memory_set_data_handle
-        self._cast = load().ffi.cast
-        self._void = load().ffi.typeof("void *")
+        ffi, lib = load().ffi, load().lib
+        # By an integer: a pointer made for each call takes as long as the call.
+        self._set_data_handle = ffi.cast("int (*)(zendnn_memory_t, uintptr_t)", lib.zendnn_memory_set_data_handle)
+        self._makers = [
+            _nothing if spec.grows else recycled.results.maker(spec.shape, spec.strides, spec.dtype)
+            for spec in self.outputs
+        ]
         self._labels: list[Label] | None = None
         self._growing = [
             (call.dst.slot.index, call.srcs[0].slot.index, call.allocate)
@@ -92,10 +100,7 @@ class Program:
         All at once, while the code that makes them is in cache. Those that grow by what is computed in the run are
         empty: it replaces them.
         """
-        outputs = [
-            _NOTHING if spec.grows else recycled.results.empty_strided(spec.shape, spec.strides, spec.dtype)
-            for spec in self.outputs
-        ]
+        outputs = [make() for make in self._makers]
         for output, source, allocate in self._growing:
             outputs[output] = allocate(inputs[source])
         return outputs
@@ -161,9 +166,12 @@ class Program:
                 context = self._other_context(context)
         self.last_used = next(arenas.clock)
         context.inputs, context.outputs = inputs, outputs
-        pointers = {"input": [t.data_ptr() for t in inputs], "output": [t.data_ptr() for t in outputs]}
-        for space, index, offset, handle in context.moving:
-            self._set_data_handle(handle, self._cast(self._void, pointers[space][index] + offset))
+        spaces, pointed = {"input": inputs, "output": outputs}, context.pointed
+        for number, (space, index, offset, handle) in enumerate(context.moving):
+            address = spaces[space][index].data_ptr() + offset
+            if pointed[number] != address:
+                pointed[number] = address
+                self._set_data_handle(handle, address)
         return context
 
     def _leave(self, context: Context) -> None:
@@ -238,6 +246,7 @@ class Program:
             context = Context(self.constants, lease)
             with torch.inference_mode(False):  # tensors made there could not be written to elsewhere
                 context.calls = [call.bind(context) for call in self.calls]
+            context.pointed = [-1] * len(context.moving)
         except BaseException:
             lease.give_back()
             raise

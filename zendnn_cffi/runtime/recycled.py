@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from zendnn_cffi.runtime.sizes import rounded_up
 
 SMALLEST_BYTES = 128 << 10  # the C library keeps smaller blocks itself
 LIMIT_BYTES = 256 << 20  # of all storages remembered
+_CPU = torch.device("cpu")
 _MOST = 64  # storages of one size: beyond, the user collects results
 _MOST_TURNS = 1024  # a storage that was not lent for so many times is forgotten
 
@@ -92,16 +94,26 @@ class Pool:
             if not self._is_busy:
                 self._blocks, self._size_bytes = {}, 0
 
-    def empty_strided(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """As torch.empty_strided, on the CPU; a large one perhaps in memory that was a result before."""
+    def maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        """What makes tensors as torch.empty_strided, on the CPU; large ones perhaps in memory of former results."""
+        shape, strides = tuple(shape), tuple(strides)
+        new = partial(torch.empty_strided, shape, strides, dtype=dtype, device=_CPU)
         span = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1 if math.prod(shape) else 0
         if _references is None or span * dtype.itemsize < SMALLEST_BYTES:
-            return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-        with self._lock:
-            if self._is_busy:
-                return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-            storage = self._lend(rounded_up(span * dtype.itemsize))
-            return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
+            return new
+        size_bytes = rounded_up(span * dtype.itemsize)
+
+        def make() -> torch.Tensor:
+            with self._lock:
+                if self._is_busy:
+                    return new()
+                return torch.empty(0, dtype=dtype, device=_CPU).set_(self._lend(size_bytes), 0, shape, strides)
+
+        return make
+
+    def empty_strided(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """As torch.empty_strided, on the CPU; a large one perhaps in memory that was a result before."""
+        return self.maker(shape, strides, dtype)()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """As torch.empty, on the CPU; a large one perhaps in memory that was a result before."""
