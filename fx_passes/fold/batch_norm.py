@@ -22,27 +22,27 @@ from fx_passes.graph.inference import rank
 
 def fold_batch_norm(gm: fx.GraphModule) -> fx.GraphModule:
     """Fold every batch normalization that has a linear neighbour of its own; the others stay."""
-    aliasing = Aliasing(gm)
+    aliasing, ranks = Aliasing(gm), dict[fx.Node, Any]()
     for norm in gm.graph.find_nodes(op="call_function", target=ops.batch_norm):
-        if (producer := match_producer(norm)) is not None:
+        if (producer := match_producer(norm, ranks)) is not None:
             if aliasing.may_move_down(producer, norm):
                 fold_into_producer(producer, norm)
-        elif (consumer := match_consumer(norm)) is not None and aliasing.may_move_down(norm, consumer):
+        elif (consumer := match_consumer(norm, ranks)) is not None and aliasing.may_move_down(norm, consumer):
             fold_into_consumer(norm, consumer)
     return finish(gm)
 
 
-def match_producer(norm: fx.Node) -> fx.Node | None:
-    """The operation whose result only norm reads, channel for channel."""
+def match_producer(norm: fx.Node, ranks: dict[fx.Node, Any]) -> fx.Node | None:
+    """The operation whose result only norm reads, channel for channel. ranks: those known, which folding leaves."""
     producer = norm.args[0]
     if not is_call(producer, ops.convolution, ops.deconvolution, ops.linear) or only_user(producer) is not norm:
         return None
     if producer.kwargs["post_ops"] or not _all_constant(producer, norm):
         return None
-    return producer if rank(norm) == rank_with_batch(producer) else None
+    return producer if rank(norm, ranks) == rank_with_batch(producer) else None
 
 
-def match_consumer(norm: fx.Node) -> fx.Node | None:
+def match_consumer(norm: fx.Node, ranks: dict[fx.Node, Any]) -> fx.Node | None:
     """The convolution without padding, or linear, that alone reads norm. (Padding adds zeros behind the norm.)"""
     consumer = only_user(norm)
     if not is_call(consumer, ops.convolution, ops.linear) or consumer.args[0] is not norm or norm.kwargs["post_ops"]:
@@ -51,7 +51,7 @@ def match_consumer(norm: fx.Node) -> fx.Node | None:
         return None
     if consumer.target is ops.convolution and any(consumer.kwargs["padding_l"] + consumer.kwargs["padding_r"]):
         return None
-    return consumer if rank(norm) == rank_with_batch(consumer) else None
+    return consumer if rank(norm, ranks) == rank_with_batch(consumer) else None
 
 
 def _all_constant(linear: fx.Node, norm: fx.Node) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from torch import fx, nn
 
@@ -35,13 +36,15 @@ def assume_ranks(gm: fx.GraphModule) -> fx.GraphModule:
     rest_on: Callable[[Assumption], None] | None = getattr(gm, "rest_on", None)
     if rest_on is None:
         return gm
+    known: dict[fx.Node, Any] = {}
     for norm in gm.graph.find_nodes(op="call_function", target=ops.batch_norm):
         needed = needed_rank(norm)
-        if needed is None or rank(norm) is not None:
+        if needed is None or rank(norm, known) is not None:
             continue
         if (match := match_source(norm, needed)) is not None:
             source, path, dimensions = match
             source.meta[RANK] = dimensions
+            known.clear()  # others follow from it
             rest_on(Assumption(*path, dimensions))
     return gm
 

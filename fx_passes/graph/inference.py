@@ -58,9 +58,12 @@ def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
     return is_vocabulary(user) and user.target not in (ops.binary, ops.reshape, ops.expand) and user.args[0] is node
 
 
-def rank(node: Any) -> int | None:
-    """Return how many dimensions node has, or None where that depends on the inputs."""
-    return _find_out(node, _rank)
+def rank(node: Any, known: dict[fx.Node, Any] | None = None) -> int | None:
+    """Return how many dimensions node has, or None where that depends on the inputs.
+
+    known  ranks that were found before and are so still: for a pass that asks of many nodes
+    """
+    return _find_out(node, _rank, known)
 
 
 def rank_of(node: Any, dimensions: int) -> tuple[int | None, list[fx.Node]]:
@@ -93,12 +96,14 @@ def dtype(node: Any, root: nn.Module) -> torch.dtype | None:
 _Rule = Generator[Any, Any, Any]  # yields what else has to be known, is sent that, returns the fact
 
 
-def _find_out(node: Any, rule: Callable[[Any], _Rule]) -> Any:
+def _find_out(node: Any, rule: Callable[[Any], _Rule], known: dict[fx.Node, Any] | None = None) -> Any:
     """Return the fact that rule finds of node, each node on the way asked once.
 
     Not recursive: a residual network is deeper than Python's stack, and has exponentially many paths.
     """
-    known: dict[fx.Node, Any] = {}
+    known = {} if known is None else known
+    if isinstance(node, fx.Node) and node in known:
+        return known[node]
     waiting = [(node, rule(node))]
     answer = None
     while waiting:

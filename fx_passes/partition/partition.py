@@ -41,7 +41,10 @@ MakeRegion = Callable[[fx.Graph, "Constants", str], nn.Module]
 
 
 class Constants(Mapping[str, torch.Tensor]):
-    """Parameters and buffers by qualified name, looked up in the module tree each time they are asked for."""
+    """Parameters and buffers by qualified name, looked up in the module tree each time they are asked for.
+
+    A name whose tensor is gone, as its layer was replaced, raises KeyError; it stays among the names.
+    """
 
     def __init__(self, root: nn.Module, names: tuple[str, ...]) -> None:
         self._root = root
@@ -50,8 +53,12 @@ class Constants(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:
             raise KeyError(name)
-        value = get_attribute(self._root, name)
-        assert isinstance(value, torch.Tensor)
+        try:
+            value = get_attribute(self._root, name)
+        except AttributeError as error:
+            raise KeyError(name) from error
+        if not isinstance(value, torch.Tensor):
+            raise KeyError(name)
         return value
 
     def __iter__(self) -> Iterator[str]:

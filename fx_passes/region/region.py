@@ -402,9 +402,11 @@ class ZenRegion(nn.Module):
 
     @property
     def originals(self) -> list[torch.Tensor]:
-        """The parameters that the region reads, as far as they are kept plain."""
+        """The parameters that the region reads, as far as they are kept plain and their layers were not replaced."""
         constants = self.constants
-        return constants.plain if isinstance(constants, Kept) else [constants[name] for name in constants]
+        if isinstance(constants, Kept):
+            return constants.plain
+        return [value for value in map(constants.get, constants) if value is not None]
 
     def reason(self, signature: Signature) -> str:
         """Why plain PyTorch runs for a signature."""

@@ -65,13 +65,21 @@ def _deep_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
             continue
         copied = memo[id(module)] = module.__new__(type(module))
         for name, value in (module.__getstate__() if hasattr(module, "__getstate__") else module.__dict__).items():
-            if type(value) in _ATOMS:
-                copied.__dict__[name] = value
-            elif type(value) in _CONTAINERS and not value and id(value) not in memo:
-                copied.__dict__[name] = memo[id(value)] = type(value)()
-            else:
-                copied.__dict__[name] = copy.deepcopy(value, memo)
+            copied.__dict__[name] = _copied(value, memo)
     return copy.deepcopy(model, memo)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """As copy.deepcopy; sooner where nothing in value has to be copied that was not."""
+    cls = type(value)
+    if cls in _ATOMS or (cls is tuple and all(type(item) in _ATOMS for item in value)):
+        return value
+    if cls in _CONTAINERS and id(value) not in memo:
+        if not value:
+            return memo.setdefault(id(value), cls())
+        if cls is dict and all(type(name) is str and id(item) in memo for name, item in value.items()):
+            return memo.setdefault(id(value), {name: memo[id(item)] for name, item in value.items()})
+    return copy.deepcopy(value, memo)
 
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")

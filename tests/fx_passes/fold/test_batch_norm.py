@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fx_passes.fold.batch_norm import fold_batch_norm
+from fx_passes.graph import inference
 from fx_passes.module import OptimizedModule
 from tests.support.graphs import after, check, check_equal, check_twice, count, image, model_of, post_ops
 
@@ -109,3 +110,30 @@ def test_new_weights_are_looked_up_after_load_state_dict() -> None:
     other = model_of(type(model).forward, c=nn.Conv2d(3, 3, 1), n=nn.BatchNorm2d(3))
     gm.load_state_dict(other.state_dict())
     check_equal(other, gm, image())
+
+
+def test_ranks_of_a_residual_network_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each normalization asked down to the first: the square of the depth."""
+    rule, asked = inference._rank, list[Any]()
+
+    def spy(node: Any) -> Any:
+        asked.append(node)
+        return rule(node)
+
+    monkeypatch.setattr(inference, "_rank", spy)
+
+    def nodes_asked(depth: int) -> int:
+        blocks = {f"c{n}": nn.Conv2d(4, 4, 3, padding=1) for n in range(depth)}
+        norms = {f"n{n}": nn.BatchNorm2d(4) for n in range(depth)}
+
+        def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+            for n in range(depth):
+                x = x + m.get_submodule(f"n{n}")(m.get_submodule(f"c{n}")(x))
+            return x
+
+        model = model_of(forward, **blocks, **norms)
+        asked.clear()
+        assert count(check(model, image(1, 4, 5, 5)))["batch_norm"] == 0
+        return len(asked)
+
+    assert nodes_asked(16) < 3 * nodes_asked(8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -50,6 +50,31 @@ def test_counts() -> None:
     assert info.original_weights_bytes - before.original_weights_bytes == parameters
     assert info.primitives_limit > 0
     assert "arenas limit" in str(info) and "MiB" in str(info)
+
+
+def without_bias(gm: nn.Module) -> None:
+    gm.get_submodule("0.0").bias = None  # type: ignore[assignment]
+
+
+def without_parameters(gm: nn.Module) -> None:
+    setattr(gm.get_submodule("0"), "0", nn.Identity())
+
+
+def without_layer(gm: nn.Module) -> None:
+    delattr(gm.get_submodule("0"), "0")
+
+
+@pytest.mark.parametrize("replace", (without_bias, without_parameters, without_layer))
+def test_what_was_replaced_counts_no_longer(replace: Callable[[nn.Module], None]) -> None:
+    """The region still names a parameter that is gone, until the next call notices."""
+    gm = zendnn_cffi.optimize(nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.ReLU()).eval(), tune="off")
+    gm(noise(3, 8))
+    before = zendnn_cffi.cache_info()
+    replace(gm)
+    info = zendnn_cffi.cache_info()
+    gone = 8 * 4 if replace is without_bias else (8 + 8 * 8) * 4
+    assert info.original_weights_bytes == before.original_weights_bytes - gone
+    assert info.regions == before.regions
 
 
 @pytest.mark.parametrize("make", (plain, model))
