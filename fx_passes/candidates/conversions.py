@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from fx_passes.candidates.candidates import (
@@ -14,9 +16,13 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
-from fx_passes.candidates.layouts import Layout, Quantized, contiguous_strides, in_memory, row_major
+from fx_passes.candidates.layouts import Layout, Quantized, contiguous_strides, in_memory, row_major, strided
 from zendnn_cffi.primitives.attributes import ARG_ATTR_ZERO_POINTS, ARG_DST, ARG_SRC, Attr
+from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.primitives.verification.check import check
+from zendnn_cffi.primitives.verification.first_use import LIMIT_BYTES
+from zendnn_cffi.primitives.verification.unchecked import unchecked
 
 _FLOATS = {torch.float32, torch.bfloat16}
 
@@ -30,6 +36,39 @@ def fastest_conversion(have: Layout, want: Layout) -> Template:
         return conversion(have, want)
     args = Operand(0, in_memory(have)), Result(in_memory(want))
     return TorchTemplate(lambda src, out: out.copy_(src), "", True, args=args, assists=True, kind="reorder")
+
+
+def in_steps(have: Layout, want: Layout) -> list[tuple[Layout, Layout]]:
+    """The reorders that convert `have` into `want`, one after the other: one, or two where one answers wrongly.
+
+    Reorders that change the order of dimensions ignore zero points for some sizes (17 channels of 64 pixels). Two
+    change the order and the numbers apart.
+    """
+    if _loses_zero_points(have, want, torch.get_num_threads()):
+        if isinstance(have, Quantized):
+            moved = Quantized(_ordered_like(want, have.numerics.dtype), have.numerics)
+            return [(in_memory(have), in_memory(moved)), (moved, want)]
+        assert isinstance(want, Quantized)
+        kept = Quantized(_ordered_like(have, want.numerics.dtype), want.numerics)
+        return [(have, kept), (in_memory(kept), in_memory(want))]
+    return [(have, want)]
+
+
+def _ordered_like(other: Layout, dtype: torch.dtype) -> MemoryDesc:
+    assert other.strides is not None
+    return strided(tuple(other.dims), dtype, tuple(other.strides))
+
+
+@functools.lru_cache(maxsize=4096)
+def _loses_zero_points(have: Layout, want: Layout, threads: int) -> bool:
+    """Whether the reorder has zero points, changes the order of plain dimensions, and gives wrong numbers on noise."""
+    numbers = [desc.numerics for desc in (have, want) if isinstance(desc, Quantized)]
+    if not any(n.zero_point for n in numbers) or have.strides == want.strides or None in (have.strides, want.strides):
+        return False
+    if have.size_bytes + want.size_bytes > LIMIT_BYTES:
+        return True
+    with unchecked():
+        return not check(conversion(have, want).pd).right
 
 
 def is_by_torch(have: Layout, want: Layout) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fx_passes.candidates.candidates import Operand, Result, Weights
-from fx_passes.candidates.conversions import conversion
-from fx_passes.candidates.layouts import Layout, OpaqueDesc, Quantized, strided
+from fx_passes.candidates.conversions import conversion, in_steps
+from fx_passes.candidates.layouts import Layout, OpaqueDesc, Quantized, in_memory, strided
 from zendnn_cffi.primitives.memory import Memory
 from zendnn_cffi.primitives.primitive import Primitive
 
@@ -32,7 +32,16 @@ def reorder_into(
     else:
         memory = source
     want = desc if memory.desc.dims == desc.dims else desc.reshape(memory.desc.dims)
-    template = conversion(numbers or memory.desc, want)
+    *first, last = in_steps(numbers or memory.desc, want)
+    for have, between in first:
+        middle = torch.empty(between.size_bytes, dtype=torch.uint8, device="cpu")
+        _convert(memory, have, middle, between)
+        memory = Memory(in_memory(between), middle)
+    _convert(memory, last[0], target, last[1])
+
+
+def _convert(memory: Memory, have: Layout, target: torch.Tensor, want: Layout) -> None:
+    template = conversion(have, want)
     memories: dict[int, Memory] = {}
     for arg, argument in template.args.items():
         match argument:

@@ -29,7 +29,7 @@ from fx_passes.candidates.candidates import (
     arguments_of,
     temporaries_bytes,
 )
-from fx_passes.candidates.conversions import fastest_conversion
+from fx_passes.candidates.conversions import fastest_conversion, in_steps
 from fx_passes.candidates.layouts import Layout, in_memory, row_major, same_bytes
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import eager_layout
@@ -105,7 +105,16 @@ class Schedule:
         return buffer
 
     def _reorder(self, name: str, have: Layout, source: Buffer, want: Layout, buffer: Buffer) -> None:
+        *first, (have, want) = in_steps(have, want)
+        for before, between in first:
+            middle = self.new_buffer(between)
+            self._convert(name, before, source, between, middle)
+            source = middle
+        self._convert(name, have, source, want, buffer)
+
+    def _convert(self, name: str, have: Layout, source: Buffer, want: Layout, buffer: Buffer) -> None:
         template = fastest_conversion(have, want)
+        source.touch(len(self.steps))
         buffer.touch(len(self.steps))
         self.steps.append(Step(name, None, template, [(source, have)], (buffer, want), self._scratchpad(template)))
 

@@ -54,7 +54,7 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
         return names[id(tensor)]
 
     modules, parameters, buffers, known = [], [], [], set[str]()
-    for path, module in root.named_modules():
+    for path, module in root.named_modules(remove_duplicate=False):  # graphs may name any path of a shared module
         modules.append(path)
         prefix = f"{path}." if path else ""
         for name, parameter in module._parameters.items():

@@ -22,7 +22,7 @@ from fx_passes.candidates.candidates import (
     Weights,
     temporaries_bytes,
 )
-from fx_passes.candidates.conversions import fastest_conversion, is_by_torch
+from fx_passes.candidates.conversions import fastest_conversion, in_steps, is_by_torch
 from fx_passes.candidates.folds import largest_absolute
 from fx_passes.candidates.layouts import Layout, Quantized, in_memory, row_major
 from fx_passes.candidates.specs import RegionValues
@@ -331,7 +331,11 @@ def is_rival(candidate: Candidate) -> bool:
 
 
 def time_reorder(have: Layout, want: Layout) -> float:
-    """The time of one reorder, ns."""
+    """The time of a conversion, ns: of one reorder, or of those that take its place."""
+    return sum(_time_one_reorder(*step) for step in in_steps(have, want))
+
+
+def _time_one_reorder(have: Layout, want: Layout) -> float:
     buffers = [aligned_buffer(have), aligned_buffer(want)]
 
     def place(argument: Argument) -> tuple[Slot, MemoryDesc]:
@@ -359,4 +363,5 @@ def reorder_fingerprint(have: Layout, want: Layout) -> str:
     zero_points = sum(isinstance(desc, Quantized) and desc.numerics.zero_point != 0 for desc in (have, want))
     beside = f" {zero_points} zero points" if zero_points else ""
     beside += " torch" if is_by_torch(have, want) else ""
+    beside += " in two" if len(in_steps(have, want)) > 1 else ""
     return f"reorder {have.dtype} {have.format} {want.dtype} {want.format}{beside} 2^{magnitude} bytes"

@@ -266,6 +266,28 @@ def test_another_kind_of_cpu_packs_again(
     assert region.known is None and all(region.lowered.values())
 
 
+class Shared(nn.Module):
+    """One convolution under two names; the graph of torch.export reads the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Conv2d(3, 3, 1)] * 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.parts[1](self.parts[0](x)))
+
+
+def test_a_module_with_two_names_is_loaded(tmp_path: Path) -> None:
+    model, x = Shared().eval(), noise(1, 3, 8, 8)
+    model.parts[0].register_buffer("shift", torch.ones(1))
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+
+
 def _twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.sum() > 0 else x
 
