@@ -46,7 +46,7 @@ def _torchvision(name: str) -> Case:
     task = _task(name)
     if task == "detection":
         options = {} if name.startswith("ssd") else SMALL
-        proposals = PROPOSALS if "rcnn" in name else {}
+        proposals = {**PROPOSALS, "num_classes": 91} if "rcnn" in name else {}
         model = detector(name, _by_beginning(_BACKGROUND, name), **options, **proposals)
         return Case(model, pictures((300, 320)))
     if task == "segmentation":
