@@ -61,8 +61,28 @@ def ways_told(asked: Callable[[str], None]) -> Iterator[None]:
 
     Those ask for ways that can be exported and give equal numbers, as transformers does nearly everywhere.
     """
-    with _told(torch.compiler, _WAYS, asked, is_near):
+    with _told(torch.compiler, _WAYS, asked, is_near), _eager_where_linalg():
         yield
+
+
+@contextlib.contextmanager
+def _eager_where_linalg() -> Iterator[None]:
+    """Let functions that name torch.linalg go eager's way: the other one is for targets that lack its operations.
+
+    transformers' gated delta rule solves a triangular system, and exported writes 63 steps of substitution instead.
+    """
+    own = torch.compiler.is_exporting
+
+    def is_exporting() -> bool:
+        asking = asking_frame(sys._getframe(1))
+        by_way_of = [frame for frame in (asking, asking and asking.f_back) if frame is not None]
+        return own() and not any("linalg" in frame.f_code.co_names for frame in by_way_of)
+
+    torch.compiler.is_exporting = is_exporting
+    try:
+        yield
+    finally:
+        torch.compiler.is_exporting = own
 
 
 @contextlib.contextmanager

@@ -17,18 +17,18 @@ DETECTION, SEGMENTATION, VIDEO = "detection", "segmentation", "video"
 DIFFUSION, SUPER_RESOLUTION = "diffusion", "super-resolution"
 
 
-def _from(folder: str, name: str, **options: Any) -> nn.Module:
+def from_folder(folder: str, name: str, **options: Any) -> nn.Module:
     """torchvision's model with random weights and statistics."""
     torchvision = import_torchvision()
     provide_nms()
     model: nn.Module = getattr(getattr(torchvision.models, folder), name)(
-        weights=None, **({} if folder == "video" else {"weights_backbone": None}), **options
+        weights=None, **({"weights_backbone": None} if folder in (DETECTION, SEGMENTATION) else {}), **options
     )
     randomize(model.eval())
     return model
 
 
-def _detector(name: str, offset: float, **options: Any) -> nn.Module:
+def detector(name: str, offset: float, **options: Any) -> nn.Module:
     """torchvision's detector, which answers as a trained one does: most of what it sees is background.
 
     With random weights a picture vanishes in the backbone, or swells, and scores are alike at all places, or 1.0: their
@@ -37,7 +37,7 @@ def _detector(name: str, offset: float, **options: Any) -> nn.Module:
 
     offset  added to the logit of the background, or where there is none taken from all classes'
     """
-    model = _from("detection", name, **options)
+    model = from_folder("detection", name, **options)
     with torch.no_grad():
         for name, layer in model.named_modules():
             if isinstance(layer, nn.BatchNorm2d):
@@ -45,14 +45,14 @@ def _detector(name: str, offset: float, **options: Any) -> nn.Module:
                 layer.train()
                 if name.endswith("bn3"):  # the last of a residual block: trained ones add little each
                     layer.weight.mul_(0.3)
-        model(*_pictures(*[(300, 320)] * 4))
+        model(*pictures(*[(300, 320)] * 4))
     model.eval()
     hooks = [
         layer.register_forward_hook(partial(_scale_head, kind=kind, offset=offset, scaled=[]))
         for kind, layer in _last_layers(model)
     ]
     with torch.no_grad():
-        model(*_pictures((300, 320)))
+        model(*pictures((300, 320)))
     for hook in hooks:
         hook.remove()
     return model
@@ -67,9 +67,9 @@ def _last_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if not isinstance(layer, nn.Conv2d | nn.Linear):
             continue
         last = name.rsplit(".", 1)[-1]
-        if last in ("bbox_pred", "bbox_reg") or re.search(r"regression_head\.module_list\.\d+\.1$", name):
+        if last in ("bbox_pred", "bbox_reg") or re.search(r"regression_head\.module_list\.\d+(\.1)?$", name):
             yield "boxes", layer
-        elif last == "cls_score" or re.search(r"classification_head\.module_list\.\d+\.1$", name):
+        elif last == "cls_score" or re.search(r"classification_head\.module_list\.\d+(\.1)?$", name):
             yield "background", layer
         elif name == "head.classification_head.cls_logits":
             yield "classes", layer
@@ -99,7 +99,7 @@ def _scale_head(
     return answer
 
 
-def _pictures(*sides: tuple[int, int]) -> tuple[list[Tensor]]:
+def pictures(*sides: tuple[int, int]) -> tuple[list[Tensor]]:
     """Pictures of these heights and widths, with contrasts of all scales as photographs have."""
     return ([_picture(*side) for side in sides],)
 
@@ -182,8 +182,8 @@ def _noisy() -> dict[str, Any]:
     }
 
 
-_PROPOSALS = {"rpn_pre_nms_top_n_test": 200, "rpn_post_nms_top_n_test": 100}
-_SMALL = {"min_size": 320, "max_size": 320}
+PROPOSALS = {"rpn_pre_nms_top_n_test": 200, "rpn_post_nms_top_n_test": 100}
+SMALL = {"min_size": 320, "max_size": 320}
 
 
 def _detectors() -> list[Row]:
@@ -192,17 +192,17 @@ def _detectors() -> list[Row]:
             DETECTION,
             name,
             what,
-            lambda: _detector(folder_name, offset, **options),
-            lambda: _pictures((300, 320)),
+            lambda: detector(folder_name, offset, **options),
+            lambda: pictures((300, 320)),
             remark="boxes are PyTorch's: how many there are depends on the picture, so forward is no graph",
         )
 
     return [
-        row("fasterrcnn", "Faster R-CNN, ResNet-50 FPN, 320", "fasterrcnn_resnet50_fpn", 6.5, **_SMALL, **_PROPOSALS),
-        row("maskrcnn", "Mask R-CNN, ResNet-50 FPN, 320", "maskrcnn_resnet50_fpn", 6.5, **_SMALL, **_PROPOSALS),
-        row("retinanet", "RetinaNet, ResNet-50 FPN, 320", "retinanet_resnet50_fpn", 7.6, **_SMALL),
+        row("fasterrcnn", "Faster R-CNN, ResNet-50 FPN, 320", "fasterrcnn_resnet50_fpn", 6.5, **SMALL, **PROPOSALS),
+        row("maskrcnn", "Mask R-CNN, ResNet-50 FPN, 320", "maskrcnn_resnet50_fpn", 6.5, **SMALL, **PROPOSALS),
+        row("retinanet", "RetinaNet, ResNet-50 FPN, 320", "retinanet_resnet50_fpn", 7.6, **SMALL),
         row("ssdlite", "SSDLite, MobileNetV3, 320", "ssdlite320_mobilenet_v3_large", 13.0),
-        row("fcos", "FCOS, ResNet-50 FPN, 320", "fcos_resnet50_fpn", 7.5, **_SMALL),
+        row("fcos", "FCOS, ResNet-50 FPN, 320", "fcos_resnet50_fpn", 7.5, **SMALL),
     ]
 
 
@@ -217,7 +217,7 @@ def _segmentation() -> list[Row]:
             SEGMENTATION,
             name,
             what,
-            lambda full=full: _from("segmentation", full),  # type: ignore[misc]
+            lambda full=full: from_folder("segmentation", full),  # type: ignore[misc]
             lambda: (torch.randn(1, 3, 224, 224),),
         )
         for name, (what, full) in names.items()
@@ -236,7 +236,7 @@ def _videos() -> list[Row]:
             VIDEO,
             name,
             what,
-            lambda name=name: _from("video", name),  # type: ignore[misc]
+            lambda name=name: from_folder("video", name),  # type: ignore[misc]
             lambda frames=frames, side=side: (torch.randn(1, 3, frames, side, side),),  # type: ignore[misc]
         )
         for name, (what, (frames, side)) in names.items()

@@ -6,22 +6,19 @@ and the next way shrinks less. A model counts that computes an answer in eager P
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from demo import vision
 from tests.conformance.outcome import brief
 from tests.sweep.case import Case, NotRun, Source, parameters_of
+from tests.sweep.hugging_face_inputs import parts, with_inputs
 
-_LENGTH, _BATCH, _FRAMES, _SAMPLES, _VOCABULARY, _GRID = 12, 2, 4, 8000, 160, 4
+_VOCABULARY = 160
 _MOST_PARAMETERS = 150_000_000  # most are far smaller
 _WIDTHS = (
     "hidden_size",
@@ -78,25 +75,30 @@ _NOT_PROPORTIONAL = re.compile(
 _DIVISORS = {"an eighth": 8, "a quarter": 4}
 
 _FEW = {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES}
+_TINY = {
+    **dict.fromkeys(_WIDTHS, 64),
+    **dict.fromkeys(_INNER, 96),
+    **dict.fromkeys(_HEADS, 4),
+    **_FEW,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "first_k_dense_replace": 1,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "rotary_dim": 8,
+}
 # What the names of a configuration's numbers become, by way of shrinking.
 _RULES: dict[str, dict[str, int]] = {
-    "tiny": {
-        **dict.fromkeys(_WIDTHS, 64),
-        **dict.fromkeys(_INNER, 96),
-        **dict.fromkeys(_HEADS, 4),
-        **_FEW,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "first_k_dense_replace": 1,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 16,
-        "rotary_dim": 8,
-    },
-    **dict.fromkeys((*_DIVISORS, "few layers"), _FEW),
+    "tiny": _TINY,
+    **dict.fromkeys(_DIVISORS, _FEW),
+    "all given": _TINY,
+    "few layers": _FEW,
     "small words": {},
     "as it is": {},
 }
+# Numbers for what is None by default: some configurations expect their users to say it.
+_GIVEN = {**_TINY, "prediction_length": 4, "context_length": 16}
 
 
 def _names() -> dict[str, list[str]]:
@@ -122,7 +124,7 @@ def _build(name: str) -> Case:
         except Exception as error:  # numbers that do not fit, packages that are not there
             why = why or brief(error, 120)
             continue
-        case = _with_inputs(model)
+        case = with_inputs(model)
         if isinstance(case, Case):
             return case
         why = case
@@ -131,13 +133,17 @@ def _build(name: str) -> Case:
 
 def _shrunk(config: Any, way: str) -> Any:
     """The configuration and those within it, shrunk."""
-    for part in _parts(config):
+    for part in parts(config):
         values = vars(part)
         for key, new in _RULES[way].items():
             old = values.get(key)
             if isinstance(old, int) and not isinstance(old, bool) and old > new:
                 values[key] = new
-        if way == "tiny":
+        if way == "all given":
+            values.update({key: new for key, new in _GIVEN.items() if key in values and values[key] is None})
+            if "use_cache" in values:  # of layers that have none to keep
+                values["use_cache"] = False
+        if way in ("tiny", "all given"):
             _fit_heads(values)
         if divisor := _DIVISORS.get(way):
             _divide(values, divisor)
@@ -168,7 +174,7 @@ def _divide(values: dict[str, Any], divisor: int) -> None:
     for key, value in values.items():
         if isinstance(value, dict):
             _divide(value, divisor)
-        elif _PROPORTIONAL.fullmatch(key) and not _NOT_PROPORTIONAL.fullmatch(key):
+        elif isinstance(key, str) and _PROPORTIONAL.fullmatch(key) and not _NOT_PROPORTIONAL.fullmatch(key):
             values[key] = divided(value)
 
 
@@ -189,111 +195,6 @@ def _shrink_vocabulary(values: dict[str, Any]) -> None:
     for key, token in values.items():
         if "token" in key and isinstance(token, int) and not isinstance(token, bool) and token >= _VOCABULARY:
             values[key], free = free, free - 1
-
-
-def _parts(config: Any) -> Iterator[Any]:
-    yield config
-    for value in list(vars(config).values()):
-        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            yield from _parts(value)
-
-
-def _with_inputs(model: nn.Module) -> Case | str:
-    """The model with arguments that it takes, or the error it raises."""
-    why = ""
-    for kwargs in _arguments(model):
-        try:
-            with torch.no_grad():
-                torch.manual_seed(0)
-                model(**kwargs)
-            return Case(model, (), kwargs)
-        except Exception as error:  # these are not the arguments
-            why = why or brief(error, 120)
-    return why or "no arguments known"
-
-
-def _arguments(model: Any) -> Iterator[dict[str, Any]]:
-    """Keyword arguments that may be right: those without defaults, and the main one."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    taken = [p.name for p in parameters]
-    first = list(dict.fromkeys([*needed, *([model.main_input_name] if model.main_input_name in taken else [])]))
-    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in taken:
-        first.append("decoder_input_ids")
-    masked = [*first, "attention_mask"] if "attention_mask" in taken and first[:1] == ["input_ids"] else first
-    both = [*masked, "pixel_values"] if "pixel_values" in taken and "input_ids" in masked else masked
-    every = [name for name in ("input_ids", "pixel_values", "input_features", "bbox") if name in taken]
-    for names in (both, masked, first, [*dict.fromkeys([*masked, *every])], ["input_ids"], ["pixel_values"]):
-        for variant in range(3):
-            makers = _makers(model.config, variant, "grid_thw" in needed)
-            if names and all(name in makers for name in names):
-                with contextlib.suppress(Exception):
-                    yield {name: makers[name]() for name in names}
-
-
-def _of(config: Any, names: tuple[str, ...], default: Any) -> Any:
-    """The first number of this name in the configuration or one within it."""
-    for part in _parts(config):
-        for name in names:
-            value = vars(part).get(name)
-            if value is not None and not isinstance(value, bool):
-                return value
-    return default
-
-
-def _makers(config: Any, variant: int, in_patches: bool = False) -> dict[str, Callable[[], Tensor]]:
-    """Arguments by name; variant: 0 for images, 1 for videos, 2 for images of 64 x 64; in_patches: cut before."""
-    size = 64 if variant == 2 else _of(config, ("image_size", "img_size", "input_size"), 64)
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    channels = _of(config, ("num_channels", "in_channels", "in_chans"), 3)
-    vocabulary = min(int(_of(config, ("vocab_size",), 64)), 100)
-    mels = _of(config, ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels"), 80)
-    frames = _of(config, ("num_frames",), _FRAMES)
-    hidden = _of(config, ("hidden_size", "d_model", "dim"), 64)
-    positions = _of(config, ("max_source_positions",), 50)
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(1))
-
-    def ids(length: int = _LENGTH) -> Tensor:
-        return torch.randint(3, max(vocabulary, 5), (_BATCH, length), generator=torch.Generator().manual_seed(1))
-
-    def mask() -> Tensor:
-        made = torch.ones(_BATCH, _LENGTH, dtype=torch.int64)
-        made[-1, _LENGTH * 2 // 3 :] = 0
-        return made
-
-    def images() -> Tensor:
-        return noise(1, frames, channels, height, width) if variant == 1 else noise(1, channels, height, width)
-
-    def patches() -> Tensor:
-        side, together = _of(config, ("patch_size",), 14), _of(config, ("temporal_patch_size",), 1)
-        return noise(_GRID * _GRID, channels * together * side**2)
-
-    def sound() -> Tensor:
-        spectrum = (_of(config, ("max_length",), _SAMPLES), mels)
-        return noise(_BATCH, *((_SAMPLES,), (1, _SAMPLES), spectrum)[variant])
-
-    def features() -> Tensor:
-        return noise(_BATCH, 2 * positions, mels) if variant == 1 else noise(_BATCH, mels, 2 * positions)
-
-    return {
-        "input_ids": ids,
-        "decoder_input_ids": lambda: ids(5),
-        "attention_mask": mask,
-        "token_type_ids": lambda: torch.zeros_like(ids()),
-        "bbox": lambda: torch.tensor([[[1, 2, 30, 40]]]).expand(_BATCH, _LENGTH, 4).contiguous(),
-        "pixel_values": patches if in_patches else images,
-        "grid_thw": lambda: torch.tensor([[1, _GRID, _GRID]]),
-        "pixel_values_videos": lambda: noise(1, frames, channels, height, width),
-        "input_values": sound,
-        "input_features": features,
-        "inputs_embeds": lambda: noise(_BATCH, _LENGTH, hidden),
-        "hidden_states": patches if in_patches else lambda: noise(_BATCH, _LENGTH, hidden),
-        "query_embeds": lambda: noise(_BATCH, _LENGTH, hidden),
-        "inputs": ids,
-        "spectrogram": lambda: noise(_BATCH, 64, mels),
-    }
 
 
 HUGGING_FACE = Source(_names, _build)

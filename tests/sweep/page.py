@@ -56,20 +56,23 @@ def _every(found: Found) -> Iterator[tuple[str, str, Verdict]]:
 
 
 def _versions() -> str:
-    vision.torchvision()  # which both import
+    torchvision = vision.torchvision().__version__  # which both import
     import timm
     import transformers
 
-    from zendnn_cffi.engine.host import cpu_name
-
-    libraries = f"timm {timm.__version__}, transformers {transformers.__version__}"
-    return f"PyTorch {torch.__version__}, {libraries}, {cpu_name()}, one thread"
+    libraries = f"torchvision {torchvision}, timm {timm.__version__}, transformers {transformers.__version__}"
+    return f"PyTorch {torch.__version__}, {libraries}"
 
 
 def _sources(journals: Iterable[Journal]) -> str:
-    """Which sources of the package the results are of."""
-    counts = Counter(sources for journal in journals for sources in journal.sources.values())
-    return "package sources " + ", ".join(f"`{name}` ({count} models)" for name, count in counts.most_common())
+    """On which CPU the results were found, and with which sources of the package."""
+    lines = ["| library | CPU | models | package sources |", "|---|---|---:|---|"]
+    for journal in journals:
+        for cpu in dict.fromkeys(journal.cpus.values()):
+            counts = Counter(sources for name, sources in journal.sources.items() if journal.cpus[name] == cpu)
+            said = ", ".join(f"`{sources}` ({count})" for sources, count in counts.most_common())
+            lines.append(f"| {journal.path.stem} | {cpu} | {counts.total()} | {said} |")
+    return "\n".join(lines)
 
 
 def _totals(found: Found) -> str:

@@ -11,32 +11,35 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.sweep.check import CRASHED, HUNG, Verdict
+from zendnn_cffi.engine.host import cpu_name
 
 _BETWEEN_LOOKS_S = 0.5  # counted at most: in longer gaps this process was stopped, and its child with it
 
 
 class Journal:
-    """Verdicts by name: {"name": ..., "sources": hash, "verdict": ...} a line; a later line replaces an earlier one."""
+    """Verdicts by name: {"name": ..., "sources": hash, "cpu": ..., "verdict": ...} a line; a later one replaces it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.verdicts: dict[str, Verdict] = {}
         self.sources: dict[str, str] = {}
+        self.cpus: dict[str, str] = {}
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
                 entry = json.loads(line)
             except json.JSONDecodeError:  # cut by the end of the process
                 continue
             name = entry.pop("name")
-            self.sources[name] = entry.pop("sources")
+            self.sources[name], self.cpus[name] = entry.pop("sources"), entry.pop("cpu", "unknown")
             self.verdicts[name] = Verdict(**entry)
 
     def add(self, name: str, verdict: Verdict, sources: str) -> None:
         """Write a verdict at once."""
-        self.verdicts[name], self.sources[name] = verdict, sources
+        self.verdicts[name], self.sources[name], self.cpus[name] = verdict, sources, cpu_name()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
-            file.write(json.dumps({"name": name, "sources": sources, **asdict(verdict)}) + "\n")
+            entry = {"name": name, "sources": sources, "cpu": self.cpus[name], **asdict(verdict)}
+            file.write(json.dumps(entry) + "\n")
 
 
 def run_apart(work: Callable[[], Verdict], limit_s: float, log: Path) -> Verdict:

@@ -19,6 +19,7 @@ from tests.sweep.hugging_face_models import HUGGING_FACE
 from tests.sweep.page import page
 from tests.sweep.process import Journal
 from tests.sweep.vision_models import TIMM, TORCHVISION
+from zendnn_cffi.engine.host import cpu_name
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -108,13 +109,39 @@ def test_models_with_too_many_parameters_are_not_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "name"), [(TORCHVISION, "squeezenet1_1"), (TIMM, "lcnet_035"), (HUGGING_FACE, "bert")]
+    ("source", "name"),
+    [
+        (TORCHVISION, "squeezenet1_1"),
+        (TORCHVISION, "lraspp_mobilenet_v3_large"),
+        (TIMM, "lcnet_035"),
+        (HUGGING_FACE, "bert"),
+    ],
 )
 @pytest.mark.parametrize("entry", ["optimize", "compile"])
 def test_a_model_of_each_library(source: Any, name: str, entry: str) -> None:
     verdict = check(source, name, entry, "off")
     assert verdict.verdict == RIGHT, verdict
     assert verdict.offloaded > verdict.nodes / 2 and verdict.first_s > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("deepseek_v2", "input_ids"),  # its configuration leaves a number to its users
+        ("blip_2_qformer", "encoder_hidden_states"),  # the error says what it wants
+        ("decision_transformer", "states"),  # the line that raises it does
+        ("apertus1p5", "input_ids"),  # too large where names alone shrink it
+    ],
+)
+def test_tiny_models_that_take_more_than_their_defaults(name: str, asked: str) -> None:
+    case = HUGGING_FACE.build(name)
+    assert asked in case.kwargs and sum(p.numel() for p in case.model.parameters()) < 2e7
+
+
+def test_torchvision_s_models_of_every_task() -> None:
+    families = TORCHVISION.names()
+    for one in ("resnet50", "fasterrcnn_resnet50_fpn", "fcn_resnet50", "r3d_18", "raft_small"):
+        assert [one in names for names in families.values()].count(True) == 1
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -128,4 +155,4 @@ def test_the_page(tmp_path: Path) -> None:
     assert "- timm `a` (optimize): 12 s; 0 regions" in text
     assert "- timm `a` (optimize): 1 of 4; 3 x not an operation" in text
     assert "| timm | `a` | optimize | right |" in text and "| `c` |" not in text
-    assert "`abc` (3 models)" in text
+    assert f"| a | {cpu_name()} | 3 | `abc` (3) |" in text

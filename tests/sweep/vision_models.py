@@ -1,15 +1,17 @@
-"""Image networks: torchvision's classification models, and timm's of at most 60M parameters."""
+"""Image networks: torchvision's of every task, and timm's of at most 60M parameters."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from demo import vision
+from tests.families.images import PROPOSALS, SMALL, detector, from_folder, pictures
 from tests.sweep.case import Case, NotRun, Source, parameters_of
 
 _MOST_PIXELS = 448 * 448
@@ -17,15 +19,48 @@ _CALIBRATION_IMAGES = 2
 _VANISHING = 1e-3  # a parameter whose numbers are all smaller hides the branch that it scales
 
 
+_TASKS = ("detection", "segmentation", "video", "optical_flow")
+# What a detector's background is ahead by, so that few boxes are kept: by the beginning of its name.
+_BACKGROUND = {"fcos": 7.5, "retinanet": 7.6, "ssd": 13.0, "": 6.5}
+_FRAMES = {"mvit": (16, 224), "s3d": (16, 224), "": (8, 112)}  # by the beginning of a video network's name
+
+
+def _task(name: str) -> str:
+    """The folder of torchvision that has the model; nothing for classification."""
+    models = vision.torchvision().models
+    return next((task for task in _TASKS if name in models.list_models(module=getattr(models, task))), "")
+
+
 def _torchvision_names() -> dict[str, list[str]]:
+    """Models by family: the name's beginning, and the task."""
+    models = vision.torchvision().models
     families: dict[str, list[str]] = {}
-    for name in vision.classification_models():
-        families.setdefault(re.split(r"[\d_]", name)[0], []).append(name)
+    others = (name for task in _TASKS for name in models.list_models(module=getattr(models, task)))
+    for name in (*vision.classification_models(), *others):
+        families.setdefault(re.split(r"[\d_]", name)[0] + _task(name), []).append(name)
     return families
 
 
 def _torchvision(name: str) -> Case:
+    torch.manual_seed(0)
+    task = _task(name)
+    if task == "detection":
+        options = {} if name.startswith("ssd") else SMALL
+        proposals = {**PROPOSALS, "num_classes": 91} if "rcnn" in name else {}
+        model = detector(name, _by_beginning(_BACKGROUND, name), **options, **proposals)
+        return Case(model, pictures((300, 320)))
+    if task == "segmentation":
+        return Case(from_folder(task, name), (torch.randn(1, 3, 224, 224),))
+    if task == "video":
+        frames, side = _by_beginning(_FRAMES, name)
+        return Case(from_folder(task, name), (torch.randn(1, 3, frames, side, side),))
+    if task == "optical_flow":
+        return Case(from_folder(task, name), tuple(torch.randn(2, 1, 3, 128, 160)))
     return Case(vision.build(name), (vision.image_batch(1, vision.image_side(name)),))
+
+
+def _by_beginning(table: dict[str, Any], name: str) -> Any:
+    return next(value for beginning, value in table.items() if name.startswith(beginning))
 
 
 @cache

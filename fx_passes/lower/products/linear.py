@@ -187,11 +187,11 @@ class Product:
 
 
 def lower_matmul(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.matmul of two run-time tensors of one rank (2 to 4) whose batch dimensions are equal or one."""
+    """Lower ops.matmul of two run-time tensors of one rank (2 to 6) whose batch dimensions are equal or one."""
     arguments = context.values.arguments(node)
     a, b = context.tensor(arguments["a"], "a"), context.tensor(arguments["b"], "b")
-    if a.ndim != b.ndim or not 2 <= a.ndim <= 4 or a.dtype != b.dtype:
-        raise NotLowered(f"operands {a} and {b}: matmul takes two tensors of one dtype and one rank from 2 to 4")
+    if a.ndim != b.ndim or not 2 <= a.ndim <= 6 or a.dtype != b.dtype:
+        raise NotLowered(f"operands {a} and {b}: matmul takes two tensors of one dtype and one rank from 2 to 6")
     dtype, base = context.dtype(a), context.values.base(node)
     post_ops = context.post_ops(arguments["post_ops"], base)
     operands = run_time_operands((arguments["a"], arguments["b"]), post_ops)

@@ -187,6 +187,31 @@ def test_a_model_that_goes_another_way_where_it_is_compiled(ask: Any, is_equal: 
     assert bool(fast.leaves) != is_equal
 
 
+class Triangular(nn.Module):
+    """Solves a triangular system, and exported by substitution: as transformers' gated delta rule."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(x.shape[-1])):  # which symbolic tracing does not follow
+            x = x * 0.9
+        if not torch.compiler.is_exporting():
+            return torch.linalg.solve_triangular(x, x, upper=False, unitriangular=True).relu()
+        solved = -x.tril(-1)
+        for i in range(1, int(x.shape[-1])):
+            row, above = solved[..., i, :i].clone(), solved[..., :i, :i].clone()
+            solved[..., i, :i] = row + (row.unsqueeze(-1) * above).sum(-2)
+        return ((solved + torch.eye(x.shape[-1])) @ x).relu()
+
+
+def test_a_solver_is_not_written_out() -> None:
+    """A graph that PyTorch itself runs needs no other way around torch.linalg than eager's."""
+    model, x = Triangular().eval(), torch.rand(2, 5, 5)
+    fast = optimized(model, x, with_example=True)
+    same(fast, model, x)
+    same(fast, model, torch.rand(3, 5, 5))
+    targets = {str(node.target) for node in fast.graph.nodes}
+    assert "aten.linalg_solve_triangular.default" in targets and "aten.copy_.default" not in targets
+
+
 def test_other_threads_ask_for_themselves() -> None:
     asked: list[str] = []
     with states_told(asked.append):

@@ -89,7 +89,7 @@ def test_residuals(fn: object) -> None:
         assert kinds(found).count("inner_product") >= 1 and not fallbacks(found)
 
 
-@pytest.mark.parametrize("shape", ((3, 5, 4), (2, 3, 5, 4)), ids=str)
+@pytest.mark.parametrize("shape", ((3, 5, 4), (2, 3, 5, 4), (2, 3, 1, 5, 4), (2, 1, 2, 3, 5, 4)), ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_matmul(shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
     b = shape[:-2] + (4, 17)
