@@ -40,13 +40,10 @@ class Limit(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             self._tensors += 1
-            self._terms += sum(self._length(size) for size in result.shape if isinstance(size, torch.SymInt))
+            self._terms += sum(self._length(size.node.expr) for size in result.shape if isinstance(size, torch.SymInt))
         return result
 
-    def _length(self, size: torch.SymInt) -> int:
-        from sympy import preorder_traversal  # which torch.export has imported
-
-        term = size.node.expr
+    def _length(self, term: Any) -> int:
         if term not in self._lengths:
-            self._lengths[term] = sum(1 for _ in preorder_traversal(term))
+            self._lengths[term] = 1 + sum(map(self._length, term.args))
         return self._lengths[term]
