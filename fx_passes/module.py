@@ -272,8 +272,9 @@ class OptimizedModule(SkeletonModule):
         """What explain() says of the whole."""
         names = ", ".join(self.optimized_submodules)
         about = [f"Its forward is PyTorch's, which calls optimized submodules: {names}"] if names else []
-        if (guards := self._source[0].guards) is not None and guards.fixed_because:
-            about.append(f"Sizes are those of the example ({guards.fixed_because}): others run as plain PyTorch.")
+        traced = self._source[0]
+        if traced.guards is not None and traced.sizes.note:
+            about.append(traced.sizes.note)
         if self._kept_because:
             about.append(f"release_weights=True keeps all parameters: {self._kept_because}")
         if self._seen is None:

@@ -40,6 +40,7 @@ from fx_passes.saved.released import assembled, decode_kept, encode_kept, keep_p
 from fx_passes.saved.tree import decode_tree, encode_tree
 from fx_passes.trace.assumptions import Assumption, Bare, Present
 from fx_passes.trace.export import Description, Guards
+from fx_passes.trace.sizes import ALL, Free, FreeSizes
 from fx_passes.trace.states import State
 from fx_passes.trace.traced import WHOLE, Traced
 from zendnn_cffi.collector import collector_paused
@@ -163,6 +164,8 @@ def _encode_arguments(traced: Traced) -> dict[str, Any]:
     }
     if found.without_gradients:
         guards["without_gradients"] = True
+    if traced.sizes != ALL:
+        guards["free"] = [int(traced.sizes.free), traced.sizes.because]
     return {**rows, "guards": guards, "positional": len(args), "keywords": [*kwargs]}
 
 
@@ -195,6 +198,17 @@ def _decode_state(row: Any) -> State:
     return State(*found)
 
 
+def _decode_sizes(row: Any) -> FreeSizes:
+    if row is None:
+        return ALL
+    if not isinstance(row, list) or len(row) != 2 or type(row[0]) is not int or not isinstance(row[1], str):
+        raise FileError(f"no sizes are free by {str(row)[:80]!r}")
+    try:
+        return FreeSizes(Free(row[0]), row[1])
+    except ValueError as error:
+        raise FileError(f"no sizes are free by {row[0]}") from error
+
+
 def _decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     """Those of Traced."""
     fixed = {name: decode(value, lambda _: None) for name, value in data["specialized"].items()}
@@ -214,6 +228,7 @@ def _decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
                 without_gradients=row.get("without_gradients") is True,
             )
         )
+        found["sizes"] = _decode_sizes(row.get("free"))
         found["example"] = ((None,) * data["positional"], dict.fromkeys(data["keywords"]))
     return found
 

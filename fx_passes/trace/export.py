@@ -30,15 +30,17 @@ from fx_passes.trace.modes import keep_modes_whole
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.seeding import refuse_seeding
+from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
-from fx_passes.trace.time_limit import TooLong, within
+from fx_passes.trace.time_limit import TooLong
 from fx_passes.trace.written_out import read_weights, write_out_modules
 
 log = logging.getLogger("zendnn_cffi.passes")
 aten = torch.ops.aten
 
-FREE_SECONDS = 30.0  # of CPU time, that following free sizes through a forward may take
+_REASON = 200  # characters of its messages that are kept
+_ASKS_FOR_DATA = "GuardOnDataDependentSymNode"  # other free sizes would not say what the numbers in a tensor are
 _GUARDS = "_guards_fn"  # the submodule of an exported module that checks its inputs, from PyTorch 2.9 on
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
@@ -118,7 +120,7 @@ class Guards:
     example  the arguments that the graph was made from: others must have their structure, dtypes and numbers
     without_gradients  whether the model computes something else where gradients are enabled
     asked    what else of tensors must be as the example's; None for a graph whose code could not ask
-    fixed_because  why all sizes must be the example's, where free ones were not asked for to the end; else ""
+    sizes    which ones torch.export left free where it could
     """
 
     def __init__(
@@ -127,10 +129,9 @@ class Guards:
         example: Call,
         without_gradients: bool = False,
         asked: Asked | None = None,
-        fixed_because: str = "",
+        sizes: FreeSizes = ALL,
     ) -> None:
-        self._check, self._without_gradients = check, without_gradients
-        self.fixed_because = fixed_because
+        self._check, self._without_gradients, self.sizes = check, without_gradients, sizes
         leaves, self._in_spec = pytree.tree_flatten(example)
         self._leaves = [_TensorLike.of(x, asked) if isinstance(x, torch.Tensor) else x for x in leaves]
         only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
@@ -172,7 +173,7 @@ class Guards:
         check = _refuse if conditions is None else Conditions(conditions, len(leaves))
         found._check, found._in_spec = None if sizes is None else check, structure
         found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
-        found._n_flat, found._without_gradients, found.fixed_because = None, without_gradients, ""
+        found._n_flat, found._without_gradients, found.sizes = None, without_gradients, ALL
         found._passed = {tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ()}
         return found
 
@@ -257,27 +258,30 @@ def is_exported(module: nn.Module) -> bool:
 
 
 def export(
-    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool = True
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: FreeSizes = ALL, left: TimeLeft | None = None
 ) -> tuple[fx.Graph, Guards]:
     """Return the graph of root (its constants are put on root) and the guards it rests on.
 
-    dynamic  whether sizes may be free; where not, all are those of the example
+    sizes  which ones may be free; guards.sizes says which were when the time was over
+    left   the time for following them; None: as for a model of its own
     A root that was exported before has both.
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
     own: Any = root
-    without_gradients, asked, fixed_because = False, None, ""
+    without_gradients, asked = False, None
     if is_exported(root):
         gm = _with_whole_modes(fx.GraphModule(root, copy_graph(own.graph)))
     else:
         if names := own_attributes((args, kwargs)):
             raise NotImplementedError(f"an example with a tensor that was given the attribute {names[0]}")
-        program, without_gradients, asked, fixed_because = _export(root, args, kwargs, dynamic)
+        left = left or TimeLeft()
+        program, without_gradients, asked, sizes = _export(root, args, kwargs, sizes, left)
         asked.refuse(root)
         gm = _with_whole_modes(program.module())
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
-            again = _export(root, args, kwargs, dynamic and not fixed_because, literal)
+            again = _export(root, args, kwargs, sizes, left, literal)
+            sizes = again.sizes
             gm = _with_whole_modes(again.program.module())
     check = getattr(gm, _GUARDS, None)
     inline_modes(gm)
@@ -295,7 +299,7 @@ def export(
                 setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
             replace(node, node.args[0])  # the guards keep gradients out
-    return graph, Guards(check, (args, kwargs), without_gradients, asked, fixed_because)
+    return graph, Guards(check, (args, kwargs), without_gradients, asked, sizes)
 
 
 def _with_whole_modes(gm: fx.GraphModule) -> fx.GraphModule:
@@ -310,23 +314,28 @@ class _Exported(NamedTuple):
     program: Any
     without_gradients: bool
     asked: Asked
-    fixed_because: str
+    sizes: FreeSizes
 
 
 def _export(
-    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool, literal: Collection[str] = ()
+    root: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    sizes: FreeSizes,
+    left: TimeLeft,
+    literal: Collection[str] = (),
 ) -> _Exported:
     """The exported program with as many sizes free as can be.
 
-    Sizes are given up step by step, and all of them where following free ones takes too long.
+    Sizes are given up step by step: those that torch.export cannot follow, and those that take too long.
 
     literal  paths of attention modules that are exported as PyTorch writes them
 
     Gradients are off, so that the model's own no_grad() leaves no trace in the graph.
     """
-    fixed_because = "" if dynamic else "dynamic=False"
-    for what, make_shapes, mode in attempts():
-        if make_shapes is not None and fixed_because:
+    because = ""
+    for attempt in attempts():
+        if attempt.free > sizes.free:
             continue
         traced_root = skeleton(root, own_state=True)
         take_outputs_apart(traced_root)
@@ -335,27 +344,30 @@ def _export(
         shared = Snapshot(traced_root)
         if once := shared.unrepeatable():
             raise StateChanged(once)
-        noticed = _watch_state(traced_root)
+        noticed = _watch_state(traced_root, functools.partial(left.limit, attempt.free))
         asked = Asked()
         marks = [(x, set(x.__dict__)) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         try:
-            shapes = None if make_shapes is None else make_shapes(traced_root, (args, kwargs))
-            limit = within(FREE_SECONDS) if make_shapes is not None else contextlib.nullcontext()
+            shapes = attempt.shapes(traced_root, (args, kwargs))
             hearing = asked.heard()
-            with torch.no_grad(), _written_out(), refuse_seeding(), mode, hearing, limit, warnings.catch_warnings():
+            with torch.no_grad(), _written_out(), refuse_seeding(), attempt.mode, hearing, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
-                return _Exported(program, bool(padded), asked, fixed_because)
+                if attempt.free < sizes.free:
+                    sizes = FreeSizes(attempt.free, because)
+                return _Exported(program, bool(padded), asked, sizes)
         except TooLong:
-            fixed_because = f"following free ones takes more than {FREE_SECONDS:.0f} s of CPU time"
-            log.info("torch.export with %s free: %s", what, fixed_because)
+            sizes = sizes.fewer()
+            log.info("torch.export with %s free: %s", attempt.what, sizes.because)
         except Exception as error:
             if noticed:
                 raise StateChanged(noticed) from error
-            if make_shapes is None:
+            if attempt.free is Free.NOTHING:
                 raise
-            reason = str(error).partition("\n")[0][:200]
-            log.info("torch.export with %s free: %s: %s", what, type(error).__name__, reason)
+            because = f"{type(error).__name__}: {error}".partition("\n")[0][:_REASON]
+            log.info("torch.export with %s free: %s", attempt.what, because)
+            if type(error).__name__ == _ASKS_FOR_DATA:
+                sizes = FreeSizes(Free.NOTHING, because)
         finally:
             shared.restore_shared()
             for tensor, before in marks:  # torch.export notes on them which sizes are free
@@ -364,29 +376,47 @@ def _export(
     raise AssertionError("the last attempt returns or raises")
 
 
-Shapes = Callable[[nn.Module, Call], dict[str, Any]]
+class Attempt(NamedTuple):
+    """A way to export.
+
+    what   is free, in words
+    mode   holds meanwhile
+    of     what dynamic_shapes has for an argument; None: no size is free
+    """
+
+    what: str
+    free: Free
+    mode: AbstractContextManager[Any]
+    of: Callable[[Any], Any] | None = None
+
+    def shapes(self, root: nn.Module, example: Call) -> dict[str, Any] | None:
+        """dynamic_shapes by argument name: those of *args as a tuple, those of **kwargs as a mapping."""
+        if self.of is None:
+            return None
+        args, kwargs = pytree.tree_map(self.of, example)
+        return dict(inspect.signature(root.forward).bind(*args, **kwargs).arguments)
 
 
-def attempts() -> Iterator[tuple[str, Shapes | None, AbstractContextManager[Any]]]:
-    """Ways to export, the best first: what is free, what makes dynamic_shapes of it, and what holds meanwhile."""
-
-    def shapes(free: Callable[[Any], Any]) -> Shapes:
-        return lambda root, example: _by_name(root, pytree.tree_map(free, example))
-
-    yield "sizes and batch", shapes(_free_sizes_and_batch), _size_oblivious()
-    yield "sizes above 1", shapes(_free_sizes), contextlib.nullcontext()
-    yield "no size", None, contextlib.nullcontext()
+def attempts() -> Iterator[Attempt]:
+    """Ways to export, the best first."""
+    yield Attempt("sizes and batch", Free.ALL, _size_oblivious(), _free_sizes_and_batch)
+    yield Attempt("sizes above 1", Free.ALL, contextlib.nullcontext(), _free_sizes)
+    yield Attempt("the batch", Free.BATCH, _size_oblivious(), _free_batch)
+    yield Attempt("no size", Free.NOTHING, contextlib.nullcontext())
 
 
-def _watch_state(root: nn.Module) -> dict[str, str]:
-    """Return a mapping that root's forward, called later, fills with the modules it changes."""
+def _watch_state(root: nn.Module, limit: Callable[[], AbstractContextManager[None]]) -> dict[str, str]:
+    """Return a mapping that root's forward, called later, fills with the modules it changes.
+
+    limit  on what a call takes
+    """
     forward, noticed = root.forward, dict[str, str]()
 
     @functools.wraps(forward)
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
         usual = {*own_attributes((args, kwargs))}  # those of fake tensors
-        with listening():
+        with listening(), limit():
             result = forward(*args, **kwargs)
         noticed.update(before.changed())
         if usual and (given := {*own_attributes((args, kwargs, result))} - usual):
@@ -431,13 +461,12 @@ def _free_sizes(value: Any) -> Any:
     return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
 
 
+def _free_batch(value: Any) -> Any:
+    """Leave the first size of a tensor free, whatever it is."""
+    return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.ndim else None
+
+
 def _free_sizes_and_batch(value: Any) -> Any:
-    """The same with the first size free, whatever it is."""
-    free = _free_sizes(value)
-    return {**free, 0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.ndim else free
-
-
-def _by_name(root: nn.Module, free: Call) -> dict[str, Any]:
-    """dynamic_shapes by argument name: those of *args as a tuple, those of **kwargs as a mapping."""
-    args, kwargs = free
-    return dict(inspect.signature(root.forward).bind(*args, **kwargs).arguments)
+    """The same with the first size free as well."""
+    free, batch = _free_sizes(value), _free_batch(value)
+    return free if batch is None else {**free, **batch}

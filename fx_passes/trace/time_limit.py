@@ -1,12 +1,11 @@
-"""A limit on the CPU time that a block takes: each call of PyTorch's functions in it looks."""
+"""A limit on how long sizes are followed through a forward: each call of PyTorch's functions in it looks."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 
@@ -14,21 +13,37 @@ class TooLong(BaseException):
     """The limit is over. No Exception: what models catch and go on after must not be this."""
 
 
-@contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise TooLong at the first call of PyTorch's functions after so many seconds of this thread's CPU time."""
-    with _Limit(time.thread_time() + seconds):
-        yield
+class Limit(TorchFunctionMode):
+    """In its block, raise TooLong where sizes became long terms, once so much of this thread's CPU time is over.
 
+    seconds  from here on
+    longest  symbols and operations that the free sizes of a tensor may have, on average: a model of many operations
+             takes its time, one of long terms may take minutes for few; below 0: none are too short
+    """
 
-class _Limit(TorchFunctionMode):
-    def __init__(self, end: float) -> None:
+    def __init__(self, seconds: float, longest: float = -1.0) -> None:
         super().__init__()
-        self._end = end
+        self._end, self._longest = time.thread_time() + seconds, longest
+        self._tensors, self._terms = 1, 0
+        self._lengths: dict[Any, int] = {}
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self._end - time.thread_time()
 
     def __torch_function__(
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if time.thread_time() > self._end:
+        if self._terms > self._longest * self._tensors and self.left < 0:
             raise TooLong
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self._tensors += 1
+            self._terms += sum(self._length(size.node.expr) for size in result.shape if isinstance(size, torch.SymInt))
+        return result
+
+    def _length(self, term: Any) -> int:
+        if term not in self._lengths:
+            self._lengths[term] = 1 + sum(map(self._length, term.args))
+        return self._lengths[term]

@@ -13,6 +13,7 @@ the optimized module (`.to`, hooks, new submodules).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import operator
 import types
@@ -31,6 +32,7 @@ from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, StateChanged, export, fill_tables_of_dynamo, is_exported
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
+from fx_passes.trace.sizes import ALL, ASKED_FOR_NONE, FreeSizes, TimeLeft
 from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, own_written, skeleton
 from fx_passes.trace.state import Snapshot, arrays_of
 from fx_passes.trace.states import States, settings_kept
@@ -74,12 +76,14 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None, dynamic: bool 
         )
     example = None if example_inputs is None else _as_call(example_inputs)
     written: list[tuple[str, str]] = []
+    sizes, left = ALL if dynamic else ASKED_FOR_NONE, TimeLeft()
     with making(), settings_kept():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
-        traced = _trace(skeleton(model), example, *_specialize(model, example), dynamic)
+        traced = _trace(skeleton(model), example, *_specialize(model, example), sizes, left)
         if traced.graph is None:
             called_with = None if Snapshot(traced.root).unrepeatable() else example
             observed = Observed(traced.root, called_with, Reached(traced.root))
-            found = find_submodules(traced.root, observed, lambda module, call: _trace_submodule(module, call, dynamic))
+            trace_submodule = functools.partial(_trace_submodule, sizes=sizes, left=left)
+            found = find_submodules(traced.root, observed, trace_submodule)
             traced.submodules.update(found)
             written = observed.written
             inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
@@ -89,9 +93,9 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None, dynamic: bool 
     return traced
 
 
-def _trace_submodule(module: nn.Module, example: Call | None, dynamic: bool) -> Traced | None:
+def _trace_submodule(module: nn.Module, example: Call | None, sizes: FreeSizes, left: TimeLeft) -> Traced | None:
     """The graph over a submodule; None where there is none."""
-    traced = _trace(module, example, *_specialize(module, example), dynamic)
+    traced = _trace(module, example, *_specialize(module, example), sizes, left)
     return None if traced.graph is None else traced
 
 
@@ -100,20 +104,26 @@ def retrace(traced: Traced) -> Traced:
     if traced.restored:
         return traced
     with making():
+        taken = (traced.specialized, traced.given)
         if traced.example is not None:
-            return _trace(traced.root, traced.example, *_specialize(traced.root, traced.example), traced.dynamic)
-        return _trace(traced.root, None, traced.specialized, traced.given, traced.dynamic)
+            taken = _specialize(traced.root, traced.example)
+        return _trace(traced.root, traced.example, *taken, traced.sizes, TimeLeft())
 
 
 def _trace(
-    root: nn.Module, example: Call | None, specialized: Mapping[str, Any], given: frozenset[str], dynamic: bool
+    root: nn.Module,
+    example: Call | None,
+    specialized: Mapping[str, Any],
+    given: frozenset[str],
+    sizes: FreeSizes,
+    left: TimeLeft,
 ) -> Traced:
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
     if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
         try:
-            return _trace_by_export(root, reached, example, dynamic)
+            return _trace_by_export(root, reached, example, sizes, left)
         except Untraceable as failure:
             refused = str(failure)
     leaves: dict[str, str] = {}
@@ -124,13 +134,13 @@ def _trace(
             if example is not None and not refused and not leaves and (name := _unseen_function(traced.graph)):
                 log.info("%s: torch.fx does not look into %s()", type(root).__name__, name)
                 with contextlib.suppress(Untraceable):
-                    return _trace_by_export(root, reached, example, dynamic)
-            return replace(traced, stateful=stateful)
+                    return _trace_by_export(root, reached, example, sizes, left)
+            return replace(traced, stateful=stateful, sizes=sizes)
         except Untraceable as failure:
             if example is not None and not (leaves or failure.stateful or failure.is_final):
                 try:
                     if not refused:
-                        return _trace_by_export(root, reached, example, dynamic)
+                        return _trace_by_export(root, reached, example, sizes, left)
                 except Untraceable as other:
                     refused, stateful = str(other), (*stateful, *other.stateful)
                 failure.reasons = {path: f"{refused}; symbolically: {text}" for path, text in failure.reasons.items()}
@@ -176,7 +186,7 @@ def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[st
     return {p: r for p, r in found.items() if not any(p != o and (o == WHOLE or p.startswith(f"{o}.")) for o in found)}
 
 
-def _trace_by_export(root: nn.Module, reached: Reached, example: Call, dynamic: bool) -> Traced:
+def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: FreeSizes, left: TimeLeft) -> Traced:
     """The exported graph."""
     if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
         raise Untraceable({detectors[0]: _DETECTOR})
@@ -188,7 +198,7 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, dynamic: 
         answered, comparing_told = reached.answered("type", "isinstance"), reached.comparisons_told(comparing.append)
         hearing = flags.heard(reached.spaces)
         with answered, asking, wondering, comparing_told, hearing, settings_kept() as set_otherwise:
-            graph, guards = export(root, *example, dynamic)
+            graph, guards = export(root, *example, sizes, left)
         if GRADIENTS in states:
             guards.forbid_gradients()
     except StateChanged as error:
@@ -215,7 +225,7 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, dynamic: 
     read = tuple(flags.read.values())
     if others := [state.name for state in read if not state.holds()]:
         raise Untraceable({WHOLE: f"its forward asks for {others[0]}, which is another while torch.export traces"})
-    return Traced(root, graph, guards=guards, example=example, dynamic=dynamic, states=read)
+    return Traced(root, graph, guards=guards, example=example, sizes=guards.sizes, states=read)
 
 
 def _own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, str]]) -> None:

@@ -14,6 +14,7 @@ from torch import fx, nn
 from fx_passes.graph.graph import copy_graph
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.export import Call, Guards, export
+from fx_passes.trace.sizes import ALL, FreeSizes
 from fx_passes.trace.states import State
 
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
@@ -57,7 +58,7 @@ class Traced:
     states       flags of PyTorch's, and environment variables, that it read while it was traced
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
-    dynamic      whether torch.export was asked to leave sizes free
+    sizes        which ones torch.export may leave free
     stateful     submodules whose forward was seen to change more than its result
     restored     whether the graph comes from a file, and cannot be made again
     submodules   path -> a submodule that is a graph, where the model is none
@@ -73,7 +74,7 @@ class Traced:
     states: tuple[State, ...] = ()
     guards: Guards | None = None
     example: Call | None = None
-    dynamic: bool = True
+    sizes: FreeSizes = ALL
     stateful: tuple[str, ...] = ()
     restored: bool = False
     submodules: dict[str, Traced] = field(default_factory=dict)
@@ -163,7 +164,7 @@ class Traced:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.example is not None and not self.restored:
-            self.graph, self.guards = export(self.root, *self.example, self.dynamic)
+            self.graph, self.guards = export(self.root, *self.example, self.sizes)
 
 
 def is_plain(value: Any) -> bool:

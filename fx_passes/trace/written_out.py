@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from fx_passes.graph.graph import is_call, replace
 
 log = logging.getLogger("zendnn_cffi.passes")
+aten = torch.ops.aten
 
 _OUT_OF_THE_ORDINARY = ("bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "static_k", "static_v")
 
@@ -53,10 +54,15 @@ def write_out_modules(root: nn.Module, literal: Collection[str] = ()) -> None:
 
 
 def read_weights(graph: fx.Graph) -> set[str]:
-    """Return the paths of nn.MultiheadAttention modules that compute weights of which something in graph is made."""
-    softmax = torch.ops.aten.softmax.int
+    """Return the paths of nn.MultiheadAttention modules that compute weights, read in graph, beside their result."""
+    softmax, attention = aten.softmax.int, aten.scaled_dot_product_attention.default
+    return _attentions_with(graph, softmax) & _attentions_with(graph, attention)
+
+
+def _attentions_with(graph: fx.Graph, target: Any) -> set[str]:
+    """The paths of nn.MultiheadAttention modules in which this operator is called, and its result read."""
     found = set()
-    for node in graph.find_nodes(op="call_function", target=softmax):
+    for node in graph.find_nodes(op="call_function", target=target):
         path, kind = next(reversed((node.meta.get("nn_module_stack") or {"": ("", "")}).values()))
         if node.users and str(getattr(kind, "__name__", kind)).endswith(nn.MultiheadAttention.__name__):
             found.add(path)

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
-from fx_passes.trace import export
+from fx_passes.pipeline import build
+from fx_passes.region.options import RegionOptions
+from fx_passes.region.region import RegionFactory
+from fx_passes.trace import export, sizes
+from fx_passes.trace.trace import retrace
 from tests.tolerance import assert_close
 
 SAME, OTHERS = (2, 5, 8), ((3, 5, 8), (2, 6, 8), (1, 1, 8))
@@ -53,6 +57,11 @@ def noise(*shape: int) -> Tensor:
 def serves(gm: Any, x: Tensor) -> bool:
     """Whether the graph, and not the model's own forward, computes this call."""
     return gm._source[0].arrange((x,), {}) is not None
+
+
+def retraced(gm: Any) -> Any:
+    """The optimized module, made of its source traced again."""
+    return build(retrace(gm._source[0]), make_region=RegionFactory(RegionOptions(tune="off")))
 
 
 def check(gm: Any, model: nn.Module, served: dict[tuple[int, ...], bool]) -> None:
@@ -141,13 +150,75 @@ def test_is_a_flag(value: Any) -> None:
         zendnn_cffi.optimize(Plain().eval(), dynamic=value)
 
 
+def limit(monkeypatch: pytest.MonkeyPatch, longest: float = -1.0) -> None:
+    """Let following free sizes take no time, where those of a tensor are longer than this on average."""
+    monkeypatch.setattr(sizes, "SECONDS", 0.0)
+    monkeypatch.setattr(sizes, "LONGEST", longest)
+
+
 def test_sizes_are_the_examples_where_following_them_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "FREE_SECONDS", 0.0)
+    limit(monkeypatch)
     model = Branching().eval()
     gm = zendnn_cffi.optimize(model, noise(*SAME), tune="off")
     check(gm, model, {SAME: True, **dict.fromkeys(OTHERS, False)})
-    assert "following free ones takes more than 0 s" in str(zendnn_cffi.explain(gm))
+    assert "Sizes are those of the example (following" in str(zendnn_cffi.explain(gm))
     assert "inner_product" in {kind for kind, _ in zendnn_cffi.explain(gm).counts()}
+
+
+BATCHES = {SAME: True, (3, 5, 8): True, (2, 6, 8): False, (1, 1, 8): False, (1, 5, 8): True}
+NOTE = "Sizes but the first of each argument are those of the example"
+
+
+def test_the_batch_stays_free_where_other_sizes_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 1.2)
+    model = Branching().eval()
+    gm = zendnn_cffi.optimize(model, noise(*SAME), tune="off")
+    check(gm, model, BATCHES)
+    assert NOTE in str(zendnn_cffi.explain(gm))
+
+
+@pytest.mark.parametrize("again", (copy.deepcopy, lambda gm: pickle.loads(pickle.dumps(gm)), retraced))
+def test_what_took_too_long_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, again: Any) -> None:
+    limit(monkeypatch, 1.2)
+    model, asked = Branching().eval(), []
+    gm = zendnn_cffi.optimize(model, noise(*SAME), tune="off")
+    monkeypatch.undo()
+    export = torch.export.export
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        asked.append([*kwargs["dynamic_shapes"]["x"]])
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", noted)
+    gm = again(gm)
+    check(gm, model, BATCHES)
+    assert all(dims == [0] for dims in asked)
+    assert NOTE in str(zendnn_cffi.explain(gm))
+
+
+def test_a_file_says_which_sizes_are_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limit(monkeypatch, 1.2)
+    gm = zendnn_cffi.optimize(Branching().eval(), noise(*SAME), tune="off")
+    with torch.no_grad():
+        gm(noise(*SAME))
+    zendnn_cffi.save(gm, tmp_path / "model.zen")
+    assert NOTE in str(zendnn_cffi.explain(zendnn_cffi.load(tmp_path / "model.zen")))
+
+
+def test_what_asks_for_numbers_in_tensors_is_exported_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asking(Branching):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.sum().item() > 1e9 else self.b(self.a(x))
+
+    asked, export = [], torch.export.export
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(kwargs["dynamic_shapes"] is None)
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", noted)
+    zendnn_cffi.optimize(Asking().eval(), noise(*SAME), tune="off")
+    assert asked[:2] == [False, True]
 
 
 def test_a_forward_that_catches_exceptions_does_not_see_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +229,7 @@ def test_a_forward_that_catches_exceptions_does_not_see_the_limit(monkeypatch: p
             except Exception:
                 return x[..., :4]
 
-    monkeypatch.setattr(export, "FREE_SECONDS", 0.0)
+    limit(monkeypatch)
     graph, guards = export.export(Catching().eval(), (noise(*SAME),), {})
-    assert "takes more than 0 s" in guards.fixed_because
+    assert guards.sizes.free is sizes.Free.NOTHING
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)) == 2

@@ -218,3 +218,19 @@ def test_what_has_no_body_stays_one_call() -> None:
 NAMES = ("self_attn.in_proj_weight", "self_attn.in_proj_bias", "self_attn.out_proj.weight", "self_attn.out_proj.bias",
          "norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "linear1.weight", "linear1.bias",
          "linear2.weight", "linear2.bias")  # fmt: skip
+
+
+@pytest.mark.parametrize("name, exports", {"weights read": 2, "weights not read": 1, "padding of keys": 1}.items())
+def test_is_exported_again_where_weights_are_read_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, exports: int
+) -> None:
+    model, args, masks, _, _ = CASES[name](True)
+    asked, export = [], torch.export.export
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(args)
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    trace(model.eval(), Arguments(args, masks))
+    assert len(asked) == exports

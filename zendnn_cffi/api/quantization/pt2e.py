@@ -79,10 +79,10 @@ def exported_graph(model: nn.Module, example: Call) -> fx.GraphModule:
     """The model's graph, with as many sizes free as can be."""
     args, kwargs = example
     refused: Exception | None = None
-    for _, make_shapes, mode in attempts():
+    for attempt in attempts():
         try:
-            shapes = None if make_shapes is None else make_shapes(model, example)
-            with torch.no_grad(), mode, warnings.catch_warnings():
+            shapes = attempt.shapes(model, example)
+            with torch.no_grad(), attempt.mode, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=True)
                 found: fx.GraphModule = program.module()
