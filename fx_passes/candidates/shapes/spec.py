@@ -95,6 +95,12 @@ def plain(spec: TensorSpec) -> TensorSpec:
     return spec
 
 
+def check_dim(spec: TensorSpec, *dims: int) -> None:
+    """Raise Unclear for a dimension that the tensor does not have."""
+    if not all(-spec.ndim <= dim < spec.ndim for dim in dims):
+        raise Unclear
+
+
 def settled(*specs: TensorSpec) -> None:
     """Raise Unclear where sizes of 1 have strides of their own: PyTorch's ways to a result differ in what they mean."""
     for spec in specs:
