@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.graph.graph import copy_graph
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.export import Call, Guards, export
+from fx_passes.trace.named import Named
 from fx_passes.trace.refusals import CAPTURED, Refusals
 from fx_passes.trace.states import State
 
@@ -57,6 +58,7 @@ class Traced:
     given        optional arguments that the graph needs (the example had a tensor for them, not the default)
     assumed      further conditions on arguments, as code asked what they are while it was traced
     states       flags of PyTorch's, and environment variables, that it read while it was traced
+    named        globals and the like that its code names
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
     dynamic      whether torch.export was asked to leave sizes free
@@ -73,6 +75,7 @@ class Traced:
     given: frozenset[str] = frozenset()
     assumed: tuple[Assumption, ...] = ()
     states: tuple[State, ...] = ()
+    named: Named | None = None
     guards: Guards | None = None
     example: Call | None = None
     dynamic: bool = True
@@ -84,7 +87,9 @@ class Traced:
     @property
     def is_for_all(self) -> bool:
         """Whether the graph is right for whatever call."""
-        rests_on = self.guards or self.refusals or self.specialized or self.given or self.assumed or self.states
+        rests_on = (
+            self.guards or self.refusals or self.named or self.specialized or self.given or self.assumed or self.states
+        )
         return not rests_on
 
     @cached_property
@@ -95,6 +100,8 @@ class Traced:
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
         if self.states and not all(state.holds() for state in self.states):
+            return None
+        if self.named is not None and not self.named.unchanged():
             return None
         for position, name, rank in self._ranks:
             value = kwargs[name] if name in kwargs else args[position] if position < len(args) else None
@@ -184,7 +191,7 @@ class Traced:
 
     def __getstate__(self) -> dict[str, Any]:
         """An exported graph is not picklable; it is made again from the example."""
-        state = {key: value for key, value in self.__dict__.items() if "refusals" not in key}
+        state = {key: value for key, value in self.__dict__.items() if "refusals" not in key} | {"named": None}
         if self.example is not None and not self.restored:
             state.update(graph=None, guards=None)
         return state
