@@ -14,7 +14,7 @@ _LAST_2D, _LAST_3D = (1, 3, 2, 0), (1, 4, 3, 2, 0)  # dimensions of channels-las
 
 
 class Unclear(Exception):
-    """No rule tells what an operation makes of these operands: fake tensors have to."""
+    """No rule tells what an operation makes of these operands: its plain-torch body has to."""
 
 
 @dataclass(frozen=True)
