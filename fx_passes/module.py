@@ -24,12 +24,13 @@ from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph, lint
 from fx_passes.graph.skeleton_module import SkeletonModule
-from fx_passes.memoize.watched import changes_functions, is_traced_by_fx, is_watched, override_functions
+from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.trace import retrace
 from fx_passes.trace.traced import WHOLE, Traced
 from fx_passes.whole_model import is_whole_model_graph, whole_model_graph
+from zendnn_cffi.errors import NoDataError
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
@@ -65,6 +66,7 @@ class OptimizedModule(SkeletonModule):
     _lock: Any
     _checked: bool
     _is_whole: bool
+    _only_reads: bool  # calls change nothing that lasts
     optimized_submodules: dict[str, OptimizedModule]  # of a model that stays PyTorch's as a whole
     written_inputs: WrittenInputs | None
 
@@ -87,7 +89,9 @@ class OptimizedModule(SkeletonModule):
         self._checked = not traced.is_for_all
         self._is_whole = WHOLE in traced.leaves
         self.graph = whole_model_graph(traced.root) if graph is None else graph
-        self.written_inputs = None if graph is None else WrittenInputs(self) or None
+        written = None if graph is None else WrittenInputs(self)
+        self.written_inputs = written or None
+        self._only_reads = written is not None and written.only_reads and not (traced.leaves or traced.restored)
 
     def rest_on(self, assumption: Assumption) -> None:
         """Compare each call with what a pass took for granted of the arguments."""
@@ -152,6 +156,8 @@ class OptimizedModule(SkeletonModule):
         if override_functions(args) or (kwargs and override_functions(kwargs.values())):
             self._refuse_if_released("a call with tensors that have their own way of PyTorch's functions")
             return self._by_pytorch(*args, **kwargs)
+        if (are_elsewhere(args) or (kwargs and are_elsewhere(kwargs.values()))) and not self._released:
+            return self._by_pytorch(*args, **kwargs)
         if self._checked:
             arranged = self._source[0].arrange(args, kwargs)
             if arranged is None:
@@ -169,17 +175,33 @@ class OptimizedModule(SkeletonModule):
             # It may leave gradients out, or track parameters alone, or switch autocast off.
             # Captured graphs have no forward.
             return self._by_pytorch(*args, **kwargs)
-        if tracks and not asks:  # a parameter that plain PyTorch reads would make what follows track gradients
-            torch._C._set_grad_enabled(False)  # no_grad() takes five times as long as the tests above
-            try:
-                result = self.run_graph(*args, **kwargs)
-            finally:
-                torch._C._set_grad_enabled(True)
+        run = self._run_untracked if tracks and not asks else self.run_graph
+        try:
+            result = run(*args, **kwargs)
+        except Exception as error:
+            if not self.may_run_again(error):
+                raise
+            failed = error
         else:
-            result = self.run_graph(*args, **kwargs)
-        if self._release_due is not None:
-            self._release()
+            if self._release_due is not None:
+                self._release()
+            return result
+        with torch.set_grad_enabled(asks):
+            result = self._by_pytorch(*args, **kwargs)  # mostly an error, and then its own
+        log.warning("a call raised, and PyTorch's way of it did not: %s: %s", type(failed).__name__, failed)
         return result
+
+    def _run_untracked(self, *args: Any, **kwargs: Any) -> Any:
+        """A parameter that plain PyTorch reads would make what follows track gradients that nobody asks for."""
+        torch._C._set_grad_enabled(False)  # no_grad() takes longer than all that a call asks before
+        try:
+            return self.run_graph(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled(True)
+
+    def may_run_again(self, error: Exception) -> bool:
+        """Whether a call that raised has changed nothing, so that the model's own forward may have it."""
+        return self._only_reads and not self._released and not isinstance(error, MemoryError | NoDataError)
 
     def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
         return plain_forward(self.root)(*args, **kwargs)
@@ -288,9 +310,14 @@ class OptimizedModule(SkeletonModule):
         return [module for module in own if hasattr(module, "constants")]
 
     def _forget(self, names: set[str]) -> None:
+        self._forget_passed()
         for part in self.keeping():
             if names.intersection(part.constants):
                 part.forget() if hasattr(part, "forget") else part.invalidate()
+
+    def _forget_passed(self) -> None:
+        if (refusals := self._source[0].refusals) is not None:
+            refusals.forget()
 
     def release_after_first_call(self, release: Callable[[OptimizedModule], str | None]) -> None:
         """Free, after the first call, the parameters of which only packed copies are needed from then on.
@@ -350,6 +377,7 @@ class OptimizedModule(SkeletonModule):
         Needed after what PyTorch does not count: writes through .data or numpy, other numbers in a module's attributes.
         """
         self._told = True
+        self._forget_passed()
         if self._watch is not None:
             self._watch.expire()
         for part in (*self.optimized_submodules.values(), *self.regions().values()):

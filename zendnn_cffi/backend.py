@@ -189,6 +189,7 @@ class Binding:
         from fx_passes.region.region import RegionFactory
         from fx_passes.report.compiled import register
         from fx_passes.report.debug_folder import captured_by_dynamo
+        from fx_passes.trace.refusals import CAPTURED, Refusals
         from fx_passes.trace.traced import Traced
 
         self._indices = tuple(constants)
@@ -207,6 +208,7 @@ class Binding:
         with torch.no_grad(), captured_by_dynamo():
             root, graph = bind(gm, args, constants, floats)
             self.module = build(Traced(root, graph), make_region=RegionFactory(region))
+            self._refusals = Refusals.of(root, graph, CAPTURED)
         self._by_pytorch = gm.forward
         self._written = self.module.written_inputs
         self._constants = None if self._written is None else Places(self._contents.tensors)
@@ -217,7 +219,15 @@ class Binding:
     def __call__(self, args: Sequence[Any]) -> Any:
         if self._written is not None and self._written.are_shared([args[i] for i in self._inputs], {}, self._constants):
             return self._by_pytorch(*args)
-        return self._forward(*(args[i] for i in self._inputs))
+        inputs = [args[i] for i in self._inputs]
+        if self._refusals is not None and not self._refusals.allow_flat(inputs):
+            return self._by_pytorch(*args)
+        try:
+            return self._forward(*inputs)
+        except Exception as error:
+            if not self.module.may_run_again(error):
+                raise
+        return self._by_pytorch(*args)
 
     def matches(self, args: Sequence[Any]) -> bool:
         """Whether the constants are those among args, unchanged."""

@@ -38,6 +38,10 @@ class MissingFunctionError(LibraryError, AttributeError):
     """A declared function that this library does not export: `hasattr` on `lib` and `blis` is False."""
 
 
+class NoDataError(ValueError):
+    """A tensor whose storage was freed or shrunk: PyTorch itself would read memory that is not there."""
+
+
 def status_name(status: int) -> str:
     """Return "unimplemented" for 3, "unknown" for a code outside the enumeration."""
     return STATUS_NAMES[status] if 0 <= status < len(STATUS_NAMES) else "unknown"

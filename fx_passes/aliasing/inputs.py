@@ -21,13 +21,17 @@ from zendnn_cffi.primitives.checks import overlap
 
 
 class WrittenInputs:
-    """Which inputs of a graph it may write to."""
+    """Which inputs of a graph it may write to.
+
+    only_reads  whether it writes to nothing that is there before and after a call, parameters and buffers included
+    """
 
     def __init__(self, gm: fx.GraphModule) -> None:
         aliasing = Aliasing(gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
         self._names = [str(node.target) for node in placeholders]
         self._written = {str(node.target) for node in placeholders if aliasing.is_written(node)}
+        self.only_reads = not (self._written or any(map(aliasing.is_written, gm.graph.find_nodes(op="get_attr"))))
         self._are_leaves = isinstance(gm.graph._codegen, _PyTreeCodeGen)
 
     def __bool__(self) -> bool:

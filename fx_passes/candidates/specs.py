@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fx_passes import ops
@@ -98,9 +97,9 @@ class Constants(MutableMapping[fx.Node, Any]):
 
 
 class RegionValues:
-    """What each node of a region's graph stands for under one signature. Nothing is computed to find out.
+    """What each node of a region's graph stands for under one signature.
 
-    The rules of fx_passes.candidates.shapes tell most; fake tensors, run through the plain-torch bodies, the rest.
+    The rules of fx_passes.candidates.shapes tell most; zeros, run through the plain-torch bodies, the rest.
 
     specs      node -> TensorSpec, for nodes that compute a tensor at run time
     constants  node -> real tensor, for nodes that depend on parameters alone
@@ -115,7 +114,6 @@ class RegionValues:
         self.constants: MutableMapping[fx.Node, Any] = Constants(graph, parameters)
         self._late = True
         self._known: dict[fx.Node, Any] = {}  # as specs and numbers, and specs of constants
-        self._fakes = Fakes(self)
         placeholders = iter(inputs)
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -140,7 +138,7 @@ class RegionValues:
             else:
                 result = infer(node.target, args, kwargs)
         except Unclear:
-            result = self._fakes.run(node)
+            result = tried(node, self)
         self._record(node, result)
 
     def _clear(self, node: fx.Node) -> Any:
@@ -289,48 +287,35 @@ class RegionValues:
         return {name: self.concrete(value) for name, value in bound.arguments.items()}
 
 
-class Fakes:
-    """Runs plain-torch bodies on fake tensors, where no rule is clear. Made when it is first needed."""
+def tried(node: fx.Node, values: RegionValues) -> Any:
+    """What a node stands for, found out by its plain-torch body on zeros; the spec before post-ops goes to bases.
 
-    def __init__(self, values: RegionValues) -> None:
-        self._values = values
-        self._mode: FakeTensorMode | None = None
-        self._found: dict[fx.Node, Any] = {}
+    Fake and meta tensors would cost no arithmetic. Their strides are not always eager's: batch_norm's, rms_norm's, or
+    those of sums with numbers.
+    """
 
-    def run(self, node: fx.Node) -> Any:
-        """What a node stands for, tensors as TensorSpecs; the spec before post-ops goes to the values' bases."""
-        mode = self._mode = self._mode or _uncached_mode()
-        # before the mode is on: constants may be computed now, for real
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: self._fake(source, mode))
-        with mode, torch.no_grad():
-            if post_ops := kwargs.get("post_ops"):
-                base = node.target(*args, **{**kwargs, "post_ops": ()})
-                self._values.bases[node] = TensorSpec.of(base)
-                result = ops.apply_post_ops(base, post_ops)
-            else:
-                result = node.target(*args, **kwargs)
-        return tree_map_only(torch.Tensor, TensorSpec.of, result)
+    def given(source: fx.Node) -> Any:
+        constant = values.constants.get(source)
+        if isinstance(constant, torch.Tensor):
+            return constant
+        return tree_map_only(TensorSpec, zeros, values.known(source))
 
-    def _fake(self, node: fx.Node, mode: FakeTensorMode) -> Any:
-        if node not in self._found:
-            constant = self._values.constants.get(node)
-            if isinstance(constant, torch.Tensor):
-                self._found[node] = mode.from_tensor(constant)
-            else:
-                with mode:
-                    self._found[node] = tree_map_only(TensorSpec, _empty, self._values.known(node))
-        return self._found[node]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), given)
+    with torch.no_grad():
+        if post_ops := kwargs.get("post_ops"):
+            base = node.target(*args, **{**kwargs, "post_ops": ()})
+            values.bases[node] = TensorSpec.of(base)
+            result = ops.apply_post_ops(base, post_ops)
+        else:
+            result = node.target(*args, **kwargs)
+    return tree_map_only(torch.Tensor, TensorSpec.of, result)
 
 
-def _uncached_mode() -> FakeTensorMode:
-    """A mode that keeps nothing: PyTorch's cache of results, which all modes share, has no bound."""
-    mode = FakeTensorMode()
-    mode.cache_enabled = False
-    return mode
-
-
-def _empty(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="cpu")
+def zeros(spec: TensorSpec) -> torch.Tensor:
+    """A tensor like that, also where elements share memory."""
+    reach = sum((size - 1) * step for size, step in zip(spec.shape, spec.strides, strict=True)) + 1
+    memory = torch.zeros(max(reach, 1), dtype=spec.dtype, device="cpu")
+    return memory.as_strided(spec.shape, spec.strides)
 
 
 def _needs_copy(spec: TensorSpec) -> bool:

@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 
 from zendnn_cffi.primitives.ambient import is_watched
 
-__all__ = ["changes_functions", "is_traced_by_fx", "is_watched", "override_functions"]
+__all__ = ["are_elsewhere", "changes_functions", "is_traced_by_fx", "is_watched", "override_functions"]
 
 _PLAIN = frozenset((Tensor, nn.Parameter, type(None), bool, int, float, complex, str))
 _DEEPEST = 4  # of containers in arguments that are searched
@@ -45,6 +45,11 @@ def override_functions(values: Iterable[Any], depth: int = 0) -> bool:
         if depth < _DEEPEST and (inside := _inside(value, depth)) and override_functions(inside, depth + 1):
             return True
     return False
+
+
+def are_elsewhere(values: Iterable[Any]) -> bool:
+    """Whether one of the values is a tensor on another device, or one without strides."""
+    return any(type(value) is Tensor and not (value.is_cpu and value.layout is torch.strided) for value in values)
 
 
 def _inside(value: Any, depth: int) -> Iterable[Any]:

@@ -42,7 +42,7 @@ from fx_passes.search.tuner import database_of
 from zendnn_cffi.engine.brief_waits import Start
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.locks import is_awaited, making, new_lock
-from zendnn_cffi.primitives.checks import check_storage
+from zendnn_cffi.primitives.checks import check_storage, strides_overlap
 from zendnn_cffi.runtime.courtesy import giving_way
 
 log = logging.getLogger("zendnn_cffi.region")
@@ -309,6 +309,8 @@ class ZenRegion(nn.Module):
             return None, unavailable_reason() or "the library is not available", False
         if any(t.numel() == 0 for t in inputs):
             return None, "an input is empty", False
+        if any(map(_overlaps_itself, inputs)):
+            return None, "elements of an input share memory", False
         turn = None
         try:
             with torch.inference_mode(False), torch.no_grad(), _on_cpu():
@@ -419,6 +421,13 @@ class ZenRegion(nn.Module):
 
 def _asks_for_gradients(value: Any) -> bool:
     return bool(getattr(value.data if type(value) is PackedSequence else value, "requires_grad", False))
+
+
+def _overlaps_itself(value: torch.Tensor | TensorSpec) -> bool:
+    """Whether it is a window over its own elements; an expanded tensor, of strides 0, is none."""
+    strides = value.strides if isinstance(value, TensorSpec) else value.stride()
+    moving = [(size, step) for size, step in zip(value.shape, strides, strict=True) if step]
+    return strides_overlap([size for size, _ in moving], [step for _, step in moving])
 
 
 def _on_cpu() -> AbstractContextManager[Any]:

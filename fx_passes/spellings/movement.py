@@ -38,7 +38,7 @@ def unflatten(input: Any, dim: Any, sizes: Any) -> Built:
     return Call(ops.unflatten, (input, dim, tuple(sizes)))
 
 
-@spelled("reshape", methods=["view"], overloads=[aten.view.default, aten._unsafe_view.default])
+@spelled("reshape", methods=["view"], overloads=[aten.view.default, aten._unsafe_view.default], strict=["view"])
 def reshape(input: Any, *shape: Any) -> Built:
     """Tensor.view, Tensor.reshape, torch.reshape; not view(dtype)."""
     if len(shape) == 1 and isinstance(shape[0], list | tuple):
@@ -50,7 +50,7 @@ def reshape(input: Any, *shape: Any) -> Built:
     return Call(ops.reshape, (input, tuple(shape)))
 
 
-@spelled("reshape_as", "view_as")
+@spelled("reshape_as", "view_as", strict=["view_as"])
 def reshape_as(input: Any, other: Any) -> Built:
     """Tensor.reshape_as, Tensor.view_as."""
     return Call(ops.reshape_as, (input, other)) if isinstance(other, fx.Node) else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.spellings.registry import Built, Call, Parameter, is_number, row, spelled, static
@@ -102,6 +102,7 @@ def native_group_norm(input: Any, weight: Any, bias: Any, n: Any, c: Any, pixels
     functions=[F.rms_norm, torch.rms_norm],
     overloads=[aten.rms_norm.default],
     modules={nn.RMSNorm: ("normalized_shape", "weight", "eps")},
+    strict=["rms_norm"],
 )
 def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Built:
     """Over the last dimension."""
@@ -109,6 +110,9 @@ def rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = N
         return None
     if not isinstance(normalized_shape, int) and len(tuple(normalized_shape)) != 1:
         return None
+    values = [each.meta.get("val") for each in (input, weight) if isinstance(each, fx.Node)]
+    if len({value.dtype for value in values if isinstance(value, torch.Tensor)}) > 1:
+        return None  # eager's result has the input's dtype
     return Call(ops.rms_norm, (input, weight), {"eps": eps})
 
 

@@ -46,6 +46,8 @@ MODULES: dict[type[nn.Module], ModuleBuilder] = {}  # of exactly this type
 # In-place spellings become the function of the same meaning, once normalize has shown that nobody can tell.
 INPLACE: dict[Any, Any] = {}
 QUALIFIED: dict[str, Builder] = {}  # by qualified name: libraries that are not installed or not imported cost nothing
+# Names of functions, methods and aten operators that refuse operands which the vocabulary's operation takes.
+STRICT: set[str] = {"expand_as"}
 
 
 def row(
@@ -58,6 +60,7 @@ def row(
     modules: Mapping[type[nn.Module], Sequence[str] | ModuleBuilder] | None = None,
     inplace: Mapping[Any, Any] | None = None,
     qualified: Iterable[str] = (),
+    strict: Iterable[str] = (),
 ) -> B:
     """Enter every spelling whose arguments builder takes, and return builder.
 
@@ -71,7 +74,9 @@ def row(
                   function that builds it
     inplace       function that writes -> the one that does not
     qualified     qualified names of other libraries' functions
+    strict        names, as above, of those that refuse operands which the vocabulary's operation takes
     """
+    STRICT.update(strict)
     for name in names:
         NAMED[name] = builder
         for namespace in (torch, F):

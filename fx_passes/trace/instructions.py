@@ -41,6 +41,11 @@ def _listing(code: types.CodeType) -> _Listing:
     return _Listing(code)
 
 
+def without_caches(code: types.CodeType) -> Sequence[dis.Instruction]:
+    """The instructions of a code object."""
+    return _listing(code).rows
+
+
 def instruction_of(frame: types.FrameType) -> dis.Instruction | None:
     """The instruction that a frame has come to."""
     listing = _listing(frame.f_code)

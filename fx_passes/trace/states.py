@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch import _tensor_str
 
 from fx_passes.trace.proxies import asking_frame
 
@@ -69,6 +70,26 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = Mappin
         ),
         "the precision of products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         "the detection of anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        "how tensors are printed": (
+            lambda: dict(vars(_tensor_str.PRINT_OPTS)),
+            lambda value: vars(_tensor_str.PRINT_OPTS).update(value),
+        ),
+        "whether warnings are repeated": (torch.is_warn_always_enabled, torch.set_warn_always),
+    }
+)
+# What sets them. What a forward sets may be set already while it is traced, and then nothing changes.
+_SETTERS: Mapping[str, tuple[Any, str]] = MappingProxyType(
+    {
+        "_set_grad_enabled": (torch._C, "whether gradients are enabled"),
+        "set_num_threads": (torch, "the number of threads"),
+        "use_deterministic_algorithms": (torch, "deterministic algorithms"),
+        "set_deterministic_debug_mode": (torch, "deterministic algorithms"),
+        "set_default_dtype": (torch, "the default dtype"),
+        "set_autocast_enabled": (torch, "autocast"),
+        "set_float32_matmul_precision": (torch, "the precision of products"),
+        "set_printoptions": (torch, "how tensors are printed"),
+        "set_warn_always": (torch, "whether warnings are repeated"),
+        "set_flush_denormal": (torch, "whether denormal numbers are kept"),
     }
 )
 _VALUES = (bool, int, float, str, torch.dtype, type(None))
@@ -196,17 +217,68 @@ class States:
 
 
 @contextlib.contextmanager
-def settings_kept() -> Iterator[list[str]]:
-    """Set anew, at the end, what was set otherwise meanwhile; names it in the list."""
+def settings_kept(spaces: Iterable[dict[str, Any]] = ()) -> Iterator[list[str]]:
+    """Set anew, at the end, what was set otherwise meanwhile; names it in the list, and what the user's code set.
+
+    spaces  globals of functions, which may have imported what sets by other names
+    """
     before = {name: read() for name, (read, _) in _SETTINGS.items()}
     changed: list[str] = []
+
+    def note(name: str) -> None:
+        if name not in changed:
+            changed.append(name)
+
     try:
-        yield changed
+        with _setters_told(note, spaces):
+            yield changed
     finally:
         for name, (read, write) in _SETTINGS.items():
             if read() != before[name]:
-                changed.append(name)
+                note(name)
                 write(before[name])
+
+
+@contextlib.contextmanager
+def _setters_told(told: Callable[[str], None], spaces: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Call told(what is set) where the user's code, in this thread, sets one; contexts of PyTorch's set back."""
+    thread = threading.get_ident()
+    unused: list[Any] = []  # torch.set_grad_enabled() that no `with` has entered
+
+    def telling(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def tell(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread and asking_frame(sys._getframe(1)) is not None:
+                told(what)
+            return function(*args, **kwargs)
+
+        return tell
+
+    def made(switch: Any, mode: bool) -> None:
+        create(switch, mode)
+        if threading.get_ident() == thread and asking_frame(sys._getframe(1)) is not None:
+            unused.append(switch)
+
+    def entered(switch: Any) -> None:
+        unused[:] = [other for other in unused if other is not switch]
+        enter(switch)
+
+    cls: Any = torch.set_grad_enabled
+    create, enter = cls.__init__, cls.__enter__
+    own = {name: getattr(place, name) for name, (place, _) in _SETTERS.items()}
+    others = {own[name]: telling(own[name], what) for name, (_, what) in _SETTERS.items()}
+    try:
+        cls.__init__, cls.__enter__ = made, entered
+        for name, (place, _) in _SETTERS.items():
+            setattr(place, name, others[own[name]])
+        with replaced_in(spaces, others):
+            yield
+    finally:
+        cls.__init__, cls.__enter__ = create, enter
+        for name, (place, _) in _SETTERS.items():
+            setattr(place, name, own[name])
+        if unused:
+            told("whether gradients are enabled")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Kinds
+from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import needs_remaking, remake
 from fx_passes.trace.proxies import Questions, RecordingProxy
 from fx_passes.trace.reached import Reached
@@ -170,7 +171,7 @@ def trace_symbolically(
             asking,
             comparing,
             hearing,
-            settings_kept() as set_otherwise,
+            settings_kept(reached.spaces) as set_otherwise,
         ):
             graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
             tracer.questions.settle()
@@ -210,7 +211,9 @@ def trace_symbolically(
         tracer.questions.kinds.assume_given(name for name in required if name in named and name not in specialized)
     assumed = tuple(tracer.questions.kinds.assumed.values())
     read = tuple(states.read.values())
-    return Traced(root, graph, dict(leaves), dict(specialized), given, assumed=assumed, states=read)
+    return Traced(
+        root, graph, dict(leaves), dict(specialized), given, assumed=assumed, states=read, named=Named.of(root, reached)
+    )
 
 
 def _refuse_another(graph: fx.Graph, again: fx.Graph, root: nn.Module) -> None:

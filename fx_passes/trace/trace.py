@@ -30,6 +30,7 @@ from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, StateChanged, export, fill_tables_of_dynamo, is_exported
+from fx_passes.trace.named import Named
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.sizes import ALL, ASKED_FOR_NONE, FreeSizes, TimeLeft
@@ -197,7 +198,7 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: Fr
         asking, wondering = states_told(states.add, reached.spaces), ways_told(ways.add)
         answered, comparing_told = reached.answered("type", "isinstance"), reached.comparisons_told(comparing.append)
         hearing = flags.heard(reached.spaces)
-        with answered, asking, wondering, comparing_told, hearing, settings_kept() as set_otherwise:
+        with answered, asking, wondering, comparing_told, hearing, settings_kept(reached.spaces) as set_otherwise:
             graph, guards = export(root, *example, sizes, left)
         if GRADIENTS in states:
             guards.forbid_gradients()
@@ -225,7 +226,8 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: Fr
     read = tuple(flags.read.values())
     if others := [state.name for state in read if not state.holds()]:
         raise Untraceable({WHOLE: f"its forward asks for {others[0]}, which is another while torch.export traces"})
-    return Traced(root, graph, guards=guards, example=example, sizes=guards.sizes, states=read)
+    named = Named.of(root, reached)
+    return Traced(root, graph, guards=guards, example=example, sizes=guards.sizes, states=read, named=named)
 
 
 def _own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, str]]) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.export import Call, Guards, export
+from fx_passes.trace.named import Named
+from fx_passes.trace.refusals import CAPTURED, Refusals
 from fx_passes.trace.sizes import ALL, FreeSizes
 from fx_passes.trace.states import State
 
@@ -56,6 +59,7 @@ class Traced:
     given        optional arguments that the graph needs (the example had a tensor for them, not the default)
     assumed      further conditions on arguments, as code asked what they are while it was traced
     states       flags of PyTorch's, and environment variables, that it read while it was traced
+    named        globals and the like that its code names
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
     sizes        which ones torch.export may leave free
@@ -72,6 +76,7 @@ class Traced:
     given: frozenset[str] = frozenset()
     assumed: tuple[Assumption, ...] = ()
     states: tuple[State, ...] = ()
+    named: Named | None = None
     guards: Guards | None = None
     example: Call | None = None
     sizes: FreeSizes = ALL
@@ -83,11 +88,21 @@ class Traced:
     @property
     def is_for_all(self) -> bool:
         """Whether the graph is right for whatever call."""
-        return self.guards is None and not (self.specialized or self.given or self.assumed or self.states)
+        rests_on = (
+            self.guards or self.refusals or self.named or self.specialized or self.given or self.assumed or self.states
+        )
+        return not rests_on
+
+    @cached_property
+    def refusals(self) -> Refusals | None:
+        """Tells calls that eager PyTorch refuses, where the graph would compute them; None where it never does."""
+        return Refusals.of(self.root, self.graph)
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would."""
         if self.states and not all(state.holds() for state in self.states):
+            return None
+        if self.named is not None and not self.named.unchanged():
             return None
         for position, name, rank in self._ranks:
             value = kwargs[name] if name in kwargs else args[position] if position < len(args) else None
@@ -96,13 +111,34 @@ class Traced:
         if (self.specialized or self.given or self._assumed_else) and not self._agrees(args, kwargs):
             return None
         if self.guards is None or self.example is None:
-            return args, kwargs
+            return (args, kwargs) if self.refusals is None or self.refusals.allow(self._named(args, kwargs)) else None
         ordered = self._as_in_example(args, kwargs)
-        return ordered if ordered is not None and self.guards.hold(*ordered) else None
+        if ordered is None or not self.guards.hold(*ordered):
+            return None
+        if self.refusals is not None:
+            leaves = pytree.tree_leaves(ordered)
+            # torch.export compared sizes with what its operators take, for tensors that lie as the example's
+            is_usual = self._is_example_dense and all(map(_is_dense, leaves))
+            refusals = self._refusals_of_sizes if is_usual else self.refusals
+            if refusals is not None and not refusals.allow_flat(leaves):
+                return None
+        return ordered
+
+    @cached_property
+    def _refusals_of_sizes(self) -> Refusals | None:
+        return Refusals.of(self.root, self.graph, CAPTURED)
+
+    @cached_property
+    def _is_example_dense(self) -> bool:
+        return all(map(_is_dense, pytree.tree_leaves(self.example)))
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by name."""
+        return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
     def _agrees(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the arguments are those that the trace took for granted."""
-        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        values = self._named(args, kwargs)
         for name, value in self.specialized.items():
             other = values.get(name, self.parameters[name])
             if other is not value and not (type(other) is type(value) and is_plain(value) and other == value):
@@ -133,7 +169,7 @@ class Traced:
         if len(args) == len(by_position) and kwargs.keys() == by_name.keys():
             return args, {name: kwargs[name] for name in by_name}
         expected = [*list(self.parameters)[: len(by_position)], *by_name]
-        values = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        values = self._named(args, kwargs)
         if self._has_var_positional or values.keys() != set(expected):
             return None
         n = len(by_position)
@@ -156,7 +192,7 @@ class Traced:
 
     def __getstate__(self) -> dict[str, Any]:
         """An exported graph is not picklable; it is made again from the example."""
-        state = dict(self.__dict__)
+        state = {key: value for key, value in self.__dict__.items() if "refusals" not in key} | {"named": None}
         if self.example is not None and not self.restored:
             state.update(graph=None, guards=None)
         return state
@@ -165,6 +201,10 @@ class Traced:
         self.__dict__.update(state)
         if self.example is not None and not self.restored:
             self.graph, self.guards = export(self.root, *self.example, self.sizes)
+
+
+def _is_dense(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
 
 def is_plain(value: Any) -> bool:

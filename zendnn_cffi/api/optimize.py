@@ -78,7 +78,8 @@ def optimize(
                     not count (through .data or numpy, or to inference tensors), and after changing numbers that a
                     layer holds. Layers, parameters and hooks of the original that are replaced afterwards are not
                     seen: the result has a module tree of its own. A submodule whose forward changes its attributes,
-                    a list or a global stays plain PyTorch, and its state is the result's own.
+                    a list or a global stays plain PyTorch, and its state is the result's own. Globals and attributes of
+                    classes that your code names may change: calls run as plain PyTorch until they are as before.
     Raises          TypeError, FileNotFoundError, ValueError (training mode, another dtype, a file without an exported
                     program). What is not supported is no error: it stays plain PyTorch, and explain() says why; without
                     a usable library all does, with one warning.

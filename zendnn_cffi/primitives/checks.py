@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from zendnn_cffi.errors import NoDataError
+
 MAX_RANK = 12
 _INT64_MAX = 2**63 - 1
 
@@ -214,9 +216,9 @@ def extent_bytes(tensor: torch.Tensor) -> int:
 
 
 def check_storage(tensor: torch.Tensor, name: str) -> None:
-    """Raise ValueError where the tensor's storage was freed or shrunk, so that some of its elements have no memory."""
-    if storage_bytes(tensor) < extent_bytes(tensor):
-        raise ValueError(
+    """Raise NoDataError where the tensor's storage was freed or shrunk, so that some elements have no memory."""
+    if (needed := extent_bytes(tensor)) > 0 and storage_bytes(tensor) < needed:
+        raise NoDataError(
             f"{name}, {describe(tensor)}, has no data behind some of its elements: its storage was freed or resized to"
             f" {tensor.untyped_storage().nbytes()} bytes"
         )

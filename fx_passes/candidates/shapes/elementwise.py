@@ -1,4 +1,4 @@
-"""Element by element: eltwise, binary, prelu and what is made of them. Strides as PyTorch's fake tensors have them."""
+"""Element by element: eltwise, binary, prelu and what is made of them. Strides as eager PyTorch's are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fx_passes.candidates.shapes.spec import (
     settled,
 )
 
-_FUNCTIONAL = ("add", "sub", "mul")  # kinds for which fake tensors look at the operands before broadcasting
+_FUNCTIONAL = ("add", "sub", "mul")  # kinds whose operands are looked at before they are broadcast
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from fx_passes import ops
 from fx_passes.candidates.shapes.spec import (
     TensorSpec,
     Unclear,
+    check_dim,
     is_contiguous,
     is_row_major,
     like,
@@ -82,6 +83,7 @@ def contiguous(src: TensorSpec) -> TensorSpec:
 def concat(srcs: Sequence[TensorSpec], dim: int) -> TensorSpec:
     """ops.concat of pieces that all lie alike."""
     first = srcs[0]
+    check_dim(first, dim)
     dim %= first.ndim
     others = {(src.shape[:dim], src.shape[dim + 1 :], src.dtype) for src in srcs}
     if len(others) != 1:

@@ -11,6 +11,7 @@ from fx_passes.candidates.shapes.elementwise import check_floating
 from fx_passes.candidates.shapes.spec import (
     TensorSpec,
     Unclear,
+    check_dim,
     is_contiguous,
     is_row_major,
     looks_channels_last,
@@ -51,6 +52,7 @@ def group_norm(src: TensorSpec, groups: int, weight: Any, bias: Any, *, eps: flo
 
 def softmax(src: TensorSpec, dim: int, log: bool = False) -> TensorSpec:
     """ops.softmax; its logarithm lies as the operand does."""
+    check_dim(src, dim)
     if log and not is_row_major(src):
         raise Unclear
     return _new(src)
@@ -73,8 +75,9 @@ def l2_normalize(src: TensorSpec, dim: int, *, eps: float) -> TensorSpec:
 def reduce(src: TensorSpec, kind: str, dims: tuple[int, ...], keepdim: bool) -> TensorSpec:
     """ops.reduce."""
     check_floating(src)
-    if not dims or not src.ndim:
+    if not dims:
         raise Unclear
+    check_dim(src, *dims)
     gone = {dim % src.ndim for dim in dims}
     if keepdim:
         return row_major([1 if dim in gone else size for dim, size in enumerate(src.shape)], src.dtype)

@@ -14,7 +14,7 @@ _LAST_2D, _LAST_3D = (1, 3, 2, 0), (1, 4, 3, 2, 0)  # dimensions of channels-las
 
 
 class Unclear(Exception):
-    """No rule tells what an operation makes of these operands: fake tensors have to."""
+    """No rule tells what an operation makes of these operands: its plain-torch body has to."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,12 @@ def plain(spec: TensorSpec) -> TensorSpec:
     if spec != like(spec, spec.shape):
         raise Unclear
     return spec
+
+
+def check_dim(spec: TensorSpec, *dims: int) -> None:
+    """Raise Unclear for a dimension that the tensor does not have."""
+    if not all(-spec.ndim <= dim < spec.ndim for dim in dims):
+        raise Unclear
 
 
 def settled(*specs: TensorSpec) -> None:

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import zendnn_cffi
 from fx_passes.trace.states import State, States, settings_kept
+from fx_passes.trace.traced import WHOLE
 
 backends = torch.backends
 
@@ -218,3 +219,83 @@ def test_what_a_forward_sets_is_set_by_calls_alone(name: str, by_example: bool) 
         assert len(changed) == 1
     assert settings() == before
     assert ("autocast" if name == "autocast" else "its forward sets") in fast.leaves[""]
+
+
+def set_and_back(x: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(False)
+    y = x * 2
+    torch.set_grad_enabled(True)
+    return y
+
+
+def set_in_c_and_back(x: torch.Tensor) -> torch.Tensor:
+    torch._C._set_grad_enabled(False)
+    y = x * 2
+    torch._C._set_grad_enabled(True)
+    return y
+
+
+def enabled(x: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(True)
+    return x * 2
+
+
+def deterministic(x: torch.Tensor) -> torch.Tensor:
+    torch.use_deterministic_algorithms(True)
+    y = x * 2
+    torch.use_deterministic_algorithms(False)
+    return y
+
+
+def printing(x: torch.Tensor) -> torch.Tensor:
+    torch.set_printoptions(precision=2)
+    return x * 2
+
+
+def warning_always(x: torch.Tensor) -> torch.Tensor:
+    torch.set_warn_always(True)
+    return x * 2
+
+
+def in_a_block(x: torch.Tensor) -> torch.Tensor:
+    with torch.set_grad_enabled(False), torch.no_grad():
+        return x * 2
+
+
+SETTERS = (set_and_back, set_in_c_and_back, enabled, deterministic, printing, warning_always)
+
+
+class Setting(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.function(x))
+
+
+def ambient() -> tuple[Any, ...]:
+    options = dict(vars(torch._tensor_str.PRINT_OPTS))
+    algorithms = torch.are_deterministic_algorithms_enabled()
+    return torch.is_grad_enabled(), algorithms, torch.is_warn_always_enabled(), options
+
+
+@pytest.mark.parametrize("with_example", [False, True])
+@pytest.mark.parametrize("function", [*SETTERS, in_a_block], ids=lambda f: f.__name__)
+def test_what_forward_sets_is_set_as_in_eager(
+    function: Callable[[torch.Tensor], torch.Tensor], with_example: bool
+) -> None:
+    """It may be set already while it is traced, and otherwise in a call."""
+    model, x = Setting(function).eval(), torch.randn(2, 8)
+    with settings_kept():
+        before = ambient()
+        fast = zendnn_cffi.optimize(model, (x,) if with_example else None, tune="off")
+        assert ambient() == before
+        assert (WHOLE in fast.leaves) == (function in SETTERS), fast.leaves
+        left = []
+        for run in (model, fast):
+            with settings_kept(), torch.no_grad():
+                torch.use_deterministic_algorithms(True)
+                y = run(x)
+                left.append((ambient(), y.requires_grad))
+        assert left[0] == left[1]

@@ -1,0 +1,228 @@
+"""Leave calls to plain PyTorch that it refuses, where the vocabulary's operation would take them.
+
+    torch.bmm(x, w)   becomes ops.matmul, which takes vectors, and batches that broadcast
+    x.view(-1)        becomes ops.reshape, which copies where strides are odd
+
+Such spellings are strict. Before a graph that has some runs on new sizes, it is computed up to them on meta tensors.
+These have shapes and strides, and no numbers. Unknown functions and modules of the user's are left out there.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fx_passes.aliasing.effects import is_known_function
+from fx_passes.graph.graph import get_attribute
+from fx_passes.graph.hooks import has_hooks
+from fx_passes.graph.interpreter import call_node
+from fx_passes.spellings.registry import FUNCTIONS, STRICT, overload_builder
+from zendnn_cffi.primitives.ambient import is_watched
+
+log = logging.getLogger("zendnn_cffi.passes")
+
+MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
+# Of these even torch.export and TorchDynamo follow what eager PyTorch refuses.
+CAPTURED = frozenset(("addmm", "einsum"))
+_OF_MODULES: Mapping[type[nn.Module], str] = MappingProxyType({nn.RMSNorm: "rms_norm"})
+_NUMBERS = frozenset((type(None), bool, int, float, complex, str))
+
+
+class Refusals:
+    """Tells which calls of a graph reach a strict spelling with what it refuses."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, strict: Mapping[fx.Node, str]) -> None:
+        self._root, self._strict, self._nodes = root, strict, _up_to(strict, graph)
+        self._placeholders = [str(node.target) for node in graph.find_nodes(op="placeholder")]
+        self._held: dict[fx.Node, Any] | None = None  # what get_attr and call_module nodes stand for, on meta
+        self._passed: set[tuple[Any, ...]] = set()
+
+    @classmethod
+    def of(cls, root: nn.Module, graph: fx.Graph | None, names: Collection[str] = STRICT) -> Refusals | None:
+        """Those of a graph over root; None where it has no strict spelling of these names."""
+        strict = {node: name for node in graph.nodes if (name := strict_name(node, root)) in names} if graph else None
+        return cls(root, graph, strict) if graph is not None and strict else None
+
+    def allow(self, values: Mapping[str, Any]) -> bool:
+        """Whether the graph may compute a call with these arguments, by the names of its placeholders."""
+        if is_watched():
+            return True
+        key = _key(values)
+        if key is not None and key in self._passed:
+            return True
+        if (refused := self._refused(values)) is not None:
+            log.info("a call runs as plain PyTorch, which refuses it: %s", refused)
+            return False
+        if len(self._passed) >= MOST_PASSED:
+            self._passed.clear()
+        if key is not None:
+            self._passed.add(key)
+        return True
+
+    def allow_flat(self, values: Sequence[Any]) -> bool:
+        """The same with the arguments in the order of the placeholders."""
+        return self.allow(dict(zip(self._placeholders, values, strict=False)))
+
+    def forget(self) -> None:
+        """What root holds may have another shape or dtype."""
+        self._held = None
+        self._passed.clear()
+
+    def _refused(self, values: Mapping[str, Any]) -> str | None:
+        """What the first strict node that refuses its operands says."""
+        found: dict[fx.Node, Any] = dict(self._constants())
+        with torch.no_grad(), torch.device("meta"):
+            for node in self._nodes:
+                if node.op == "placeholder":
+                    if str(node.target) in values or node.args:
+                        found[node] = _on_meta(values.get(str(node.target), *node.args))
+                elif node.op in ("call_function", "call_method", "call_module") and self._is_computed(node, found):
+                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
+                    try:
+                        result = self._computed(node, found, args, kwargs)
+                    except Exception as error:  # whatever PyTorch raises: for numbers that are asked for, too
+                        found.pop(node, None)
+                        if node in self._strict:
+                            return f"{node.name}: {error}"
+                    else:
+                        found[node] = _on_meta(result)
+        return None
+
+    def _computed(
+        self, node: fx.Node, found: Mapping[fx.Node, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        module: Any = found.get(node)
+        if module is not None:
+            if node in self._strict:
+                _rms_norm(args[0], module.normalized_shape, module.weight)
+            return module(*args, **kwargs)
+        stricter = _STRICTER.get(self._strict.get(node, ""))
+        return call_node(node, args, kwargs) if stricter is None else stricter(*args, **kwargs)
+
+    @staticmethod
+    def _is_computed(node: fx.Node, found: Mapping[fx.Node, Any]) -> bool:
+        is_known = (
+            node in found if node.op == "call_module" else node.op != "call_function" or is_known_function(node.target)
+        )
+        return is_known and all(source in found for source in node.all_input_nodes)
+
+    def _constants(self) -> dict[fx.Node, Any]:
+        if self._held is None:
+            held = {}
+            for node in self._nodes:
+                if node.op == "get_attr":
+                    held[node] = _on_meta(get_attribute(self._root, str(node.target)))
+                elif node.op == "call_module" and (module := _module_on_meta(self._root, str(node.target))) is not None:
+                    held[node] = module
+            self._held = held
+        return self._held
+
+
+def strict_name(node: fx.Node, root: nn.Module) -> str:
+    """The name of an operation that refuses what the vocabulary's takes; "" for others."""
+    target: Any = node.target
+    if node.op == "call_module":
+        name = _OF_MODULES.get(type(root.get_submodule(target)), "")
+    elif node.op == "call_method":
+        name = target
+    elif node.op != "call_function":
+        name = ""
+    elif overload_builder(target) is not None:
+        name = target._opname.rstrip("_")
+    else:
+        name = target.__name__ if target in FUNCTIONS else ""
+    return name if name in STRICT else ""
+
+
+def _addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **factors: Any) -> torch.Tensor:
+    """torch.addmm as eager PyTorch has it: on meta tensors it takes what does not broadcast, and other dtypes."""
+    product = torch.mm(mat1, mat2)
+    if input.dtype != product.dtype or not product.is_floating_point():  # integers stay integers there
+        raise RuntimeError(f"{input.dtype} is added to {product.dtype}")
+    input.expand(product.shape)
+    return product
+
+
+def _rms_norm(
+    input: torch.Tensor, normalized_shape: Any, weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """F.rms_norm of dense rows of one floating-point dtype: else eager's result has the input's, and lies dense."""
+    is_one = input.is_floating_point() and (weight is None or weight.dtype == input.dtype)
+    if not (is_one and input.is_contiguous()):
+        raise RuntimeError(f"rms_norm of {input.dtype}, the weight is {getattr(weight, 'dtype', None)}")
+    return F.rms_norm(input, normalized_shape, weight, eps)
+
+
+def _einsum(equation: str, *operands: Any) -> torch.Tensor:
+    """torch.einsum of labels that have one size each: others broadcast, and the result lies otherwise then."""
+    tensors = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+    sizes: dict[str, int] = {}
+    for labels, tensor in zip(equation.replace(" ", "").partition("->")[0].split(","), tensors, strict=True):
+        for label, size in zip(labels, tensor.shape, strict="." not in labels):
+            if sizes.setdefault(label, size) != size and "." not in labels:
+                raise RuntimeError(f"{label} is {sizes[label]} and {size}")
+    return torch.einsum(equation, *tensors)
+
+
+_STRICTER: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {"addmm": _addmm, "rms_norm": _rms_norm, "einsum": _einsum}
+)
+
+
+def _up_to(wanted: Collection[fx.Node], graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that these depend on, and they themselves, in order."""
+    found, waiting = set(wanted), list(wanted)
+    while waiting:
+        waiting += (sources := set(waiting.pop().all_input_nodes) - found)
+        found |= sources
+    return [node for node in graph.nodes if node in found]
+
+
+def _key(values: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What of a call's arguments decides; None where that cannot be told."""
+    key: list[Any] = [*values]
+    for value in values.values():
+        if isinstance(value, torch.Tensor) or type(value) in _NUMBERS:
+            leaves: list[Any] = [value]
+        else:
+            leaves, structure = pytree.tree_flatten(value)
+            key.append(structure)
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                key.append((leaf.shape, leaf.stride(), leaf.dtype))
+            elif type(leaf) in _NUMBERS:
+                key.append((type(leaf), leaf))
+            else:
+                return None
+    return tuple(key)
+
+
+def _on_meta(value: Any) -> Any:
+    """The same with meta tensors in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return (
+            value
+            if value.is_meta
+            else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        )
+    return pytree.tree_map_only(torch.Tensor, _on_meta, value)
+
+
+def _module_on_meta(root: nn.Module, path: str) -> nn.Module | None:
+    """A copy of one of PyTorch's modules over meta tensors; None of others, which may do anything."""
+    module = root.get_submodule(path)
+    for part in module.modules():
+        if not type(part).__module__.startswith("torch.nn.modules.") or "forward" in part.__dict__ or has_hooks(part):
+            return None
+    try:
+        return copy.deepcopy(module, {id(t): _on_meta(t) for t in (*module.parameters(), *module.buffers())})
+    except Exception:  # whatever a module's state raises
+        return None
