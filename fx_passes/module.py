@@ -30,7 +30,7 @@ from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.trace import retrace
 from fx_passes.trace.traced import WHOLE, Traced
 from fx_passes.whole_model import is_whole_model_graph, whole_model_graph
-from zendnn_cffi.errors import NoDataError
+from zendnn_cffi.errors import NoDataError, ZenDNNError
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
@@ -201,7 +201,8 @@ class OptimizedModule(SkeletonModule):
 
     def may_run_again(self, error: Exception) -> bool:
         """Whether a call that raised has changed nothing, so that the model's own forward may have it."""
-        return self._only_reads and not self._released and not isinstance(error, MemoryError | NoDataError)
+        is_final = isinstance(error, MemoryError | NoDataError | ZenDNNError)
+        return self._only_reads and not self._released and not is_final
 
     def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
         return plain_forward(self.root)(*args, **kwargs)

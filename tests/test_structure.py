@@ -156,6 +156,7 @@ TESTED_BY = {
     "trace.inline": "trace/test_export.py",
     "trace.recurrent": "lower/recurrent/test_layer.py",
     "trace.seeding": "trace/test_trace.py",
+    "trace.sizes": "trace/test_dynamic.py",
 }
 
 MODULES = sorted(set(source_files()) - {"fx_passes"})

@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -344,13 +344,14 @@ def _export(
         shared = Snapshot(traced_root)
         if once := shared.unrepeatable():
             raise StateChanged(once)
-        noticed = _watch_state(traced_root, functools.partial(left.limit, attempt.free))
+        noticed = _watch_state(traced_root)
+        _name_keywords(traced_root, kwargs)
         asked = Asked()
         marks = [(x, set(x.__dict__)) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         try:
             shapes = attempt.shapes(traced_root, (args, kwargs))
-            hearing = asked.heard()
-            with torch.no_grad(), _written_out(), refuse_seeding(), attempt.mode, hearing, warnings.catch_warnings():
+            hearing, limit, quietly = asked.heard(), left.limit(attempt.free), warnings.catch_warnings()
+            with torch.no_grad(), _written_out(), refuse_seeding(), attempt.mode, hearing, limit, quietly:
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
                 if attempt.free < sizes.free:
@@ -405,18 +406,15 @@ def attempts() -> Iterator[Attempt]:
     yield Attempt("no size", Free.NOTHING, contextlib.nullcontext())
 
 
-def _watch_state(root: nn.Module, limit: Callable[[], AbstractContextManager[None]]) -> dict[str, str]:
-    """Return a mapping that root's forward, called later, fills with the modules it changes.
-
-    limit  on what a call takes
-    """
+def _watch_state(root: nn.Module) -> dict[str, str]:
+    """Return a mapping that root's forward, called later, fills with the modules it changes."""
     forward, noticed = root.forward, dict[str, str]()
 
     @functools.wraps(forward)
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
         usual = {*own_attributes((args, kwargs))}  # those of fake tensors
-        with listening(), limit():
+        with listening():
             result = forward(*args, **kwargs)
         noticed.update(before.changed())
         if usual and (given := {*own_attributes((args, kwargs, result))} - usual):
@@ -427,6 +425,17 @@ def _watch_state(root: nn.Module, limit: Callable[[], AbstractContextManager[Non
 
     root.forward = watched
     return noticed
+
+
+def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
+    """Let forward(**masks) say that it takes these names: torch.export loses free sizes of what is in **masks."""
+    forward: Any = root.forward
+    signature = inspect.signature(forward)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(own) < len(signature.parameters):
+        others = [name for name in names if name not in signature.parameters]
+        named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
+        forward.__signature__ = signature.replace(parameters=[*own, *named])
 
 
 def _size_oblivious() -> AbstractContextManager[Any]:

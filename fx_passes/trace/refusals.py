@@ -2,6 +2,7 @@
 
     torch.bmm(x, w)   becomes ops.matmul, which takes vectors, and batches that broadcast
     x.view(-1)        becomes ops.reshape, which copies where strides are odd
+    x.mul_(self.w)    becomes ops.mul, whose result may be larger than x
 
 Such spellings are strict. Before a graph that has some runs on new sizes, it is computed up to them on meta tensors.
 These have shapes and strides, and no numbers. Unknown functions and modules of the user's are left out there.
@@ -21,10 +22,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.effects import is_known_function
-from fx_passes.graph.graph import get_attribute
+from fx_passes.graph.graph import get_attribute, is_shape
 from fx_passes.graph.hooks import has_hooks
 from fx_passes.graph.interpreter import call_node
-from fx_passes.spellings.registry import FUNCTIONS, STRICT, overload_builder
+from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, STRICT, overload_builder
 from zendnn_cffi.primitives.ambient import is_watched
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -32,6 +33,7 @@ log = logging.getLogger("zendnn_cffi.passes")
 MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
 # Of these even torch.export and TorchDynamo follow what eager PyTorch refuses.
 CAPTURED = frozenset(("addmm", "einsum"))
+IN_PLACE = "in place"
 _OF_MODULES: Mapping[type[nn.Module], str] = MappingProxyType({nn.RMSNorm: "rms_norm"})
 _NUMBERS = frozenset((type(None), bool, int, float, complex, str))
 
@@ -46,9 +48,10 @@ class Refusals:
         self._passed: set[tuple[Any, ...]] = set()
 
     @classmethod
-    def of(cls, root: nn.Module, graph: fx.Graph | None, names: Collection[str] = STRICT) -> Refusals | None:
-        """Those of a graph over root; None where it has no strict spelling of these names."""
-        strict = {node: name for node in graph.nodes if (name := strict_name(node, root)) in names} if graph else None
+    def of(cls, root: nn.Module, graph: fx.Graph | None, names: Collection[str] | None = None) -> Refusals | None:
+        """Those of a graph over root; None where it has no strict spelling, or none of these names."""
+        found = {node: strict_name(node, root) for node in graph.nodes} if graph is not None else {}
+        strict = {node: name for node, name in found.items() if name and (names is None or name in names)}
         return cls(root, graph, strict) if graph is not None and strict else None
 
     def allow(self, values: Mapping[str, Any]) -> bool:
@@ -139,7 +142,14 @@ def strict_name(node: fx.Node, root: nn.Module) -> str:
         name = target._opname.rstrip("_")
     else:
         name = target.__name__ if target in FUNCTIONS else ""
-    return name if name in STRICT else ""
+    return name if name in STRICT else IN_PLACE if _may_outgrow(node) else ""
+
+
+def _may_outgrow(node: fx.Node) -> bool:
+    """Whether it writes what may be larger than where it writes it: layers' results are taken to fit each other."""
+    is_method = node.op == "call_method" and str(node.target).endswith("_") and str(node.target)[:-1] in METHODS
+    others = [source for source in node.all_input_nodes[1:] if not is_shape(source)]
+    return (is_method or node.target in INPLACE) and any(other.op in ("get_attr", "placeholder") for other in others)
 
 
 def _addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **factors: Any) -> torch.Tensor:

@@ -25,7 +25,7 @@ class Free(enum.IntEnum):
 
 
 SECONDS = 4.0  # of CPU time, for a model with all that is tried of it, where sizes become long terms
-LONGEST = 4.0  # what those of a tensor have on average: BERT and Llama 1.8, Deformable DETR 5, Swin 28 to 50
+LONGEST = 12.0  # symbols and operations, a tensor on average: BERT 1.8, Deformable DETR 5 to 8, Swin 28 to 58
 _FIXED = {
     Free.NOTHING: "Sizes are those of the example",
     Free.BATCH: "Sizes but the first of each argument are those of the example",

@@ -195,3 +195,31 @@ def test_sizes_that_passed_are_remembered() -> None:
 
 def test_a_graph_without_strict_spellings_has_none() -> None:
     assert zendnn_cffi.optimize(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval())._source[0].refusals is None
+
+
+@pytest.mark.parametrize("write", ["mul_", "sub_", "+=", "pow_"])
+@pytest.mark.parametrize("of", ["parameter", "input"])
+def test_writes_what_is_larger_in_place(write: str, of: str) -> None:
+    """Eager PyTorch refuses it; the operation out of place has a larger result."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(4, 4), nn.Parameter(torch.rand(5, 4))
+
+        def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            y, operand = self.linear(x).sigmoid(), self.scale if of == "parameter" else other
+            if write == "+=":
+                y += operand
+                return y
+            return getattr(y, write)(operand)
+
+    model = Writes().eval()
+    fast = zendnn_cffi.optimize(model, tune="off")
+    x, other = torch.rand(5, 4), torch.rand(5, 4)
+    torch.testing.assert_close(fast(x, other), model(x, other))
+    assert fast.regions()
+    with pytest.raises(RuntimeError, match="broadcast"):
+        model(torch.rand(1, 4), other)
+    with pytest.raises(RuntimeError, match="broadcast"):
+        fast(torch.rand(1, 4), other)
