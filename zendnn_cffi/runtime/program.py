@@ -71,7 +71,7 @@ class Program:
         self.failed = set() if failed is None else failed
         ffi, lib = load().ffi, load().lib
         # By an integer: a pointer made for each call takes as long as the call.
-        self._set_data_handle = ffi.cast("int (*)(zendnn_memory_t, uintptr_t)", lib.zendnn_memory_set_data_handle)
+        self._set_data_handle = ffi.cast("int (*)(void *, uintptr_t)", lib.zendnn_memory_set_data_handle)
         self._makers = [
             _nothing if spec.grows else recycled.results.maker(spec.shape, spec.strides, spec.dtype)
             for spec in self.outputs
