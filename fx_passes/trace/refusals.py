@@ -107,6 +107,8 @@ class Refusals:
             if node in self._strict:
                 _rms_norm(args[0], module.normalized_shape, module.weight)
             return module(*args, **kwargs)
+        if self._strict.get(node) == IN_PLACE:
+            _check_fits(*args)
         stricter = _STRICTER.get(self._strict.get(node, ""))
         return call_node(node, args, kwargs) if stricter is None else stricter(*args, **kwargs)
 
@@ -150,6 +152,13 @@ def _may_outgrow(node: fx.Node) -> bool:
     is_method = node.op == "call_method" and str(node.target).endswith("_") and str(node.target)[:-1] in METHODS
     others = [source for source in node.all_input_nodes[1:] if not is_shape(source)]
     return (is_method or node.target in INPLACE) and any(other.op in ("get_attr", "placeholder") for other in others)
+
+
+def _check_fits(written: torch.Tensor, *others: Any) -> None:
+    """Raise RuntimeError where eager PyTorch does: pow_ of meta tensors takes what would make them larger."""
+    shape = torch.broadcast_shapes(written.shape, *(other.shape for other in others if isinstance(other, torch.Tensor)))
+    if shape != written.shape:
+        raise RuntimeError(f"{list(written.shape)} would be {list(shape)}")
 
 
 def _addmm(input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **factors: Any) -> torch.Tensor:

@@ -95,7 +95,7 @@ def test_random_networks_from_files(tmp_path: Path) -> None:
     assert saved >= 2
 
 
-@pytest.mark.parametrize("seed", [400, 402, 404, 405])
+@pytest.mark.parametrize("seed", [400, 403, 404, 405])
 def test_random_networks_by_pt2e(seed: int) -> None:
     """Networks of floats that torchao quantizes; some of them by scales of the call."""
     model, x = random_network(random.Random(seed), is_float=True)
