@@ -12,7 +12,6 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from fx_passes.trace.modes import keep_modes_whole
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.seeding import refuse_seeding
-from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft
+from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
 from fx_passes.trace.time_limit import TooLong
@@ -377,35 +376,6 @@ def _export(
     raise AssertionError("the last attempt returns or raises")
 
 
-class Attempt(NamedTuple):
-    """A way to export.
-
-    what   is free, in words
-    mode   holds meanwhile
-    of     what dynamic_shapes has for an argument; None: no size is free
-    """
-
-    what: str
-    free: Free
-    mode: AbstractContextManager[Any]
-    of: Callable[[Any], Any] | None = None
-
-    def shapes(self, root: nn.Module, example: Call) -> dict[str, Any] | None:
-        """dynamic_shapes by argument name: those of *args as a tuple, those of **kwargs as a mapping."""
-        if self.of is None:
-            return None
-        args, kwargs = pytree.tree_map(self.of, example)
-        return dict(inspect.signature(root.forward).bind(*args, **kwargs).arguments)
-
-
-def attempts() -> Iterator[Attempt]:
-    """Ways to export, the best first."""
-    yield Attempt("sizes and batch", Free.ALL, _size_oblivious(), _free_sizes_and_batch)
-    yield Attempt("sizes above 1", Free.ALL, contextlib.nullcontext(), _free_sizes)
-    yield Attempt("the batch", Free.BATCH, _size_oblivious(), _free_batch)
-    yield Attempt("no size", Free.NOTHING, contextlib.nullcontext())
-
-
 def _watch_state(root: nn.Module) -> dict[str, str]:
     """Return a mapping that root's forward, called later, fills with the modules it changes."""
     forward, noticed = root.forward, dict[str, str]()
@@ -438,15 +408,6 @@ def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
         forward.__signature__ = signature.replace(parameters=[*own, *named])
 
 
-def _size_oblivious() -> AbstractContextManager[Any]:
-    """Let a size be free though it is 1 in the example: torch.export takes 0 and 1 for constants otherwise."""
-    from torch.fx.experimental import _config as config
-
-    # torch before 2.7 has no such setting; the sizes are constants there.
-    known = hasattr(config, "backed_size_oblivious")
-    return config.patch(backed_size_oblivious=True) if known else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def _written_out() -> Iterator[None]:
     """Let nn.MultiheadAttention and nn.TransformerEncoderLayer call their parts, not one operator for all of them.
@@ -461,21 +422,3 @@ def _written_out() -> Iterator[None]:
     finally:
         transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-def _free_sizes(value: Any) -> Any:
-    """Leave every size of a tensor to torch.export to find out, but for 0 and 1: those mean something."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    return {dim: torch.export.Dim.AUTO for dim, size in enumerate(value.shape) if size > 1}
-
-
-def _free_batch(value: Any) -> Any:
-    """Leave the first size of a tensor free, whatever it is."""
-    return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.ndim else None
-
-
-def _free_sizes_and_batch(value: Any) -> Any:
-    """The same with the first size free as well."""
-    free, batch = _free_sizes(value), _free_batch(value)
-    return free if batch is None else {**free, **batch}

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes.search.progress import ProgressBar
-from fx_passes.trace.export import attempts
+from fx_passes.trace.sizes import attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, kind
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
