@@ -201,7 +201,7 @@ class OptimizedModule(SkeletonModule):
 
     def may_run_again(self, error: Exception) -> bool:
         """Whether a call that raised has changed nothing, so that the model's own forward may have it."""
-        is_final = isinstance(error, MemoryError | NoDataError | ZenDNNError)
+        is_final = isinstance(error, MemoryError | NoDataError | ZenDNNError | Warning)
         return self._only_reads and not self._released and not is_final
 
     def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
