@@ -42,6 +42,10 @@ class OutputSpec:
     dtype: torch.dtype
     grows: bool = False
 
+    def maker(self) -> Callable[[], torch.Tensor]:
+        """What makes the tensor of a run; of one that grows, an empty one in its place."""
+        return _nothing if self.grows else recycled.results.maker(self.shape, self.strides, self.dtype)
+
 
 class Program:
     """Run a planned list of calls.
@@ -72,10 +76,7 @@ class Program:
         ffi, lib = load().ffi, load().lib
         # By an integer: a pointer made for each call takes as long as the call.
         self._set_data_handle = ffi.cast("int (*)(void *, uintptr_t)", lib.zendnn_memory_set_data_handle)
-        self._makers = [
-            _nothing if spec.grows else recycled.results.maker(spec.shape, spec.strides, spec.dtype)
-            for spec in self.outputs
-        ]
+        self._makers = [spec.maker() for spec in self.outputs]
         self._labels: list[Label] | None = None
         self._growing = [
             (call.dst.slot.index, call.srcs[0].slot.index, call.allocate)

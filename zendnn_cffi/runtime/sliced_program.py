@@ -8,7 +8,6 @@ import torch
 
 from zendnn_cffi.runtime.calls import Call
 from zendnn_cffi.runtime.program import OutputSpec, Program
-from zendnn_cffi.runtime.recycled import results
 
 
 class SlicedProgram:
@@ -21,6 +20,7 @@ class SlicedProgram:
         self.program = program
         self.slice_size = slice_size
         self.outputs = tuple(outputs)
+        self._makers = [spec.maker() for spec in self.outputs]
         self.slices = outputs[0].shape[0] // slice_size
 
     @property
@@ -51,7 +51,7 @@ class SlicedProgram:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for these inputs."""
-        outputs = [results.empty_strided(spec.shape, spec.strides, spec.dtype) for spec in self.outputs]
+        outputs = [make() for make in self._makers]
         for start in range(0, self.slices * self.slice_size, self.slice_size):
             self.program.run_into(*(self._slices(tensors, start) for tensors in (inputs, outputs)))
         return outputs
