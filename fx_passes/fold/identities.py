@@ -12,6 +12,9 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.graph.graph import finish, is_call, only_values_count, replace
 
+_FROM_ZERO = frozenset(("relu", "clamp_min"))
+_BOUNDED = frozenset(("clip", "hardtanh"))
+
 
 def fold_identities(gm: fx.GraphModule) -> fx.GraphModule:
     """Remove every operation that returns its input's values."""
@@ -49,6 +52,19 @@ def is_repeated(node: fx.Node) -> bool:
         return False
     _, kind, alpha, beta = node.args
     _, before, low, high = node.args[0].args
-    if (kind, alpha) == ("relu", 0.0):
-        return before == "abs" or (before, low) == ("relu", 0.0) or (before == "clip" and low >= 0)
-    return kind == before == "clip" and alpha <= low and high <= beta
+    if not _keeps_integers(kind, alpha, beta) and not _is_floating(node):
+        return False
+    if kind in _FROM_ZERO and alpha == 0:
+        return before == "abs" or (before in _FROM_ZERO and low == 0) or (before in _BOUNDED and low >= 0)
+    return kind in _BOUNDED and before in _BOUNDED and alpha <= low and high <= beta
+
+
+def _keeps_integers(kind: str, alpha: object, beta: object) -> bool:
+    """Whether integers stay such: torch.clamp makes them floating-point numbers where a bound is one."""
+    bounds = {"clip": (alpha, beta), "clamp_min": (alpha,)}.get(kind, ())
+    return all(type(bound) is int for bound in bounds)
+
+
+def _is_floating(node: fx.Node) -> bool:
+    have = node.args[0].meta.get("val")
+    return isinstance(have, torch.Tensor) and have.is_floating_point()

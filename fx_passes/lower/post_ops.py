@@ -61,12 +61,17 @@ def as_linear(kind: str, number: float) -> EltwisePostOp | None:
     return None if pair is None else EltwisePostOp("linear", *pair)
 
 
+# What differs from the library's for integers alone.
+_OF_FLOATS = {"hardtanh": "clip", "clamp_min": "relu"}
+
+
 def translate_eltwise(kind: str, alpha: object, beta: object) -> tuple[EltwisePostOp, ...] | None:
     """Return the library's spelling of a vocabulary eltwise: one or two of its own; None where it has none."""
     if kind == "hardsigmoid":
         return EltwisePostOp("linear", 1 / 6, 0.5), EltwisePostOp("clip", 0.0, 1.0)
     if kind == "rsqrt":
         return (EltwisePostOp("pow", 1.0, -0.5),)
+    kind = _OF_FLOATS.get(kind, kind)
     if kind not in ELTWISE or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
         return None
     return (EltwisePostOp(kind, float(alpha), float(beta)),)

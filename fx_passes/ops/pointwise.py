@@ -27,6 +27,8 @@ ELTWISE: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "hardsigmoid": lambda x, a, b: F.hardsigmoid(x),
     "elu": lambda x, a, b: F.elu(x, a),
     "clip": lambda x, a, b: torch.clamp(x, a, b),
+    "clamp_min": lambda x, a, b: torch.clamp(x, a),  # relu of floating-point numbers, where a is 0 or 0.0
+    "hardtanh": lambda x, a, b: F.hardtanh(x, a, b),  # clip of floating-point numbers; integers stay integers
     "linear": lambda x, a, b: (x if a == 1 else x * a) + b if b else x * a,
     "exp": lambda x, a, b: torch.exp(x),
     "log": lambda x, a, b: torch.log(x),

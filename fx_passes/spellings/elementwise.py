@@ -20,7 +20,7 @@ def unary(kind: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[..., Bui
 
 
 row(unary("relu"), "relu", modules={nn.ReLU: ()})
-row(unary("clip", 0.0, 6.0), "relu6", modules={nn.ReLU6: ()})
+row(unary("hardtanh", 0.0, 6.0), "relu6", modules={nn.ReLU6: ()})
 row(unary("logistic"), "sigmoid", modules={nn.Sigmoid: ()})
 row(unary("tanh"), "tanh", modules={nn.Tanh: ()})
 row(unary("swish", 1.0), "silu", modules={nn.SiLU: ()})
@@ -43,14 +43,16 @@ def elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Built:
 
 @spelled("hardtanh", modules={nn.Hardtanh: ("min_val", "max_val")})
 def hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Built:
-    return clamp(input, min_val, max_val)
+    if not is_number(min_val) or not is_number(max_val) or min_val > max_val:
+        return None
+    return Call(ops.eltwise, (input, "hardtanh", min_val, max_val))
 
 
 @spelled("clamp", "clip")
 def clamp(input: Any, min: Any = None, max: Any = None) -> Built:
     """Limits that are numbers in order (of min > max eager makes max everywhere; clip need not), or 0 and none."""
     if max is None and is_number(min) and min == 0:
-        return Call(ops.eltwise, (input, "relu", 0.0, 0.0))
+        return Call(ops.eltwise, (input, "clamp_min", min, 0.0))
     if not is_number(min) or not is_number(max) or min > max:
         return None
     return Call(ops.eltwise, (input, "clip", min, max))

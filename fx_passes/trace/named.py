@@ -1,4 +1,4 @@
-"""Globals, and attributes of classes and other objects, that a forward names: a graph has what they were for good.
+"""Globals, variables of enclosing functions, and attributes of classes and objects, that a forward names.
 
     return self.linear(x) * SCALE        each call asks whether SCALE is what it was while this was traced
 
@@ -8,6 +8,8 @@ memory tells of all globals (zendnn_cffi.runtime.dictionaries).
 
 from __future__ import annotations
 
+import copy
+import math
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -23,7 +25,10 @@ from zendnn_cffi.runtime.dictionaries import Dictionaries
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 _COMPARED = (*_PLAIN, tuple, torch.Tensor, types.FunctionType, list, dict)
 _GLOBAL, _ATTRIBUTE, _LOCAL = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD"), "LOAD_FAST"
-_MOST = 64  # entries of a list or dictionary
+_OUTER = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_ALL = frozenset(("globals", "eval", "exec"))  # builtins by which code may read any global
+_MOST = 64  # values in a list or dictionary, and in those that it holds
+_DEEPEST = 8  # of these in one another
 _GONE = object()
 
 
@@ -31,36 +36,59 @@ class Named:
     """What stood under these names.
 
     rows     dictionary, name, value
-    classes  class, name, value: their dictionaries are not to be had
+    others   class or cell, name, value: these have no dictionary to be had
     """
 
-    def __init__(self, rows: Iterable[tuple[Any, str, Any]], classes: Iterable[tuple[Any, str, Any]]) -> None:
-        self._rows, self._classes = list(rows), list(classes)
-        self._copies = [(value, value.copy()) for _, _, value in (*self._rows, *self._classes) if _is_small(value)]
+    def __init__(self, rows: Iterable[tuple[Any, str, Any]], others: Iterable[tuple[Any, str, Any]]) -> None:
+        self._rows, self._others = list(rows), list(others)
+        values = [value for _, _, value in (*self._rows, *self._others) if isinstance(value, list | dict | tuple)]
+        self._copies = [(value, copy.deepcopy(value)) for value in values if _count(value) <= _MOST]
+        self._is_other = False  # whether it is known not to be what the graph was made with
         self._dictionaries = Dictionaries([held for held, _, _ in self._rows], self._holds_the_same)
 
     @classmethod
     def of(cls, root: nn.Module, reached: Reached) -> Named | None:
         """What forward of root names now; None where that is nothing of the user's."""
         near = [function for function in reached.functions if is_near(function.__module__ or "")]
-        rows, classes, attributes = list[Any](), list[Any](), set[str]()
+        rows, others, attributes = list[Any](), list[Any](), set[str]()
         for function in near:
             for held, name, value in _named_by(function, attributes):
                 if isinstance(value, _COMPARED):
-                    (classes if isinstance(held, type) else rows).append((held, name, value))
+                    (rows if isinstance(held, dict) else others).append((held, name, value))
         for kind in {base for module in root.modules() for base in type(module).__mro__ if is_near(base.__module__)}:
             for name in attributes & vars(kind).keys():
                 if isinstance(value := vars(kind)[name], _COMPARED) and not isinstance(value, types.FunctionType):
-                    classes.append((kind, name, value))
-        return cls(rows, classes) if rows or classes else None
+                    others.append((kind, name, value))
+        return cls(rows, others) if rows or others else None
 
     def unchanged(self) -> bool:
         """Whether all is what it was."""
         return (
-            self._dictionaries.unchanged()
-            and all(_is_same(vars(kind).get(name, _GONE), value) for kind, name, value in self._classes)
+            not self._is_other
+            and self._dictionaries.unchanged()
+            and all(_is_same(_held_by(holder, name), value) for holder, name, value in self._others)
             and all(value == copy for value, copy in self._copies)
         )
+
+    def values(self) -> dict[str, set[str]]:
+        """Names, and the values of these that another process can compare."""
+        found: dict[str, set[str]] = {}
+        for _, name, value in (*self._rows, *self._others):
+            if _count(value) <= _MOST:
+                found.setdefault(name, set()).add(repr(value))
+        return found
+
+    @classmethod
+    def read_again(cls, root: nn.Module, values: dict[str, set[str]], *, is_new: bool) -> Named | None:
+        """What forward names in this process, where its graph may come from another one.
+
+        is_new  whether the graph was made here; else it counts for nothing where a name has another value
+        """
+        named = cls.of(root, Reached(root))
+        if named is not None and not is_new:
+            now = named.values()
+            named._is_other = any(now.get(name, known) != known for name, known in values.items())
+        return named
 
     def _holds_the_same(self) -> bool:
         return all(_is_same(held.get(name, _GONE), value) for held, name, value in self._rows)
@@ -70,24 +98,32 @@ class Named:
 
 
 def _named_by(function: types.FunctionType, attributes: set[str]) -> Iterator[tuple[Any, str, Any]]:
-    """Dictionary or class, name and value of what a function names; attributes: names of attributes of its own values.
+    """Dictionary, class or cell, name and value of what a function names.
 
-    a.b.c is looked up from a global on, where a module of the user's, an object or a class holds the next.
+    a.b.c is looked up from a global or a variable of an enclosing function on, where a module of the user's, an object
+    or a class holds the next.
+
+    attributes  names of attributes of its own values, added to
     """
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     for code in with_inner(function.__code__):
         held: Any = None
         for row in without_caches(code):
             if row.opname in _GLOBAL:
                 held = function.__globals__
+            elif row.opname in _OUTER and row.argval in cells:
+                held = cells[row.argval]
             elif row.opname not in _ATTRIBUTE:
                 held = attributes if row.opname.startswith(_LOCAL) else None
                 continue
-            if held is attributes:
+            if held is function.__globals__ and row.argval in _ALL and row.argval not in held:
+                yield from ((held, name, value) for name, value in tuple(held.items()))
+                held = None
+            elif held is attributes:
                 attributes.add(row.argval)
                 held = None
             elif held is not None:
-                names = vars(held) if isinstance(held, type) else held
-                value = names.get(row.argval, _GONE)
+                value = _held_by(held, row.argval)
                 if value is not _GONE:
                     yield held, row.argval, value
                 held = _space_of(value)
@@ -108,8 +144,25 @@ def _is_same(value: Any, other: Any) -> bool:
     return value is other or (type(value) is type(other) and isinstance(value, _PLAIN) and value == other)
 
 
-def _is_small(value: Any) -> bool:
-    """Whether it is a list or dictionary of few plain values: what is in it may change."""
-    if type(value) not in (list, dict) or len(value) > _MOST:
-        return False
-    return all(isinstance(entry, _PLAIN) for entry in (value.values() if isinstance(value, dict) else value))
+def _held_by(holder: Any, name: str) -> Any:
+    """A value of a dictionary, a class or a cell; _GONE where it has none."""
+    if isinstance(holder, types.CellType):
+        try:
+            return holder.cell_contents
+        except ValueError:
+            return _GONE
+    return (vars(holder) if isinstance(holder, type) else holder).get(name, _GONE)
+
+
+def _count(value: Any, depth: int = _DEEPEST) -> float:
+    """How many plain values lists, dictionaries and tuples hold; infinity for many, and for other ones."""
+    if isinstance(value, _PLAIN):
+        return 1
+    if type(value) not in (list, dict, tuple) or len(value) > _MOST or not depth:
+        return math.inf
+    total = 0.0
+    for entry in value.values() if isinstance(value, dict) else value:
+        total += _count(entry, depth - 1)
+        if total > _MOST:
+            return math.inf
+    return total

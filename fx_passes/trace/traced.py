@@ -192,7 +192,8 @@ class Traced:
 
     def __getstate__(self) -> dict[str, Any]:
         """An exported graph is not picklable; it is made again from the example."""
-        state = {key: value for key, value in self.__dict__.items() if "refusals" not in key} | {"named": None}
+        state = {key: value for key, value in self.__dict__.items() if "refusals" not in key}
+        state["named"] = None if self.named is None else self.named.values()
         if self.example is not None and not self.restored:
             state.update(graph=None, guards=None)
         return state
@@ -201,6 +202,8 @@ class Traced:
         self.__dict__.update(state)
         if self.example is not None and not self.restored:
             self.graph, self.guards = export(self.root, *self.example, self.sizes)
+        if (values := state["named"]) is not None:
+            self.named = Named.read_again(self.root, values, is_new=self.example is not None and not self.restored)
 
 
 def _is_dense(value: Any) -> bool:

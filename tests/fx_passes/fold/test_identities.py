@@ -44,6 +44,16 @@ def test_repeated_activations() -> None:
     assert count(check(model_of(forward), image()))["eltwise"] == 5
 
 
+def test_what_makes_integers_floating_point_numbers_is_no_repetition() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y, z = F.relu6(x), x.relu()
+        return y.clamp(-1, 7), y.clamp(-1.0, 7.0), y.clamp(min=0.0), F.hardtanh(y, -1.0, 7.0), z.clamp(min=0)
+
+    gm = check(model_of(forward), torch.arange(-3, 9))
+    assert count(gm)["eltwise"] == 4
+    check_equal(model_of(forward), gm, torch.randn(9))
+
+
 def test_relu_of_absolute_values_is_no_operation() -> None:
     """lp_pool has it: the library's relu would make 0 of a NaN."""
     model = model_of(lambda m, x: F.leaky_relu(x, 0.5).abs().relu())

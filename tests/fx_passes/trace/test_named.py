@@ -23,8 +23,30 @@ UNREAD = 1.0
 settings = types.SimpleNamespace(inner=types.SimpleNamespace(scale=2.0))
 
 
+NESTED = {"scales": [(1.0, 2.0), [3.0]]}
+
+
 class Config:
     scale = 2.0
+
+
+class Variable:
+    """Functions that read and write a variable of the function around them."""
+
+    def __init__(self) -> None:
+        scale, inner = 2.0, types.SimpleNamespace(scale=2.0)
+
+        def read(y: Tensor) -> Tensor:
+            return y * scale * inner.scale
+
+        def write(value: float) -> None:
+            nonlocal scale
+            scale = value
+
+        self.read, self.write, self.inner = read, write, inner
+
+
+VARIABLE = Variable()
 
 
 def helper(x: Tensor) -> Tensor:
@@ -56,6 +78,17 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], Any
     "number": (lambda y: y * SCALE, lambda: set_global("SCALE", 5.0), lambda: set_global("SCALE", 2.0)),
     "tensor": (lambda y: y * VECTOR, lambda: set_global("VECTOR", VECTOR * 3), lambda: set_global("VECTOR", -VECTOR)),
     "in a list": (lambda y: y * LIST[1], lambda: LIST.__setitem__(1, 7.0), lambda: LIST.__setitem__(1, 2.0)),
+    "in lists of lists": (
+        lambda y: y * NESTED["scales"][1][0],
+        lambda: NESTED["scales"][1].__setitem__(0, 7.0),
+        lambda: NESTED["scales"][1].__setitem__(0, 3.0),
+    ),
+    "of an enclosing function": (VARIABLE.read, lambda: VARIABLE.write(5.0), lambda: VARIABLE.write(2.0)),
+    "of an object there": (
+        VARIABLE.read,
+        lambda: setattr(VARIABLE.inner, "scale", 9.0),
+        lambda: setattr(VARIABLE.inner, "scale", 2.0),
+    ),
     "of a class": (
         lambda y: y * Config.scale,
         lambda: setattr(Config, "scale", 9.0),
@@ -66,6 +99,12 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], Any
         lambda: setattr(settings.inner, "scale", 9.0),
         lambda: setattr(settings.inner, "scale", 2.0),
     ),
+    "by globals()": (
+        lambda y: y * globals()["SCALE"],
+        lambda: set_global("SCALE", 5.0),
+        lambda: set_global("SCALE", 2.0),
+    ),
+    "in text": (lambda y: y * eval("SCALE"), lambda: set_global("SCALE", 5.0), lambda: set_global("SCALE", 2.0)),
     "in a helper": (lambda y: helper(y), lambda: set_global("SCALE", 5.0), lambda: set_global("SCALE", 2.0)),
     "of the module's class": (lambda y: y, lambda: setattr(Net, "factor", 4.0), lambda: setattr(Net, "factor", 2.0)),
 }  # fmt: skip
@@ -105,8 +144,27 @@ def test_installed_libraries_are_left_out() -> None:
     assert Named.of(model, Reached(model)) is None
 
 
-def test_copies_and_pickles() -> None:
+def test_a_list_that_holds_itself_is_not_followed() -> None:
+    LIST.append(LIST)
+    try:
+        model = Net(CASES["in a list"][0]).eval()
+        assert Named.of(model, Reached(model)) is not None
+    finally:
+        LIST.pop()
+
+
+@pytest.mark.parametrize("with_example", [False, True])
+def test_copies_and_pickles(with_example: bool) -> None:
     model, x = OfClass().eval(), torch.randn(2, 8)
-    fast = zendnn_cffi.optimize(model, tune="off")
-    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
-        torch.testing.assert_close(other(x), fast(x))
+    fast = zendnn_cffi.optimize(model, (x,) if with_example else None, tune="off")
+    written = pickle.dumps(fast)
+    copies = [copy.deepcopy(fast), pickle.loads(written)]
+    try:
+        for value in (2.0, 4.0):  # what is changed after copying, and before
+            Net.factor = value
+            for other in (*copies, pickle.loads(written)):
+                torch.testing.assert_close(other(x), model(x))
+        Net.factor = 2.0
+        assert all(other._source[0].arrange((x,), {}) is not None for other in (*copies, pickle.loads(written)))
+    finally:
+        Net.factor = 2.0
