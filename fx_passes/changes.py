@@ -6,6 +6,7 @@
     module.layer = nn.Linear(...), prune, parametrize                                   another object, or none
     layer._parameters = {...}, layer.forward = f, other orders of layers                another dictionary
     register_forward_hook()                                                             the count of all hooks ever made
+    conv.stride = (2, 2), block.scale = 0.5, model.config.sizes[0] = 7                  fx_passes/trace/attributes.py
 
 All of it is asked at each call, by reading words of memory where they lie (zendnn_cffi.runtime); version counters and
 hooks alone where nobody has had a part of the optimized module in hands (OptimizedModule.is_open). What modules hold is
@@ -29,9 +30,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from fx_passes.aliasing.inputs import Places
-from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights, has_hooks
-from fx_passes.trace.held import Kept
-from fx_passes.trace.state import attributes_of, is_torch_s
+from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.trace.attributes import Attributes
+from fx_passes.trace.state import is_torch_s
 from zendnn_cffi.runtime.dictionaries import Dictionaries
 from zendnn_cffi.runtime.locations import Locations
 from zendnn_cffi.runtime.versions import Versions
@@ -80,7 +81,7 @@ class Contents:
 class Watch:
     """What an optimized module was when this was made.
 
-    structure  all that its graph may depend on: modules, their attributes, hooks, shapes and ties of parameters
+    structure  modules, their order, shapes and ties of parameters: with attributes, all that its graph may depend on
     """
 
     def __init__(self, gm: OptimizedModule) -> None:
@@ -119,9 +120,9 @@ class Watch:
         self._parts = list(map(_parts, self._modules))  # held, so that nothing else gets their ids
         self._made_of = self._ids()
         self._known_names = list(map(list, self._by_name))
-        dictionaries = [*self._children, *self._by_name, *(module.__dict__ for module in self._modules)]
+        self._plain = Attributes(self._modules)
+        dictionaries = [*self._children, *self._by_name, *self._plain.dictionaries]
         self._dictionaries = Dictionaries(dictionaries, self._holds_the_same)
-        self._keep = Kept(in_place=False)
         self.structure = self._describe(modules)
 
     def unchanged(self, gm: OptimizedModule) -> bool:
@@ -134,6 +135,7 @@ class Watch:
                 and own["_parameters"] is self._root["_parameters"]
                 and own["_buffers"] is self._root["_buffers"]
                 and self._dictionaries.unchanged()
+                and (self._plain.lists_unchanged() or self._plain.unchanged())
                 and self.contents.unchanged()
             )
         except (KeyError, RuntimeError):  # a name that is gone, a tensor without an address
@@ -147,6 +149,7 @@ class Watch:
             and list(map(list, self._by_name)) == self._known_names
             and list(map(_is_training, self._attributes)) == self._training
             and self._ids() == self._made_of
+            and self._plain.unchanged()
         )
 
     def _ids(self) -> list[tuple[Any, ...]]:
@@ -159,6 +162,10 @@ class Watch:
     def unwritten(self) -> bool:
         """As unchanged(), where nobody holds what could be replaced: what others share memory with was not written."""
         return RemovableHandle.next_id == self._hooks and self.contents.unwritten()
+
+    def gives_graph_of(self, before: Watch) -> bool:
+        """Whether the graph that was made when `before` was is this one's, too."""
+        return self.structure == before.structure and before._plain.unchanged()
 
     def expire(self) -> None:
         """Let unchanged() be False."""
@@ -193,14 +200,9 @@ class Watch:
             tensors.append((self._names[number], first.setdefault(id(tensor), number), kind))
         parts = []
         for path, module in modules:
-            held = {*module._parameters, *module._buffers, *module._modules, *computed_weights(module)}
-            own = {
-                name: value
-                for name, value in attributes_of(module, self._keep).items()
-                if name not in held and name != "training" and not name.endswith(HOOK_ATTRIBUTES)
-            }
             hidden = {name: id(module.__dict__[name]) for name in _kept(module) & module.__dict__.keys()}
-            parts.append((path, id(module), type(module), own, list(module._modules), hidden))
+            own_forward = id(module.__dict__.get("forward"))
+            parts.append((path, id(module), type(module), own_forward, list(module._modules), hidden))
         return tensors, parts, self._training
 
 

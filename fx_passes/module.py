@@ -231,7 +231,7 @@ class OptimizedModule(SkeletonModule):
         if before is None or has_global_hooks():
             self._begin_watch(before or now)
             return before is None
-        written, same_graph = now.written(before), now.structure == before.structure
+        written, same_graph = now.written(before), now.gives_graph_of(before)
         if written or not same_graph:
             self._refuse_if_released("a call after its parameters or layers were changed")
             is_new = not self._told and not (same_graph and self._keeps_nothing and now.same_tensors(before))

@@ -6,6 +6,8 @@ the skeleton's forward computes with what the module has.
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -90,7 +92,21 @@ class SkeletonModule(NamedParts):
             return value
         if name in root._modules or name in root._parameters or name in root._buffers:
             held["_is_open"] = True
-        return super().__getattr__(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__") or not hasattr(type(root), name):
+                raise
+        return self._of_class(name)
+
+    def _of_class(self, name: str) -> Any:
+        """What the model's class has, such as a property. Methods would run the model's own forward, or none at all."""
+        if isinstance(inspect.getattr_static(type(self._tree), name), types.FunctionType):
+            raise AttributeError(
+                f"{name}() is a method of {type(self._tree).__name__}; an optimized module has forward alone."
+                " zendnn_cffi.replace_forward(model) keeps the model with all its methods"
+            )
+        return getattr(self.root, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in type(self)._state or isinstance(value, fx.Graph):  # nn.Module would look for parts of the name first
@@ -102,10 +118,12 @@ class SkeletonModule(NamedParts):
         if root is None or self._is_its_own(name) or not self._is_of_the_skeleton(name, value):
             super().__setattr__(name, value)
         elif isinstance(value, nn.Parameter | nn.Module):
-            del root.__dict__[name]
+            root.__dict__.pop(name, None)
             super().__setattr__(name, value)
-        else:
+        elif name in root.__dict__:
             root.__dict__[name] = value
+        else:
+            setattr(self.root, name, value)
 
     def _is_its_own(self, name: str) -> bool:
         """Whether a name stands for something of this module, whatever the model has under it."""
@@ -144,7 +162,7 @@ class SkeletonModule(NamedParts):
 
     def _is_of_the_skeleton(self, name: str, value: Any) -> bool:
         """Whether an attribute that this has not is one that forward reads: what was a buffer may become a tensor."""
-        if name in self._tree.__dict__:
+        if name in self._tree.__dict__ or (hasattr(type(self._tree), name) and not hasattr(type(self), name)):
             return True
         is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
         return is_tensor and self._own is not None and not any(name in held for held in self._kept_by_name())

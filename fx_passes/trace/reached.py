@@ -112,7 +112,7 @@ class Reached:
         self._files = {getattr(sys.modules.get(room), "__file__", None) for room in rooms}
         for module in root.modules():
             for cls in type(module).__mro__:
-                if _is_theirs(cls.__module__) and cls not in self._seen:
+                if is_theirs(cls.__module__) and cls not in self._seen:
                     self._look_at_class(cls)
             for value in module.__dict__.values():
                 if type(value) not in _PLAIN and callable(value):
@@ -208,7 +208,7 @@ class Reached:
         elif isinstance(value, property):
             value = value.fget
         while isinstance(value, types.FunctionType) and len(self.functions) < _MOST:
-            if value.__code__ in self._seen or not _is_theirs(value.__module__ or ""):
+            if value.__code__ in self._seen or not is_theirs(value.__module__ or ""):
                 return
             self._seen.add(value.__code__)
             self.functions.append(value)
@@ -220,14 +220,14 @@ class Reached:
         names = set(names_in(function.__code__))
         found = [space[name] for name in names if name in space]
         for value in found:
-            if isinstance(value, types.ModuleType) and _is_theirs(value.__name__):
+            if isinstance(value, types.ModuleType) and is_theirs(value.__name__):
                 found = [*found, *(vars(value)[name] for name in names if name in vars(value))]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # not assigned yet
                 found.append(cell.cell_contents)
         for value in found:
             if isinstance(value, type):
-                if _is_theirs(value.__module__) and value not in self._seen:
+                if is_theirs(value.__module__) and value not in self._seen:
                     self._look_at_class(value)
             elif type(value) in (dict, list, tuple):  # those of other classes may import what is asked for
                 for item in [*(value.values() if isinstance(value, dict) else value)][:64]:
@@ -253,5 +253,6 @@ class Reached:
                     del space[name]
 
 
-def _is_theirs(module: str) -> bool:
+def is_theirs(module: str) -> bool:
+    """Whether code of this module is neither ours nor PyTorch's, numpy's or Python's."""
     return module.partition(".")[0] not in _NOT_THEIRS

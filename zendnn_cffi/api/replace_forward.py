@@ -14,6 +14,7 @@ from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
 
 if TYPE_CHECKING:
+    from fx_passes.model_watch import ModelWatch
     from fx_passes.module import OptimizedModule
 
 log = get_logger(__name__)
@@ -33,6 +34,8 @@ class ReplacedForward:
         self.reasons: list[str] = []
         self._by_kind: dict[Any, OptimizedModule] = {}
         self._refused: dict[Any, int] = {}
+        self._watch: ModelWatch | None = None  # the model as the modules were made of it
+        self._seen: ModelWatch | None = None  # as the last call found it, where that is another
         self._lock = new_lock()
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))  # generate() and pipelines read it
 
@@ -59,6 +62,8 @@ class ReplacedForward:
                 return self._plain("an argument requires a gradient")
         kind = (str(spec), *(_kind_of(leaf) for leaf in leaves))
         with self._lock:
+            if not self._is_settled():
+                return self._plain("the model was changed: the next call optimizes it anew, unless it changes again")
             if kind in self._by_kind:
                 return self._by_kind[kind]
             if self._refused.get(kind, 0) == _TRIES:
@@ -72,6 +77,21 @@ class ReplacedForward:
                 return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
             self._by_kind[kind] = fast
             return fast
+
+    def _is_settled(self) -> bool:
+        """Whether the modules are of the model as it is; they are made anew where it stayed for two calls."""
+        from fx_passes.model_watch import ModelWatch
+
+        if self._watch is not None and self._watch.unchanged():
+            self._seen = None
+            return True
+        if self._watch is not None and not (self._seen is not None and self._seen.unchanged()):
+            self._seen = ModelWatch(self.model)
+            return False
+        self._by_kind.clear()
+        self._refused.clear()
+        self._watch, self._seen = ModelWatch(self.model), None
+        return True
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule:
         from fx_passes.trace.export import Arguments
@@ -118,7 +138,8 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
     its class, attributes, configuration, state_dict and methods (generate(), say). `model.forward = fast` does not do
     this: PyTorch makes a submodule of it, which nothing calls.
 
-    model    in evaluation mode when it is called; in training mode it computes as before
+    model    in evaluation mode when it is called; in training mode it computes as before. Layers, hooks and attributes
+             that are replaced or set later are noticed: that call stays plain PyTorch, and the next one optimizes anew
     options  of optimize(): dynamic, dtype, tune, tune_seconds, allow_winograd. release_weights needs optimize() itself.
     Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, `modules` are
              for explain() and profile(). Each kind of call (names, dtypes, dimensions, numbers) is optimized when it

@@ -1,0 +1,236 @@
+"""Attributes of modules that are no parameters, buffers or submodules: a graph keeps what they were.
+
+    conv.stride = (2, 2), block.scale = 0.5, model.config.output_attentions = True, head.sizes[0] = 7
+
+Where one was set is told by the number that CPython counts for a dictionary (zendnn_cffi.runtime.dictionaries). Lists
+have no such number: what they hold is compared. Names that no code of a forward has do not count: trainers write such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import operator
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights
+from fx_passes.trace.held import ATOMS, CODE
+from fx_passes.trace.instructions import names_in
+from fx_passes.trace.reached import is_theirs
+from fx_passes.trace.state import is_torch_s
+
+_ANY = ""  # any name may stand for it
+_MOST = 256  # entries of a container beyond which it is not looked into
+_DEEPEST = 4  # objects and containers in one another
+_MOST_PLACES = 4096
+_MOST_FUNCTIONS = 4096
+# What others of this package look at, and what PyTorch counts for itself.
+_OTHERS = ("_parameters", "_buffers", "_modules", "training", "forward", "_non_persistent_buffers_set",
+           "_is_full_backward_hook", "_compiled_call_impl")  # fmt: skip
+_OF_TRACING = "_tensor_constant"
+_SPACES = (types.SimpleNamespace, argparse.Namespace)
+_READ_ANY = frozenset(("getattr", "vars", "__dict__", "eval", "exec", "globals", "attrgetter"))
+_GONE = object()
+
+
+class Attributes:
+    """What modules hold, and objects, dictionaries and lists there, as it is now.
+
+    dictionaries  where it stands: each of these changes where an attribute is set
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
+        self._spaces: list[_Space] = []
+        self._lists: list[tuple[list[Any], str, list[Any]]] = []
+        self._classes: set[type] = set()
+        seen: set[int] = set()
+        for module in self._modules:
+            space = _Space(module.__dict__, None, module)
+            self._spaces.append(space)
+            for name, value in space.known.items():
+                self._look_into(value, name, _DEEPEST, seen)
+        self.dictionaries = [space.held for space in self._spaces]
+
+    def lists_unchanged(self) -> bool:
+        """Whether lists hold the same objects."""
+        return all(len(now) == len(known) and all(map(operator.is_, now, known)) for now, _, known in self._lists)
+
+    def unchanged(self) -> bool:
+        """Whether all that a forward may read is as it was."""
+        changed = set(self._changed())
+        return not changed or (_ANY not in changed and changed.isdisjoint(self._read(changed)))
+
+    def _changed(self) -> Iterator[str]:
+        for space in self._spaces:
+            yield from space.changed()
+        for now, name, before in self._lists:
+            if len(now) != len(before) or not all(map(_is_same, now, before)):
+                yield name
+
+    def _read(self, names: set[str]) -> frozenset[str]:
+        """Which of these names forwards may read."""
+        if any(is_torch_s(module) and not names.isdisjoint(vars(module)) for module in self._modules):
+            return frozenset(names)
+        found = self._names_read
+        return frozenset(names) if found is None else found
+
+    @functools.cached_property
+    def _names_read(self) -> frozenset[str] | None:
+        return names_read([type(module) for module in self._modules], self._classes)
+
+    def _look_into(self, value: Any, name: str, depth: int, seen: set[int]) -> None:
+        if isinstance(value, (*ATOMS, *CODE, nn.Module, torch.Tensor)) or id(value) in seen or not depth:
+            return
+        seen.add(id(value))
+        if len(seen) > _MOST_PLACES:
+            return
+        if isinstance(value, dict):
+            if len(value) <= _MOST:
+                self._spaces.append(_Space(value, name))
+                self._look_into_each(value.values(), name, depth, seen)
+        elif isinstance(value, list | tuple):
+            if len(value) <= _MOST:
+                if isinstance(value, list):
+                    self._lists.append((value, name, list(value)))
+                self._look_into_each(value, name, depth, seen)
+        elif isinstance(value, _SPACES) or is_theirs(type(value).__module__):
+            space = getattr(value, "__dict__", None)
+            if isinstance(space, dict):
+                kind = type(value)
+                self._classes.add(kind)
+                answers = kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
+                self._spaces.append(_Space(space, _ANY if answers else None))
+                for key, inner in [*space.items()]:
+                    self._look_into(inner, _ANY if answers else key, depth - 1, seen)
+
+    def _look_into_each(self, values: Iterable[Any], name: str, depth: int, seen: set[int]) -> None:
+        for value in [*values]:
+            self._look_into(value, name, depth - 1, seen)
+
+
+class _Space:
+    """A dictionary, and what it held when this was made.
+
+    name    the attribute that leads to it; None where its keys are attributes themselves
+    module  the module whose attributes these are, if it is one
+    """
+
+    def __init__(self, held: dict[str, Any], name: str | None, module: nn.Module | None = None) -> None:
+        self.held, self._name, self._module = held, name, module
+        self.known = self._now()
+
+    def changed(self) -> Iterator[str]:
+        """Names under which there is something else now."""
+        now = self._now()
+        for key in now.keys() | self.known.keys():
+            if not _is_same(now.get(key, _GONE), self.known.get(key, _GONE)):
+                yield key if self._name is None else self._name
+
+    def _now(self) -> dict[str, Any]:
+        module, held = self._module, self.held
+        if module is None:
+            return dict(held)
+        others = {*module._parameters, *module._buffers, *computed_weights(module), *_OTHERS}
+        leaves_out_own = is_torch_s(module)  # PyTorch's modules keep caches under such names
+        return {
+            name: value
+            for name, value in held.items()
+            if name not in others
+            and not name.endswith(HOOK_ATTRIBUTES)
+            and not name.startswith(_OF_TRACING)
+            and not (leaves_out_own and name.startswith("_"))
+        }
+
+
+def names_read(kinds: Iterable[type], others: Iterable[type] = ()) -> frozenset[str] | None:
+    """Names in the code that forwards of these classes may reach, as far as names tell; None where it may read any.
+
+    others  classes of objects that it may reach
+    """
+    reach = _Reach()
+    for cls in {base for kind in kinds for base in kind.__mro__}:
+        reach.add_class(cls, "forward")
+    for cls in {base for kind in others for base in kind.__mro__}:
+        reach.add_class(cls)
+    return reach.names()
+
+
+class _Reach:
+    """Functions that code may reach: those of its globals' names, and of classes' where an attribute has the name."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._classes: set[type] = set()
+        self._seen: set[types.CodeType] = set()
+        self._pending: list[types.FunctionType] = []
+
+    def add_class(self, kind: type, *begun: str) -> None:
+        """Functions of this class may be called by their names; these first ones are."""
+        if kind in self._classes or kind.__module__.partition(".")[0] == "torch" or kind is object:
+            return
+        self._classes.add(kind)
+        for name in self._names.union(begun) & vars(kind).keys():
+            self._add(vars(kind)[name])
+
+    def names(self) -> frozenset[str] | None:
+        while self._pending:
+            function = self._pending.pop()
+            new = set(names_in(function.__code__)) - self._names
+            if not new.isdisjoint(_READ_ANY) or len(self._seen) > _MOST_FUNCTIONS:
+                return None
+            self._names |= new
+            self._follow(function)
+            for kind in [*self._classes]:
+                for name in new & vars(kind).keys():
+                    self._add(vars(kind)[name])
+        return frozenset(self._names)
+
+    def _follow(self, function: types.FunctionType) -> None:
+        space = function.__globals__
+        names = set(names_in(function.__code__))
+        found = [space[name] for name in names if name in space]
+        for value in [*found]:
+            if isinstance(value, types.ModuleType):
+                found += [vars(value)[name] for name in names if name in vars(value)]
+        for cell in function.__closure__ or ():
+            try:
+                found.append(cell.cell_contents)
+            except ValueError:  # not assigned yet
+                continue
+        for value in found:
+            if isinstance(value, type):
+                self.add_class(value, "__init__", "__new__", "__call__", "__post_init__")
+            else:
+                self._add(value)
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, types.MethodType | classmethod | staticmethod):
+            value = value.__func__
+        elif isinstance(value, functools.partial | functools.partialmethod):
+            value = value.func
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, functools.cached_property):
+            value = value.func
+        while isinstance(value, types.FunctionType) and value.__code__ not in self._seen:
+            if (value.__module__ or "").partition(".")[0] == "torch":
+                return
+            self._seen.add(value.__code__)
+            self._pending.append(value)
+            value = getattr(value, "__wrapped__", None)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if value is other:
+        return True
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, tuple):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    return isinstance(value, ATOMS) and bool(value == other)
