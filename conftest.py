@@ -56,6 +56,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """After a file's last test, do the same with what libraries keep: each collection takes two seconds in the end."""
+    result = yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
+
+
 def pytest_unconfigure() -> None:
     """Let the interpreter end as usual: libraries say on the way out what of theirs nobody collected."""
     gc.unfreeze()

@@ -73,11 +73,11 @@ def optimize(
                     with each input signature. Outputs carry no gradient, unless an input asks for one: then that call
                     runs in plain PyTorch.
     Changes         Weights written in place (also the original's: optimizer.step(), load_state_dict()), parameters and
-                    layers replaced, hooks and parametrizations added on the result: the next call notices and runs
-                    plain PyTorch, later ones pack again. Call invalidate() on the result after writes that PyTorch does
-                    not count (through .data or numpy, or to inference tensors), and after changing numbers that a
-                    layer holds. Layers, parameters and hooks of the original that are replaced afterwards are not
-                    seen: the result has a module tree of its own. A submodule whose forward changes its attributes,
+                    layers replaced, hooks and parametrizations added, and attributes that forward reads set on the
+                    result: the next call notices and runs plain PyTorch, later ones pack again. Call invalidate() on
+                    the result after writes that PyTorch does not count (through .data or numpy, or to inference
+                    tensors). Layers, parameters, hooks and attributes of the original that are replaced afterwards are
+                    not seen: the result has a module tree of its own. A submodule whose forward changes its attributes,
                     a list or a global stays plain PyTorch, and its state is the result's own. Globals and attributes of
                     classes that your code names may change: calls run as plain PyTorch until they are as before.
     Raises          TypeError, FileNotFoundError, ValueError (training mode, another dtype, a file without an exported
