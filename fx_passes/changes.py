@@ -17,6 +17,7 @@ those through numpy, cannot be seen.
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 import sys
 from collections.abc import Iterable, Iterator
@@ -30,8 +31,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from fx_passes.aliasing.inputs import Places
+from fx_passes.graph.graph import CREATED
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.trace.attributes import Attributes
+from fx_passes.trace.skeleton import OF_MODULES, tensors_in
 from fx_passes.trace.state import is_torch_s
 from zendnn_cffi.runtime.dictionaries import Dictionaries
 from zendnn_cffi.runtime.locations import Locations
@@ -50,6 +53,20 @@ _SAME_IN_TRAINING = (nn.Linear, nn.modules.conv._ConvNd, nn.Sequential, nn.Modul
 
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+# Batch normalization in training mode updates the former by a kernel that leaves their version counters alone.
+RUNNING, COUNTER = ("running_mean", "running_var"), "num_batches_tracked"
+
+
+def counters_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what batch normalizations count in when they update these running statistics: their version counters tell.
+
+    Whose statistics these are is found among all objects, in tens of milliseconds.
+    """
+    wanted = {id(tensor) for tensor in tensors}
+    holders = gc.get_referrers(*tensors) if wanted else []
+    found = (d[COUNTER] for d in holders if isinstance(d, dict) and any(id(d.get(n)) in wanted for n in RUNNING)
+             and isinstance(d.get(COUNTER), torch.Tensor))  # fmt: skip
+    return list({id(counter): counter for counter in found}.values())
 
 
 class Contents:
@@ -98,6 +115,7 @@ class Watch:
                 self._names += held
         inside = {id(module) for _, module in modules}
         constants = {} if gm.is_released else _constants(gm, root, inside, self._owners, self._names)
+        constants |= _computed_from(gm, modules, self._owners, self._names)
         self._tensors = list(map(operator.getitem, self._owners, self._names))
         self.constants = list(constants)
         self.contents = Contents(constants.values())
@@ -186,11 +204,13 @@ class Watch:
         """Names of constants that are other tensors, or were written to, since `before`."""
         old = {name: i for i, name in enumerate(before.constants)}
         stale = set(before.contents.changed())
-        return {
+        found = {
             name
             for name, tensor in zip(self.constants, self.contents.tensors, strict=True)
             if name not in old or old[name] in stale or before.contents.tensors[old[name]] is not tensor
         }
+        owners = [name.removesuffix(COUNTER) for name in found if name.rpartition(".")[2] == COUNTER]
+        return found.union(f"{owner}{name}" for owner in owners for name in RUNNING)
 
     def _describe(self, modules: list[tuple[str, nn.Module]]) -> Any:
         first: dict[int, int] = {}  # ties: the same object under two names
@@ -254,6 +274,35 @@ def _constants(
         if attribute in owner.__dict__:
             owners.append(owner.__dict__)
             names.append(attribute)
+        if attribute in RUNNING and isinstance(counter := owner._buffers.get(COUNTER), torch.Tensor):
+            found[f"{path}.{COUNTER}" if path else COUNTER] = counter
+    return found
+
+
+_FROM = "computed from "  # before a name: of what the graph's constants may have been made of
+
+
+def changes_graph(names: Iterable[str]) -> bool:
+    """Whether one of these, which were written to, is no constant of a graph, but what a constant was computed from."""
+    return any(name.startswith(_FROM) for name in names)
+
+
+def _computed_from(
+    gm: OptimizedModule, modules: list[tuple[str, nn.Module]], owners: list[dict[str, Any]], names: list[str]
+) -> dict[str, torch.Tensor]:
+    """Tensors in attributes, where forward computes with such while it is traced: self.scale * 2; they join owners."""
+    graph = None if gm.is_released else gm._source[0].graph
+    if graph is None or not any(node.meta.get(CREATED) for node in graph.find_nodes(op="get_attr")):
+        return {}
+    found: dict[str, torch.Tensor] = {}
+    for path, module in modules:
+        for name, value in module.__dict__.items():
+            if name in OF_MODULES:
+                continue
+            found.update((f"{_FROM}{path}.{name} {i}", each) for i, each in enumerate(tensors_in(value)))
+            if isinstance(value, torch.Tensor):
+                owners.append(module.__dict__)
+                names.append(name)
     return found
 
 

@@ -21,7 +21,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.inputs import WrittenInputs
-from fx_passes.changes import Watch, count_fused_steps, has_global_hooks, in_functional_call
+from fx_passes.changes import Watch, changes_graph, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph, lint
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
@@ -231,7 +231,8 @@ class OptimizedModule(SkeletonModule):
         if before is None or has_global_hooks():
             self._begin_watch(before or now)
             return before is None
-        written, same_graph = now.written(before), now.gives_graph_of(before)
+        written = now.written(before)
+        same_graph = now.gives_graph_of(before) and not changes_graph(written)
         if written or not same_graph:
             self._refuse_if_released("a call after its parameters or layers were changed")
             is_new = not self._told and not (same_graph and self._keeps_nothing and now.same_tensors(before))

@@ -183,7 +183,7 @@ class Binding:
         options: dict[str, Any],
     ) -> None:
         from fx_passes.aliasing.inputs import Places
-        from fx_passes.changes import Contents
+        from fx_passes.changes import Contents, counters_of
         from fx_passes.pipeline import build
         from fx_passes.region.options import TUNE_SECONDS, RegionOptions
         from fx_passes.region.region import RegionFactory
@@ -194,6 +194,7 @@ class Binding:
 
         self._indices = tuple(constants)
         self._contents = Contents(args[i] for i in constants)
+        self._counters = Contents(counters_of(statistics(gm, args, constants)))
         self._float_indices = tuple(floats)
         self._floats = [args[i].item() for i in floats]
         fixed = {*constants, *floats}
@@ -234,6 +235,7 @@ class Binding:
         return (
             all(args[i] is t for i, t in zip(self._indices, self._contents.tensors, strict=True))
             and self._contents.unchanged()
+            and self._counters.unwritten()
             and [args[i].item() for i in self._float_indices] == self._floats
         )
 
@@ -241,6 +243,16 @@ class Binding:
         """The indices of constants whose contents changed."""
         written, tensors = self._contents.changed(), self._contents.tensors
         return [self._indices[k] for k in written if args[self._indices[k]] is tensors[k]]
+
+
+def statistics(gm: fx.GraphModule, args: Sequence[Any], constants: Sequence[int]) -> list[torch.Tensor]:
+    """The constants that are running statistics of batch normalizations."""
+    from fx_passes.graph.graph import argument
+
+    of_layers = gm.graph.find_nodes(op="call_function", target=F.batch_norm)
+    means = {argument(node, 1, "running_mean") for node in of_layers}
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return [args[i] for i in constants if placeholders[i] in means]
 
 
 def is_static(node: fx.Node) -> bool:

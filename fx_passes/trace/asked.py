@@ -20,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fx_passes.trace.assumptions import own_attributes
-from fx_passes.trace.proxies import asking_frame
+from fx_passes.trace.proxies import MESSAGES, asking_frame
 from fx_passes.trace.state import is_near
 from fx_passes.trace.states import replaced_in
 from zendnn_cffi.primitives.memory_desc import dense_strides
@@ -83,6 +83,30 @@ def _eager_where_linalg() -> Iterator[None]:
         yield
     finally:
         torch.compiler.is_exporting = own
+
+
+@contextlib.contextmanager
+def sizes_written() -> Iterator[None]:
+    """Let numbers that torch.export keeps free be written out as numbers, which fixes them: f"{n} rows" has no symbol.
+
+    In messages for people they stay free, and PyTorch's own messages name the symbols.
+    """
+    thread, own = threading.get_ident(), {cls: cls.__repr__ for cls in (torch.SymInt, torch.SymFloat)}
+
+    def written(value: Any) -> str:
+        frame = sys._getframe(1)
+        asking = asking_frame(frame) if threading.get_ident() == thread else None
+        if asking is None or any(not MESSAGES.isdisjoint(each.f_code.co_names) for each in (frame, asking)):
+            return own[type(value)](value)
+        return repr(int(value) if type(value) is torch.SymInt else float(value))
+
+    for cls in own:
+        cls.__repr__ = written
+    try:
+        yield
+    finally:
+        for cls, function in own.items():
+            cls.__repr__ = function
 
 
 @contextlib.contextmanager

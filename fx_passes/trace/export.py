@@ -6,6 +6,7 @@ collected as guards.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -21,7 +22,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph, replace, unique_name
-from fx_passes.trace.asked import Asked, arrangement, listening, part_in_gradients
+from fx_passes.trace.asked import Asked, arrangement, listening, part_in_gradients, sizes_written
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.conditions import Conditions, conditions_of
 from fx_passes.trace.inline import inline_modes
@@ -30,7 +31,7 @@ from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
-from fx_passes.trace.skeleton import skeleton
+from fx_passes.trace.skeleton import Held, skeleton
 from fx_passes.trace.state import Snapshot
 from fx_passes.trace.time_limit import TooLong
 from fx_passes.trace.written_out import read_weights, write_out_modules
@@ -249,6 +250,10 @@ class StateChanged(Exception):
         self.changed = changed
 
 
+class ArgumentsChanged(Exception):
+    """The forward changes a container that its caller has: torch.export gives it another."""
+
+
 def is_exported(module: nn.Module) -> bool:
     """Whether module is what ExportedProgram.module() returns: a graph of operators alone, so of one mode for good."""
     if not isinstance(module, fx.GraphModule) or not isinstance(module.graph._codegen, _PyTreeCodeGen):
@@ -267,20 +272,20 @@ def export(
     Raises  StateChanged, and whatever torch.export raises for a model it cannot follow.
     """
     own: Any = root
-    without_gradients, asked = False, None
+    without_gradients, asked, held = False, None, Held(root, root)
     if is_exported(root):
         gm = _with_whole_modes(fx.GraphModule(root, copy_graph(own.graph)))
     else:
         if names := own_attributes((args, kwargs)):
             raise NotImplementedError(f"an example with a tensor that was given the attribute {names[0]}")
         left = left or TimeLeft()
-        program, without_gradients, asked, sizes = _export(root, args, kwargs, sizes, left)
+        program, without_gradients, asked, sizes, held = _export(root, args, kwargs, sizes, left)
         asked.refuse(root)
         gm = _with_whole_modes(program.module())
         gm.graph.eliminate_dead_code()
         if literal := read_weights(gm.graph):
             again = _export(root, args, kwargs, sizes, left, literal)
-            sizes = again.sizes
+            sizes, held = again.sizes, again.held
             gm = _with_whole_modes(again.program.module())
     check = getattr(gm, _GUARDS, None)
     inline_modes(gm)
@@ -295,7 +300,7 @@ def export(
         elif node.op == "get_attr":
             owner, _, name = node.target.rpartition(".")
             if not hasattr(root.get_submodule(owner), name):  # a tensor that forward creates
-                setattr(root.get_submodule(owner), name, getattr(gm.get_submodule(owner), name))
+                setattr(root.get_submodule(owner), name, held.original(getattr(gm.get_submodule(owner), name)))
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
             replace(node, node.args[0])  # the guards keep gradients out
     return graph, Guards(check, (args, kwargs), without_gradients, asked, sizes)
@@ -314,6 +319,7 @@ class _Exported(NamedTuple):
     without_gradients: bool
     asked: Asked
     sizes: FreeSizes
+    held: Held  # what root has in place of constants that lie in the copy that was exported
 
 
 def _export(
@@ -350,12 +356,14 @@ def _export(
         try:
             shapes = attempt.shapes(traced_root, (args, kwargs))
             hearing, limit, quietly = asked.heard(), left.limit(attempt.free), warnings.catch_warnings()
-            with torch.no_grad(), _written_out(), refuse_seeding(), attempt.mode, hearing, limit, quietly:
+            with torch.no_grad(), _as_it_runs(), attempt.mode, hearing, limit, quietly:
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
                 if attempt.free < sizes.free:
                     sizes = FreeSizes(attempt.free, because)
-                return _Exported(program, bool(padded), asked, sizes)
+                return _Exported(program, bool(padded), asked, sizes, Held(traced_root, root))
+        except ArgumentsChanged:
+            raise
         except TooLong:
             sizes = sizes.fewer()
             log.info("torch.export with %s free: %s", attempt.what, sizes.because)
@@ -382,6 +390,7 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
 
     @functools.wraps(forward)
     def watched(*args: Any, **kwargs: Any) -> Any:
+        held = [*_held_by((args, kwargs))]
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
         usual = {*own_attributes((args, kwargs))}  # those of fake tensors
         with listening():
@@ -391,10 +400,23 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
             noticed[""] = f"its forward gives a tensor the attribute {min(given)}"
         if noticed:
             raise StateChanged(noticed)
+        now = [*_held_by((args, kwargs))]
+        if len(now) != len(held) or any(a is not b for a, b in zip(now, held, strict=True)):
+            raise ArgumentsChanged("its forward changes a list or dictionary among its arguments")
         return result
 
     root.forward = watched
     return noticed
+
+
+def _held_by(value: Any) -> Iterator[Any]:
+    """Python's own containers among arguments, their keys, and what else they hold."""
+    if type(value) in (list, dict, tuple, collections.deque):
+        for item in (*value, *value.values()) if type(value) is dict else value:
+            yield from _held_by(item)
+        yield len(value)
+    else:
+        yield value
 
 
 def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
@@ -406,6 +428,13 @@ def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
         others = [name for name in names if name not in signature.parameters]
         named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
         forward.__signature__ = signature.replace(parameters=[*own, *named])
+
+
+@contextlib.contextmanager
+def _as_it_runs() -> Iterator[None]:
+    """Let forward do what it does in eager, as far as layers, seeds and text are concerned."""
+    with _written_out(), refuse_seeding(), sizes_written():
+        yield
 
 
 @contextlib.contextmanager

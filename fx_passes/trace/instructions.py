@@ -130,6 +130,24 @@ def compared_to_none(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=512)
+def compared_to_objects(code: types.CodeType) -> frozenset[str]:
+    """Names of the variables that are compared by `is` with constants or globals: flag is True, mode is Mode.FAST."""
+    if dis.opmap["IS_OP"] not in code.co_code[::2]:
+        return frozenset()
+    rows = _listing(code).rows
+    found = set()
+    for i, row in enumerate(rows):
+        if row.opname != "IS_OP" or _is_none(rows[i - 1]) or _loads_value(rows, i - 1):
+            continue
+        while rows[i - 1].opname == "LOAD_ATTR":
+            i -= 1
+        before = rows[i - 2]
+        if before.opname in (*_LOCAL, *_TWO_LOCAL):
+            found.add(before.argval[-1] if isinstance(before.argval, tuple) else str(before.argval))
+    return frozenset(found)
+
+
+@functools.lru_cache(maxsize=512)
 def compares_identity(code: types.CodeType) -> bool:
     """Whether something is compared by `is` with what is no plain variable, and not None: y.dtype is torch.half."""
     if dis.opmap["IS_OP"] not in code.co_code[::2]:

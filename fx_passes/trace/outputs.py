@@ -23,6 +23,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
 _CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, type(None), type)
 _BASES = (OrderedDict, dict, list, object)  # of classes whose objects are made again
 _MAX_DEPTH = 8
@@ -92,9 +93,20 @@ def _unpickled(name: str, structure: bytes) -> Remake:
 
 def needs_remaking(value: Any) -> bool:
     """Whether torch.fx would make another class of value, or call its class with what its __init__ may not take."""
+    if type(value) is dict and not all(map(is_plain, value)):
+        return True  # generated code cannot write the keys
+    if isinstance(value, tuple) and type(value).__module__ == torch.return_types.__name__:
+        return True
     if isinstance(value, dict | list | deque):
         return type(value) not in (dict, list) and not type(value).__module__.startswith(fx.__name__)
     return is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "__fx_create_arg__")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether generated code can write a value, and == tells all about it."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain, value))
+    return type(value) in _PLAIN
 
 
 def remake(value: Any) -> tuple[Remake, list[Any]]:
@@ -159,7 +171,11 @@ def take_outputs_apart(root: nn.Module) -> None:
 
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return take_apart(forward(*args, **kwargs))
+        result = forward(*args, **kwargs)
+        own = {id(parameter) for parameter in root.parameters()}
+        if any(isinstance(x, nn.Parameter) and id(x) not in own for x in pytree.tree_leaves(result)):
+            raise NotTakenApart("a parameter that its forward makes")
+        return take_apart(result)
 
     root.forward = wrapped
 

@@ -38,7 +38,7 @@ _IS_TENSOR = torch.is_tensor.__code__
 _NO_TENSORS = ("grad", "grad_fn", "_base", "names")  # of a tensor: each may be None
 
 # Names in functions that write values out for people: no branch depends on that.
-_MESSAGES = frozenset(("_assert", "print", "warn", "warning", "debug", "info", "error"))
+MESSAGES = frozenset(("_assert", "print", "warn", "warning", "warning_once", "debug", "info", "error"))
 
 
 class Questions:
@@ -81,7 +81,7 @@ class Questions:
         return self._pending is not None and self._pending[:2] == (frame.f_code, frame.f_lasti)
 
 
-_OF_FX = frozenset(("tracer", "node", "root", "attr", "_node", "_is_param"))  # what PyTorch keeps in proxies
+_OF_FX = frozenset(("tracer", "node", "root", "attr", "_node"))  # what PyTorch keeps in proxies
 _kept: Callable[[Any], dict[str, Any]] = vars(fx.Proxy)["__dict__"].__get__
 
 
@@ -182,6 +182,8 @@ class RecordingProxy(fx.Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What torch.fx keeps; a tensor's attributes, data among them, no graph assigns."""
+        if name == "_is_param":  # set by nn.Parameter, of what graphs keep as a tensor
+            raise self._refused("its forward makes a parameter")
         if name not in _OF_FX and _questions(self) is not None:
             raise self._refused(f"its forward assigns to {name} of a tensor")
         super().__setattr__(name, value)
@@ -222,7 +224,7 @@ class RecordingProxy(fx.Proxy):
         return TraceError(what) if questions is None else questions.refuse(what)
 
     def _written(self, frame: types.FrameType) -> str:
-        if asking_frame(frame) is not None and not _MESSAGES.intersection(frame.f_code.co_names):
+        if asking_frame(frame) is not None and not MESSAGES.intersection(frame.f_code.co_names):
             raise self._refused(f"{frame.f_code.co_name}() writes {self.node.name} out")
         return repr(self)
 

@@ -22,6 +22,7 @@ from torch import nn
 from fx_passes.trace.instructions import (
     catches_exceptions,
     compared_to_none,
+    compared_to_objects,
     compares_values,
     matches_structure,
     names_in,
@@ -186,6 +187,17 @@ class Reached:
         """Whether one of the functions asks if an argument of its own is None."""
         codes = (function.__code__ for function in self.functions)
         return any(compared_to_none(code).intersection(code.co_varnames[: code.co_argcount]) for code in codes)
+
+    def compared_arguments(self, forward: Any) -> set[str] | None:
+        """Arguments of forward that may be compared by `is` with constants or globals; None where all may be."""
+        own: set[str] = set()
+        for code in (function.__code__ for function in self.functions):
+            arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            names = compared_to_objects(code).intersection(arguments)
+            if names and code is not getattr(forward, "__code__", None):
+                return None
+            own |= names
+        return own
 
     def _look_at_class(self, cls: type) -> None:
         self._seen.add(cls)

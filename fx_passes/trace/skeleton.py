@@ -44,7 +44,7 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
                 )
             if parameter is not None and id(parameter) not in memo:
                 memo[id(parameter)] = _owned(parameter) if own_parameters else _alias(parameter)
-        for value in _tensors_in([*module._buffers.values(), *module.__dict__.values()]):
+        for value in tensors_in([*module._buffers.values(), *module.__dict__.values()]):
             if id(value) not in memo:
                 memo[id(value)] = _own(value) if own_state else _view(value)
     try:
@@ -82,7 +82,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     return copy.deepcopy(value, memo)
 
 
-_OF_MODULES = ("_parameters", "_buffers", "_modules")
+OF_MODULES = ("_parameters", "_buffers", "_modules")
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))  # what nobody can change
 _CONTAINERS = (dict, list, set, collections.OrderedDict)
 _METHODS = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__new__", "__getnewargs__")
@@ -113,13 +113,13 @@ def own_tensor(owner: nn.Module, name: str) -> None:
     elif isinstance(value, torch.Tensor):
         owner.__dict__[name] = _own(value)
     else:
-        owner.__dict__[name] = copy.deepcopy(value, {id(each): _own(each) for each in _tensors_in(value)})
+        owner.__dict__[name] = copy.deepcopy(value, {id(each): _own(each) for each in tensors_in(value)})
 
 
 def own_state(owner: nn.Module, but: Container[int] = ()) -> None:
     """Give owner's buffers and tensors in other attributes storage of their own, those with these ids left out."""
     for name, value in [*owner._buffers.items(), *owner.__dict__.items()]:
-        if name not in _OF_MODULES and any(id(each) not in but for each in _tensors_in(value)):
+        if name not in OF_MODULES and any(id(each) not in but for each in tensors_in(value)):
             own_tensor(owner, name)
 
 
@@ -133,7 +133,7 @@ def own_written(root: nn.Module, written: Iterable[tuple[str, str]], but: Contai
         owner = root.get_submodule(path)
         held: Any = next(each for each in (owner._parameters, owner._buffers, owner.__dict__) if name in each)
         value = held[name]
-        if all(id(each) in but for each in _tensors_in(value)):
+        if all(id(each) in but for each in tensors_in(value)):
             continue
         if id(value) not in again:
             own_tensor(owner, name)
@@ -147,15 +147,43 @@ def written_since(copied: nn.Module, model: nn.Module) -> list[tuple[str, str]]:
     for path, module in model.named_modules():
         other = copied.get_submodule(path)
         for name, value in _held_by(module).items():
-            mine, theirs = list(_tensors_in(value)), list(_tensors_in(_held_by(other).get(name)))
+            mine, theirs = list(tensors_in(value)), list(tensors_in(_held_by(other).get(name)))
             if len(mine) == len(theirs) and any(map(_differ, mine, theirs)):
                 found.append((path, name))
     return found
 
 
+class Held:
+    """Tensors in attributes of a model, found by where those of its copy lie: a graph of the copy reads the model's."""
+
+    def __init__(self, copied: nn.Module, model: nn.Module) -> None:
+        self._found: dict[tuple[Any, ...], torch.Tensor] = {}
+        copies = dict(copied.named_modules())
+        for path, module in model.named_modules():
+            theirs_by_name = copies[path].__dict__ if path in copies else {}
+            for name, value in module.__dict__.items():
+                if name in OF_MODULES:
+                    continue
+                mine, theirs = list(tensors_in(value)), list(tensors_in(theirs_by_name.get(name)))
+                if len(mine) == len(theirs):
+                    self._found.update((_place(their), my) for my, their in zip(mine, theirs, strict=True))
+        self._found.pop((), None)
+
+    def original(self, value: Any) -> Any:
+        """What the model has in place of value, if that is one of the copy's; else value itself."""
+        return self._found.get(_place(value), value) if isinstance(value, torch.Tensor) else value
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, and how; () where that does not tell it from others."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return ()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
 def _held_by(module: nn.Module) -> dict[str, Any]:
     """Parameters, buffers and other attributes."""
-    others = {name: value for name, value in module.__dict__.items() if name not in _OF_MODULES}
+    others = {name: value for name, value in module.__dict__.items() if name not in OF_MODULES}
     return {**others, **module._buffers, **module._parameters}
 
 
@@ -179,7 +207,7 @@ def own_arrays(root: nn.Module) -> list[torch.Tensor]:
         for held in (module._parameters, module._buffers):
             held.update({name: memo[id(value)] for name, value in held.items() if id(value) in memo})
         for name, value in module.__dict__.items():
-            if any(id(each) in memo for each in (*_tensors_in(value), *arrays_in(value))):
+            if any(id(each) in memo for each in (*tensors_in(value), *arrays_in(value))):
                 module.__dict__[name] = copy.deepcopy(value, memo)
     return found
 
@@ -190,16 +218,16 @@ def _beside_arrays(root: nn.Module) -> list[list[Any]]:
     if not (arrays := [array for value in attributes for array in arrays_in(value)]):
         return []
     held = [value for m in root.modules() for value in (*m._parameters.values(), *m._buffers.values())]
-    return shared([tensor for value in (*held, *attributes) for tensor in _tensors_in(value)], arrays)
+    return shared([tensor for value in (*held, *attributes) for tensor in tensors_in(value)], arrays)
 
 
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """Tensors in value and in lists, tuples and dictionaries in it: only leaves of autograd's graph can be copied."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < _MAX_DEPTH and isinstance(value, list | tuple | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors_in(item, depth + 1)
+            yield from tensors_in(item, depth + 1)
 
 
 def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:

@@ -20,16 +20,16 @@ from fx_passes.trace.asked import GRADIENTS, states_told
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Kinds
 from fx_passes.trace.named import Named
-from fx_passes.trace.outputs import needs_remaking, remake
+from fx_passes.trace.outputs import is_plain, needs_remaking, remake
 from fx_passes.trace.proxies import Questions, RecordingProxy
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.repeated import first_difference
 from fx_passes.trace.seeding import refuse_seeding
-from fx_passes.trace.skeleton import skeleton
+from fx_passes.trace.skeleton import Held, skeleton
 from fx_passes.trace.state import Snapshot, arrays_of
 from fx_passes.trace.states import States, settings_kept
-from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
+from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from fx_passes.trace.tuples import in_tuples
 
 CHANGES = "its forward computes something else each time"
@@ -84,6 +84,8 @@ class SubmoduleTracer(fx.Tracer):
         return super().create_node(*args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
+        if a is self.root:
+            raise NotImplementedError("its forward returns the model itself")
         if not needs_remaking(a):
             return super().create_arg(a)
         function, values = remake(a)
@@ -187,6 +189,7 @@ def trace_symbolically(
     finally:
         torch.set_rng_state(rng)
         before.restore_shared()
+    _assume_compared(tracer, graph, root, specialized)
     if tracer.questions.refused:  # and caught by what asked
         raise Untraceable(tracer.questions.refused)
     if set_otherwise:
@@ -203,8 +206,14 @@ def trace_symbolically(
             node.meta[CREATED] = True
     _refuse_writes_to_created(graph, traced_root)
     refuse_writes_beside_arrays(graph, traced_root)
+    held_by_root = Held(traced_root, root)
     for name in created:
-        setattr(root, name, getattr(traced_root, name))
+        value = getattr(traced_root, name)
+        setattr(root, name, held_by_root.original(value))
+        if getattr(root, name) is not value:
+            for node in graph.find_nodes(op="get_attr"):
+                if node.target == name:
+                    del node.meta[CREATED]
     required = [p.name for p in forward_signature(root).parameters.values() if p.default is p.empty]
     if tracer.reached.compares_arguments_to_none:
         named = {str(node.target) for node in graph.find_nodes(op="placeholder")}
@@ -214,6 +223,20 @@ def trace_symbolically(
     return Traced(
         root, graph, dict(leaves), dict(specialized), given, assumed=assumed, states=read, named=Named.of(root, reached)
     )
+
+
+def _assume_compared(tracer: SubmoduleTracer, graph: fx.Graph, root: nn.Module, specialized: Mapping[str, Any]) -> None:
+    """Take for granted the classes of arguments that code compares by `is`: a traced value is none of its objects."""
+    names = tracer.reached.compared_arguments(root.forward)
+    for node in graph.find_nodes(op="placeholder"):
+        name = str(node.target)
+        if name.startswith("*") or name in specialized or not (names is None or name in names):
+            continue
+        kind = tracer.questions.kinds.of(node)
+        if kind is None or not issubclass(kind, torch.Tensor | int | float | list | tuple | dict):
+            tracer.questions.refused.setdefault(
+                WHOLE, f"{name} is compared by `is`, and is neither a tensor nor a number"
+            )
 
 
 def _refuse_another(graph: fx.Graph, again: fx.Graph, root: nn.Module) -> None:

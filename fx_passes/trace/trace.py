@@ -31,6 +31,7 @@ from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, StateChanged, export, fill_tables_of_dynamo, is_exported
 from fx_passes.trace.named import Named
+from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.sizes import ALL, ASKED_FOR_NONE, FreeSizes, TimeLeft
@@ -46,7 +47,7 @@ from fx_passes.trace.symbolic import (
     trace_symbolically,
     written_attributes,
 )
-from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature, is_plain
+from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from zendnn_cffi.locks import making
 
 log = logging.getLogger("zendnn_cffi.passes")

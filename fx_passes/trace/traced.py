@@ -16,6 +16,7 @@ from fx_passes.graph.graph import copy_graph
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.export import Call, Guards, export
 from fx_passes.trace.named import Named
+from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.refusals import CAPTURED, Refusals
 from fx_passes.trace.sizes import ALL, FreeSizes
 from fx_passes.trace.states import State
@@ -208,10 +209,3 @@ class Traced:
 
 def _is_dense(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or value.is_contiguous()
-
-
-def is_plain(value: Any) -> bool:
-    """Whether generated code can write a value, and == tells all about it."""
-    if type(value) in (tuple, list):
-        return all(map(is_plain, value))
-    return value is None or type(value) in (bool, int, float, str, torch.dtype, torch.device)

@@ -301,7 +301,9 @@ def test_memory_of_the_original_that_moves(is_compiled: bool) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 1024), nn.ReLU()).eval()
     x = torch.randn(2, 3, 6, 6)
     with torch.no_grad():
-        fast: Any = torch.compile(model, backend="zendnn") if is_compiled else zendnn_cffi.optimize(model, tune="off")
+        way: Any = {"tune": "off"}  # another implementation rounds otherwise
+        compiled = is_compiled and torch.compile(model, backend="zendnn", options=way)
+        fast: Any = compiled or zendnn_cffi.optimize(model, **way)
         before = fast(x)
         model.share_memory()
         others = [torch.full((n,), 9.0) for n in (8, 1024, 3 * 8 * 9, 8 * 16 * 1024) * 20]
@@ -313,3 +315,61 @@ def test_memory_of_the_original_that_moves(is_compiled: bool) -> None:
         (lowered_now,) = part.lowered.values()
         constants = {t.data_ptr() for t in lowered_now.program.constants}
         assert not fast.is_open and constants & {p.data_ptr() for p in model.parameters()}
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_statistics_that_a_call_in_training_mode_updates(is_compiled: bool) -> None:
+    """The kernel that updates them leaves their version counters alone."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    with torch.no_grad():
+        fast: Any = torch.compile(model, backend="zendnn") if is_compiled else zendnn_cffi.optimize(model, tune="off")
+        for _ in range(2):
+            check(fast, model)
+        model.train()
+        model(X * 3 + 1)
+        model.eval()
+        for _ in range(3):
+            check(fast, model)
+
+
+def test_statistics_that_a_call_of_the_result_updates() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    oracle = copy.deepcopy(model)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    for mode in (False, True, False, False):
+        for each in (fast, oracle):
+            each.get_submodule("1").train(mode)
+        check(fast, oracle)
+
+
+class Held(nn.Module):
+    """Tensors in attributes, alone and in containers, of which some are computed with while it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.scale, self.several, self.named = torch.rand(6), [torch.rand(6), torch.rand(6)], {"a": torch.rand(6)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x) * (self.scale * 2) + self.several[0] * self.several[1]
+        return torch.relu(y + self.named["a"])
+
+
+@pytest.mark.parametrize("is_exported", [False, True])
+@pytest.mark.parametrize("which", [lambda m: m.scale, lambda m: m.several[1], lambda m: m.named["a"]])
+def test_tensors_in_attributes_that_are_written_to(which: Callable[[Any], torch.Tensor], is_exported: bool) -> None:
+    model: Any = Held().eval()
+    if is_exported:
+        model.register_module("more", nn.MultiheadAttention(6, 2))  # torch.export goes first then
+    with torch.no_grad():
+        fast = zendnn_cffi.optimize(model, (X,) if is_exported else None, tune="off")
+        check(fast, model)
+        which(model).add_(1)
+        for _ in range(3):
+            check(fast, model)
+        copied = copy.deepcopy(fast)
+        which(fast).add_(1)  # the same memory
+        for _ in range(3):
+            check(fast, model)
+            assert not torch.equal(copied(X), model(X))
+    assert lowered(fast) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
 from typing import Any
 
@@ -373,3 +374,52 @@ def test_free_image_sizes_do_not_count_as_a_cache() -> None:
     assert _serves(gm, image(1, 3, 12, 8))
     assert not outside(gm)
     assert len(gm.regions()) == 1
+
+
+TEXTS: dict[str, Any] = {
+    "format": lambda x: f"{x.shape[0]} rows",
+    "all sizes": lambda x: str(x.shape),
+    "key": lambda x: {repr(x.size(0)): 1},
+    "length": lambda x: "of " + str(len(x)),
+}
+
+
+@pytest.mark.parametrize("write", TEXTS.values(), ids=TEXTS.keys())
+def test_sizes_in_text_are_numbers(write: Any) -> None:
+    model = _branching(lambda m, x: (m.l(x), write(x)), l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(2, 5),))
+    for rows in (2, 3, 2):
+        x = image(rows, 5)
+        assert gm(x)[1] == model(x)[1]
+        torch.testing.assert_close(gm(x)[0], model(x)[0])
+    assert not gm.leaves
+
+
+def test_sizes_in_messages_stay_free() -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        logging.getLogger("a model").debug(f"{x.shape[0]} rows")
+        return m.l(x)  # type: ignore[no-any-return]
+
+    gm = compile_graph(_branching(function, l=nn.Linear(5, 4)), (image(2, 5),))
+    assert _serves(gm, image(2, 5)) and _serves(gm, image(3, 5))
+
+
+CHANGES = {
+    "append": lambda m, x, held: held["several"].append(m.l(x)),
+    "item": lambda m, x, held: held.update(out=m.l(x)),
+    "pop": lambda m, x, held: held["several"].pop(),
+    "exchange": lambda m, x, held: held["several"].__setitem__(0, m.l(x)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_containers_of_the_caller_that_are_changed(kind: str) -> None:
+    model = _branching(lambda m, x, held: (CHANGES[kind](m, x, held), m.l(x))[1], l=nn.Linear(5, 4))
+    x = image(2, 5)
+    gm = compile_graph(model, (x, {"several": [x]}))
+    for _ in range(2):
+        mine, theirs = {"several": [x]}, {"several": [x]}
+        torch.testing.assert_close(gm(x, mine), model(x, theirs))
+        assert mine.keys() == theirs.keys() and len(mine["several"]) == len(theirs["several"])
+        for one, other in zip(pytree.tree_leaves(mine), pytree.tree_leaves(theirs), strict=True):
+            torch.testing.assert_close(one, other)

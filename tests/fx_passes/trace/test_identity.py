@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, SimpleNamespace
@@ -102,6 +103,42 @@ def test_a_result_that_may_be_its_operand(result: str, with_example: bool) -> No
 def test_every_way_of_asking(asked: str, transformer: bool) -> None:
     fast = compare(model_that_asks("dropout", asked, transformer), with_example=transformer)
     assert WHOLE in fast.leaves
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+NOTHING = object()
+ARGUMENTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "constant": (lambda m, x, y: m.a(x) if y is True else -m.a(x), (True, 1, image(1), False)),
+        "member": (lambda m, x, y: m.a(x) if y is Mode.FAST else -m.a(x), (Mode.FAST, image(1), Mode.SLOW)),
+        "not member": (lambda m, x, y: m.a(x) if y is not Mode.FAST else -m.a(x), (Mode.FAST, image(1), Mode.SLOW)),
+        "global": (lambda m, x, y: m.a(x) if y is NOTHING else -m.a(x), (NOTHING, image(1), 3)),
+        "by name alone": (lambda m, x, *, y: m.a(x) if y is NOTHING else -m.a(x), (NOTHING, image(1), 3)),
+        "in a function": (lambda m, x, y: m.a(x) if is_nothing(y) else -m.a(x), (NOTHING, image(1), 3)),
+    }
+)
+
+
+def is_nothing(value: Any) -> bool:
+    return value is NOTHING
+
+
+@pytest.mark.parametrize("first", (None, 0, 1))
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_arguments_that_are_compared_with_objects(kind: str, first: int | None) -> None:
+    forward, values = ARGUMENTS[kind]
+    model = model_of(forward, a=nn.Linear(4, 4))
+    x = image(3, 4)
+    fast = compile_graph(model, None if first is None else {"x": x, "y": values[first]})
+    with torch.no_grad():
+        for value in (*values, *values):
+            torch.testing.assert_close(fast(x, y=value), model(x, y=value))
+    if first is None:
+        assert not fast.leaves
 
 
 def test_a_submodule_alone_stays_plain() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import pickle
 import warnings
 from collections import OrderedDict, defaultdict, deque
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from transformers.utils import ModelOutput
 
 import zendnn_cffi
@@ -21,6 +23,10 @@ from fx_passes.pipeline import compile_graph
 from tests.support.lowering import noise
 from tests.tolerance import assert_close
 from zendnn_cffi import backend
+
+
+class Color(enum.Enum):
+    RED = 1
 
 
 class Pair(NamedTuple):
@@ -77,6 +83,8 @@ CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
     "dict with an attribute": lambda y: Named("text", a=y),
     "list of its own class": lambda y: Many([y, (y + 1.0,)]),
     "deque": lambda y: deque([y, y + 1.0], maxlen=3),
+    "dict with keys of classes": lambda y: {Color.RED: y, torch.float32: 1, (1, "a"): y + 1.0, 2: None},
+    "named tuple of PyTorch's": lambda y: torch.return_types.max((y, y + 1.0)),  # type: ignore[attr-defined]
     "named tuple": lambda y: Pair(y, y + 1.0),
     "dataclass": _record,
     "dataclass with slots": lambda y: Slotted(y),
@@ -232,3 +240,28 @@ def test_what_cannot_be_made_again_stays_whole() -> None:
     gm = compile_graph(model)
     assert "in the output" in gm.leaves[""]
     assert type(gm(noise(3, 8))) is Named
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["symbolic", "exported"])
+def test_a_parameter_that_forward_makes_is_one(branches: bool) -> None:
+    model = Model(lambda y: nn.Parameter(y, requires_grad=False), branches=branches).eval()
+    gm = compile_graph(model, (noise(3, 8),) if branches else None)
+    assert type(gm(noise(3, 8))) is nn.Parameter
+    check(gm, model, noise(5, 8))
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["symbolic", "exported"])
+def test_a_model_that_returns_itself(branches: bool) -> None:
+    model = Model(lambda y: None, branches=branches).eval()
+    model.arrange = lambda y: (y, model)
+    gm = compile_graph(model, (noise(3, 8),) if branches else None)
+    first, second = gm(noise(3, 8))
+    assert_close(first, model(noise(3, 8))[0], k=8)
+    assert isinstance(second, Model)
+
+
+def test_a_container_that_looks_at_what_it_gets() -> None:
+    model = Model(lambda y: y, branches=False).eval()
+    model.forward = lambda p: PackedSequence(model.linear(p.data), p.batch_sizes)  # type: ignore[method-assign]
+    packed = pack_padded_sequence(noise(2, 5, 8), torch.tensor([5, 3]), batch_first=True)
+    check(compile_graph(model, (packed,)), model, packed)  # type: ignore[arg-type]
