@@ -46,16 +46,27 @@ class Attributes:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
+        kinds = {type(module) for module in self._modules}
+        self._names, known = names_read(kinds), set[type]()
+        while not self._look() <= known and self._names is not None:  # methods of objects there may read further names
+            known |= self._classes
+            if (names := names_read(kinds, known)) == self._names:
+                break
+            self._names = names
+        self.dictionaries = [space.held for space in self._spaces]
+
+    def _look(self) -> set[type]:
+        """Take down what modules hold; return the classes of objects there."""
         self._spaces: list[_Space] = []
         self._lists: list[tuple[list[Any], str, list[Any]]] = []
         self._classes: set[type] = set()
         seen: set[int] = set()
         for module in self._modules:
-            space = _Space(module.__dict__, None, module)
-            self._spaces.append(space)
+            self._spaces.append(space := _Space(module.__dict__, None, module))
             for name, value in space.known.items():
-                self._look_into(value, name, _DEEPEST, seen)
-        self.dictionaries = [space.held for space in self._spaces]
+                if is_torch_s(module) or self._is_read(name):
+                    self._look_into(value, name, _DEEPEST, seen)
+        return self._classes
 
     def lists_unchanged(self) -> bool:
         """Whether lists hold the same objects."""
@@ -64,7 +75,7 @@ class Attributes:
     def unchanged(self) -> bool:
         """Whether all that a forward may read is as it was."""
         changed = set(self._changed())
-        return not changed or (_ANY not in changed and changed.isdisjoint(self._read(changed)))
+        return not changed or not (any(map(self._is_read, changed)) or self._are_of_torch_s(changed))
 
     def _changed(self) -> Iterator[str]:
         for space in self._spaces:
@@ -73,16 +84,13 @@ class Attributes:
             if len(now) != len(before) or not all(map(_is_same, now, before)):
                 yield name
 
-    def _read(self, names: set[str]) -> frozenset[str]:
-        """Which of these names forwards may read."""
-        if any(is_torch_s(module) and not names.isdisjoint(vars(module)) for module in self._modules):
-            return frozenset(names)
-        found = self._names_read
-        return frozenset(names) if found is None else found
+    def _is_read(self, name: str) -> bool:
+        """Whether a forward may read an attribute of this name."""
+        return name == _ANY or self._names is None or name in self._names
 
-    @functools.cached_property
-    def _names_read(self) -> frozenset[str] | None:
-        return names_read([type(module) for module in self._modules], self._classes)
+    def _are_of_torch_s(self, names: set[str]) -> bool:
+        """Whether one of PyTorch's modules has such an attribute: all of these count."""
+        return any(is_torch_s(module) and not names.isdisjoint(vars(module)) for module in self._modules)
 
     def _look_into(self, value: Any, name: str, depth: int, seen: set[int]) -> None:
         if isinstance(value, (*ATOMS, *CODE, nn.Module, torch.Tensor)) or id(value) in seen or not depth:
@@ -107,7 +115,8 @@ class Attributes:
                 answers = kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
                 self._spaces.append(_Space(space, _ANY if answers else None))
                 for key, inner in [*space.items()]:
-                    self._look_into(inner, _ANY if answers else key, depth - 1, seen)
+                    if answers or self._is_read(key):
+                        self._look_into(inner, _ANY if answers else key, depth - 1, seen)
 
     def _look_into_each(self, values: Iterable[Any], name: str, depth: int, seen: set[int]) -> None:
         for value in [*values]:
