@@ -115,7 +115,7 @@ class Watch:
                 self._names += held
         inside = {id(module) for _, module in modules}
         constants = {} if gm.is_released else _constants(gm, root, inside, self._owners, self._names)
-        constants |= _computed_from(gm, modules, self._owners, self._names)
+        constants |= _computed_from(gm, modules, constants, self._owners, self._names)
         self._tensors = list(map(operator.getitem, self._owners, self._names))
         self.constants = list(constants)
         self.contents = Contents(constants.values())
@@ -288,19 +288,29 @@ def changes_graph(names: Iterable[str]) -> bool:
 
 
 def _computed_from(
-    gm: OptimizedModule, modules: list[tuple[str, nn.Module]], owners: list[dict[str, Any]], names: list[str]
+    gm: OptimizedModule,
+    modules: list[tuple[str, nn.Module]],
+    constants: dict[str, torch.Tensor],
+    owners: list[dict[str, Any]],
+    names: list[str],
 ) -> dict[str, torch.Tensor]:
-    """Tensors in attributes, where forward computes with such while it is traced: self.scale * 2; they join owners."""
+    """Tensors in attributes, which join owners: forward computes while it is traced, self.scale * 2 or int(self.n).
+
+    Those that are constants themselves are left out where the graph has no others: what was computed of them.
+    """
     graph = None if gm.is_released else gm._source[0].graph
-    if graph is None or not any(node.meta.get(CREATED) for node in graph.find_nodes(op="get_attr")):
+    if graph is None:
         return {}
+    has_computed = any(node.meta.get(CREATED) for node in graph.find_nodes(op="get_attr"))
+    known = set() if has_computed else {id(tensor) for tensor in constants.values()}
     found: dict[str, torch.Tensor] = {}
     for path, module in modules:
         for name, value in module.__dict__.items():
-            if name in OF_MODULES:
+            if name in OF_MODULES or name in computed_weights(module):
                 continue
-            found.update((f"{_FROM}{path}.{name} {i}", each) for i, each in enumerate(tensors_in(value)))
-            if isinstance(value, torch.Tensor):
+            tensors = [each for each in tensors_in(value) if id(each) not in known]
+            found.update((f"{_FROM}{path}.{name} {i}", each) for i, each in enumerate(tensors))
+            if tensors and isinstance(value, torch.Tensor):
                 owners.append(module.__dict__)
                 names.append(name)
     return found

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import is_shape
+from fx_passes.graph.graph import argument, is_shape
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
@@ -53,6 +54,8 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
         return _module_writes(node, root.get_submodule(node.target), unknown)
     if node.op == "call_method":
         return inputs[:1] if _has_inplace_name(node.target) or node.target == "__setitem__" else []
+    if statistics := _updated_statistics(node):
+        return statistics
     if isinstance(node.target, torch._ops.OpOverload):
         return _schema_writes(node)
     if is_shape(node):
@@ -64,6 +67,20 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
     if is_known_function(node.target):
         return inputs[:1] if _has_inplace_name(node.target.__name__) else []
     return inputs if unknown else []
+
+
+_NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
+
+
+def _updated_statistics(node: fx.Node) -> list[fx.Node]:
+    """The running statistics that a normalization updates; PyTorch's schemas do not mark them."""
+    name = getattr(node.target, "__name__", "").partition(".")[0]
+    if name not in _NORMS or not (isinstance(node.target, torch._ops.OpOverload) or _is_ours_or_torch(node.target)):
+        return []
+    first = 1 if node.target in (F.batch_norm, F.instance_norm) else 3
+    statistics = [argument(node, first, "running_mean"), argument(node, first + 1, "running_var")]
+    updates = argument(node, 5, _NORMS[name], name == "instance_norm")
+    return [each for each in statistics if isinstance(each, fx.Node)] if updates is not False else []
 
 
 def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
@@ -148,10 +165,10 @@ def _schema_aliases(node: fx.Node) -> list[fx.Node]:
 
 def _annotated(node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
     """Each argument about whose memory an operator's schema says something, and what it says."""
-    for i, argument in enumerate(node.target._schema.arguments):
-        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-        if argument.alias_info is not None and isinstance(value, fx.Node):
-            yield value, argument.alias_info
+    for i, row in enumerate(node.target._schema.arguments):
+        value = node.args[i] if i < len(node.args) else node.kwargs.get(row.name)
+        if row.alias_info is not None and isinstance(value, fx.Node):
+            yield value, row.alias_info
 
 
 def is_known_function(target: Any) -> bool:

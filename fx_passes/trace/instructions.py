@@ -141,7 +141,7 @@ def compared_to_objects(code: types.CodeType) -> frozenset[str]:
             continue
         while rows[i - 1].opname == "LOAD_ATTR":
             i -= 1
-        before = rows[i - 2]
+        before = rows[i - 3 if rows[i - 2].opname in ("COPY", "DUP_TOP") else i - 2]  # of a match statement
         if before.opname in (*_LOCAL, *_TWO_LOCAL):
             found.add(before.argval[-1] if isinstance(before.argval, tuple) else str(before.argval))
     return frozenset(found)

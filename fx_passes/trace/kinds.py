@@ -130,6 +130,17 @@ class Kinds:
         """Whether node is an argument, or in one, of which no example tells what it is."""
         return self.values is None and self._path(node) is not None
 
+    def is_given(self, node: fx.Node) -> bool:
+        """Whether node is an argument or in one, by position or name of its own or not."""
+        while node.op != "placeholder":
+            taken_out = node.target in (operator.getitem, getattr) or (
+                node.op == "call_method" and node.target == "get"
+            )
+            if not taken_out or not isinstance(node.args[0], fx.Node):
+                return False
+            node = node.args[0]
+        return True
+
     def _find(self, node: fx.Node) -> type | None:
         if node.op == "placeholder":
             name = str(node.target)
@@ -211,8 +222,8 @@ class Kinds:
         if isinstance(source, fx.Node) and source.target is operator.getitem and self.of(source) is tuple:
             return Tensor  # one of an LSTM's two states
         owner = self.of(source)
-        if owner is None:
-            return None
+        if owner is None or (isinstance(source, fx.Node) and source.op == "placeholder" and owner is tuple):
+            return None  # of *args nothing is known
         if issubclass(owner, Tensor):
             return Tensor
         if owner is torch.Size:

@@ -208,6 +208,8 @@ class RecordingProxy(fx.Proxy):
             kind = self.kind()
             if kind is not None and not issubclass(kind, Tensor):
                 raise questions.refuse(f"{frame.f_code.co_name}() compares a {kind.__name__} by `is`")
+            if kind is None and questions.kinds.is_given(self.node):
+                raise questions.refuse(f"{frame.f_code.co_name}() compares {self.node.name}, of an argument, by `is`")
         if next_compares_to_none(frame) and self.kind() is None and not questions.kinds.is_never_none(self.node):
             raise questions.refuse(f"{frame.f_code.co_name}() asks whether {self.node.name} is None, which is unknown")
 

@@ -191,10 +191,10 @@ class Reached:
     def compared_arguments(self, forward: Any) -> set[str] | None:
         """Arguments of forward that may be compared by `is` with constants or globals; None where all may be."""
         own: set[str] = set()
-        for code in (function.__code__ for function in self.functions):
+        for code in (inner for outer in self._own_codes() for inner in with_inner(outer)):
             arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            names = compared_to_objects(code).intersection(arguments)
-            if names and code is not getattr(forward, "__code__", None):
+            names = compared_to_objects(code)
+            if names and (code is not getattr(forward, "__code__", None) or not names.issubset(arguments)):
                 return None
             own |= names
         return own

@@ -157,7 +157,7 @@ class Held:
     """Tensors in attributes of a model, found by where those of its copy lie: a graph of the copy reads the model's."""
 
     def __init__(self, copied: nn.Module, model: nn.Module) -> None:
-        self._found: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._found: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         copies = dict(copied.named_modules())
         for path, module in model.named_modules():
             theirs_by_name = copies[path].__dict__ if path in copies else {}
@@ -166,19 +166,26 @@ class Held:
                     continue
                 mine, theirs = list(tensors_in(value)), list(tensors_in(theirs_by_name.get(name)))
                 if len(mine) == len(theirs):
-                    self._found.update((_place(their), my) for my, their in zip(mine, theirs, strict=True))
+                    self._found.update((_place(their), (my, their)) for my, their in zip(mine, theirs, strict=True))
         self._found.pop((), None)
 
     def original(self, value: Any) -> Any:
-        """What the model has in place of value, if that is one of the copy's; else value itself."""
-        return self._found.get(_place(value), value) if isinstance(value, torch.Tensor) else value
+        """What the model has in place of value, if that is one of the copy's, or a view of it; else value itself."""
+        if not isinstance(value, torch.Tensor) or (found := self._found.get(_place(value))) is None:
+            return value
+        mine, theirs = found
+        layout = (value.shape, value.stride(), value.storage_offset())
+        if layout == (theirs.shape, theirs.stride(), theirs.storage_offset()):
+            return mine
+        offset = value.storage_offset() - theirs.storage_offset() + mine.storage_offset()
+        return mine.detach().as_strided(value.shape, value.stride(), offset)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies, and how; () where that does not tell it from others."""
+    """The memory that a tensor lies in, and its dtype; () where that does not tell it from others."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
         return ()
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.untyped_storage().data_ptr(), tensor.dtype
 
 
 def _held_by(module: nn.Module) -> dict[str, Any]:

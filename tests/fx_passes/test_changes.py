@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import stateless
@@ -32,6 +33,7 @@ from tests.support.changes import (
     pruned,
     tied,
 )  # fmt: skip
+from tests.support.graphs import model_of
 from tests.support.lowering import noise
 from tests.tolerance import assert_close
 
@@ -349,14 +351,24 @@ class Held(nn.Module):
         super().__init__()
         self.linear = nn.Linear(6, 6)
         self.scale, self.several, self.named = torch.rand(6), [torch.rand(6), torch.rand(6)], {"a": torch.rand(6)}
+        self.length, self.factor = torch.tensor(2), torch.tensor(1.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x) * (self.scale * 2) + self.several[0] * self.several[1]
-        return torch.relu(y + self.named["a"])
+        return torch.relu(y + self.named["a"])[: int(self.length)] * self.factor.item()
+
+
+HELD: dict[str, Callable[[Any], torch.Tensor]] = {
+    "attribute": lambda m: m.scale,
+    "list": lambda m: m.several[1],
+    "dictionary": lambda m: m.named["a"],
+    "size": lambda m: m.length,
+    "number": lambda m: m.factor,
+}
 
 
 @pytest.mark.parametrize("is_exported", [False, True])
-@pytest.mark.parametrize("which", [lambda m: m.scale, lambda m: m.several[1], lambda m: m.named["a"]])
+@pytest.mark.parametrize("which", HELD.values(), ids=HELD.keys())
 def test_tensors_in_attributes_that_are_written_to(which: Callable[[Any], torch.Tensor], is_exported: bool) -> None:
     model: Any = Held().eval()
     if is_exported:
@@ -364,7 +376,7 @@ def test_tensors_in_attributes_that_are_written_to(which: Callable[[Any], torch.
     with torch.no_grad():
         fast = zendnn_cffi.optimize(model, (X,) if is_exported else None, tune="off")
         check(fast, model)
-        which(model).add_(1)
+        which(model).sub_(1)
         for _ in range(3):
             check(fast, model)
         copied = copy.deepcopy(fast)
@@ -373,3 +385,35 @@ def test_tensors_in_attributes_that_are_written_to(which: Callable[[Any], torch.
             check(fast, model)
             assert not torch.equal(copied(X), model(X))
     assert lowered(fast) == 1
+
+
+def test_a_view_of_a_tensor_in_a_list_is_one_of_it() -> None:
+    model = model_of(lambda m, x: (m.held[0][2:], m.a(x) + m.held[0]), a=nn.Linear(6, 6)).float()
+    model.held = [torch.ones(6)]  # type: ignore[assignment]
+    oracle = copy.deepcopy(model)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        for _ in range(3):
+            (mine, y), (theirs, expected) = fast(X), oracle(X)
+            assert torch.equal(mine, theirs)
+            assert_close(y, expected, k=6)
+            mine.add_(1)
+            theirs.add_(1)
+
+
+@pytest.mark.parametrize("is_exported", [False, True])
+def test_statistics_that_a_function_updates(is_exported: bool) -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = F.batch_norm(m.a(x), m.mean, m.var, training=True)
+        return y + F.batch_norm(m.b(x), m.mean, m.var)
+
+    model = model_of(forward, a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(3, 4, 3)).float()
+    model.register_buffer("mean", torch.zeros(4))
+    model.register_buffer("var", torch.ones(4))
+    if is_exported:
+        model.register_module("more", nn.MultiheadAttention(6, 2))
+    oracle = copy.deepcopy(model)
+    fast = zendnn_cffi.optimize(model, (X,) if is_exported else None, tune="off")
+    for _ in range(3):
+        check(fast, oracle)
+    assert_close(fast.mean, oracle.mean, k=8)

@@ -111,6 +111,23 @@ class Mode(enum.Enum):
 
 
 NOTHING = object()
+
+
+def renamed(m: Any, x: Any, y: Any) -> Any:
+    z = y
+    return m.a(x) if z is NOTHING else -m.a(x)
+
+
+def matched(m: Any, x: Any, y: Any) -> Any:
+    match y:
+        case True:
+            return m.a(x)
+        case None:
+            return -m.a(x)
+        case _:
+            return x
+
+
 ARGUMENTS: Mapping[str, Any] = MappingProxyType(
     {
         "constant": (lambda m, x, y: m.a(x) if y is True else -m.a(x), (True, 1, image(1), False)),
@@ -118,6 +135,11 @@ ARGUMENTS: Mapping[str, Any] = MappingProxyType(
         "not member": (lambda m, x, y: m.a(x) if y is not Mode.FAST else -m.a(x), (Mode.FAST, image(1), Mode.SLOW)),
         "global": (lambda m, x, y: m.a(x) if y is NOTHING else -m.a(x), (NOTHING, image(1), 3)),
         "by name alone": (lambda m, x, *, y: m.a(x) if y is NOTHING else -m.a(x), (NOTHING, image(1), 3)),
+        "of another name": (renamed, (NOTHING, image(1), 3)),
+        "by match": (matched, (True, None, 1, image(1))),
+        "in a lambda": (lambda m, x, y: (lambda z: m.a(x) if z is NOTHING else -m.a(x))(y), (NOTHING, image(1), 3)),
+        "in a dictionary": (lambda m, x, y: m.a(x) if y["m"] is Mode.FAST else -m.a(x), ({"m": Mode.FAST}, {"m": 1})),
+        "among keywords": (lambda m, x, **z: m.a(x) if z["y"] is NOTHING else -m.a(x), (NOTHING, image(1), 3)),
         "in a function": (lambda m, x, y: m.a(x) if is_nothing(y) else -m.a(x), (NOTHING, image(1), 3)),
     }
 )
@@ -137,8 +159,18 @@ def test_arguments_that_are_compared_with_objects(kind: str, first: int | None) 
     with torch.no_grad():
         for value in (*values, *values):
             torch.testing.assert_close(fast(x, y=value), model(x, y=value))
-    if first is None:
+    if first is None and kind != "among keywords":
         assert not fast.leaves
+
+
+@pytest.mark.parametrize("with_example", (False, True))
+def test_an_argument_by_star_that_is_compared(with_example: bool) -> None:
+    model = model_of(lambda m, *xs: m.a(xs[0]) if xs[1] is True else -m.a(xs[0]), a=nn.Linear(4, 4))
+    x = image(3, 4)
+    fast = compile_graph(model, (x, True) if with_example else None)
+    with torch.no_grad():
+        for value in (True, 1, x, True):
+            torch.testing.assert_close(fast(x, value), model(x, value))
 
 
 def test_a_submodule_alone_stays_plain() -> None:
