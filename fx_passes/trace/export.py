@@ -12,6 +12,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from fx_passes.graph.graph import copy_graph, replace, unique_name
 from fx_passes.trace.asked import Asked, arrangement, listening, part_in_gradients
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.conditions import Conditions, conditions_of
+from fx_passes.trace.fake_tensors import without_cache
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.modes import keep_modes_whole
 from fx_passes.trace.outputs import take_outputs_apart
@@ -350,7 +352,7 @@ def _export(
         try:
             shapes = attempt.shapes(traced_root, (args, kwargs))
             hearing, limit, quietly = asked.heard(), left.limit(attempt.free), warnings.catch_warnings()
-            with torch.no_grad(), _written_out(), refuse_seeding(), attempt.mode, hearing, limit, quietly:
+            with torch.no_grad(), _followed(attempt.mode), hearing, limit, quietly:
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
                 if attempt.free < sizes.free:
@@ -406,6 +408,13 @@ def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
         others = [name for name in names if name not in signature.parameters]
         named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
         forward.__signature__ = signature.replace(parameters=[*own, *named])
+
+
+@contextlib.contextmanager
+def _followed(mode: AbstractContextManager[Any]) -> Iterator[None]:
+    """In the mode of an attempt, what holds while torch.export follows a forward."""
+    with _written_out(), refuse_seeding(), mode, without_cache():
+        yield
 
 
 @contextlib.contextmanager
