@@ -157,11 +157,16 @@ def worth_keeping(nodes: list[fx.Node], needs: Operands) -> list[fx.Node]:
     """
     part: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
-        joined = [node]
-        for group in {id(part[s]): part[s] for s in needs[node] if s in part}.values():
-            joined = group + joined
-        part.update(dict.fromkeys(joined, joined))
-    return [node for node in nodes if any(n.target in _HEAVY or "val" not in n.meta for n in part[node])]
+        groups = list({id(part[s]): part[s] for s in needs[node] if s in part}.values())
+        joined = max(groups, key=len, default=[])  # the largest one grows: a long chain would be copied for each node
+        for added in ([node], *(group for group in groups if group is not joined)):
+            joined.extend(added)
+            part.update(dict.fromkeys(added, joined))
+    worth = {
+        id(group): any(n.target in _HEAVY or "val" not in n.meta for n in group)
+        for group in {id(group): group for group in part.values()}.values()
+    }
+    return [node for node in nodes if worth[id(part[node])]]
 
 
 def trim(nodes: list[fx.Node], needs: Operands) -> list[fx.Node]:

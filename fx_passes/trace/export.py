@@ -13,6 +13,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from fx_passes.graph.graph import copy_graph, replace, unique_name
 from fx_passes.trace.asked import Asked, arrangement, listening, part_in_gradients, sizes_written
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.conditions import Conditions, conditions_of
+from fx_passes.trace.fake_tensors import without_cache
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.modes import keep_modes_whole
 from fx_passes.trace.outputs import take_outputs_apart
@@ -356,7 +358,7 @@ def _export(
         try:
             shapes = attempt.shapes(traced_root, (args, kwargs))
             hearing, limit, quietly = asked.heard(), left.limit(attempt.free), warnings.catch_warnings()
-            with torch.no_grad(), _as_it_runs(), attempt.mode, hearing, limit, quietly:
+            with torch.no_grad(), _followed(attempt.mode), hearing, limit, quietly:
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
                 if attempt.free < sizes.free:
@@ -431,9 +433,9 @@ def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _as_it_runs() -> Iterator[None]:
-    """Let forward do what it does in eager, as far as layers, seeds and text are concerned."""
-    with _written_out(), refuse_seeding(), sizes_written():
+def _followed(mode: AbstractContextManager[Any]) -> Iterator[None]:
+    """In the mode of an attempt, what holds while torch.export follows a forward: it does what it does in eager."""
+    with _written_out(), refuse_seeding(), sizes_written(), mode, without_cache():
         yield
 
 

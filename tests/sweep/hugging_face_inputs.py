@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from tests.conformance.outcome import brief
 from tests.sweep.case import Case
+from tests.sweep.hugging_face_widths import as_wide_as_asked
 
 _LENGTH, _BATCH, _FRAMES, _SAMPLES, _GRID = 12, 2, 4, 8000, 4
 _MOST_ASKED = 5  # times that an error may name arguments
+_VARIANTS = 5
+_OF_PATCHES = {"grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids"}  # of images that come in patches
 _LAST_LINES = 3  # of those that led to an error, PyTorch's own left out
 _WORDS = re.compile(r"[A-Za-z_]\w*")
 
@@ -52,6 +55,9 @@ def _tried(model: nn.Module, kwargs: dict[str, Any], makers: Mapping[str, Callab
             return Case(model, (), kwargs)
         except Exception as error:  # these are not the arguments
             why = why or brief(error, 120)
+            if (wider := as_wide_as_asked(kwargs, error)) is not None:
+                kwargs = wider
+                continue
             asked = [name for name in _named_by(error) if name in taken and name in makers and name not in kwargs]
         if not asked:
             break
@@ -81,10 +87,13 @@ def _arguments(model: Any) -> Iterator[tuple[dict[str, Any], dict[str, Callable[
     both = [*masked, "pixel_values"] if "pixel_values" in taken and "input_ids" in masked else masked
     every = [name for name in ("input_ids", "pixel_values", "input_features", "bbox") if name in taken]
     tried = (both, masked, first, [*dict.fromkeys([*masked, *every])], ["input_ids"], ["pixel_values"])
-    cut_before = bool({"grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids"} & {*needed})
+    cut_before = bool(_OF_PATCHES & {*needed})
+    ways = [(variant, cut_before) for variant in range(_VARIANTS)]
+    if _OF_PATCHES & {*taken} and not cut_before:  # the processor of a model that can do without may cut as well
+        ways += [(1, True)]
     for names in dict.fromkeys(map(tuple, tried)):
-        for variant in range(3):
-            makers = _makers(model.config, variant, cut_before)
+        for variant, in_patches in ways:
+            makers = _makers(model.config, variant, in_patches)
             if names and all(name in makers and name in taken for name in names):
                 with contextlib.suppress(Exception):
                     yield {name: makers[name]() for name in names}, makers
@@ -111,7 +120,10 @@ def _mask() -> Tensor:
 
 
 def _makers(config: Any, variant: int, in_patches: bool = False) -> dict[str, Callable[[], Any]]:
-    """Arguments by name; variant: 0 for images, 1 for videos, 2 for images of 64 x 64; in_patches: cut before."""
+    """Arguments by name; in_patches: images cut before.
+
+    variant: 0 for images, 1 for videos, 2 for images of 64 x 64, 3 for an image to each text, 4 for pairs of images
+    """
     return {
         **_of_words(config),
         **_of_sound(config, variant),
@@ -154,7 +166,7 @@ def _of_sound(config: Any, variant: int) -> dict[str, Callable[[], Any]]:
 
     def sound() -> Tensor:
         spectrum = (_of(config, ("max_length",), _SAMPLES), mels)
-        return _noise(_BATCH, *((_SAMPLES,), (1, _SAMPLES), spectrum)[variant])
+        return _noise(_BATCH, *((_SAMPLES,), (1, _SAMPLES), spectrum)[min(variant, 2)])
 
     def features() -> Tensor:
         return _noise(_BATCH, frames, mels) if last else _noise(_BATCH, mels, frames)
@@ -211,7 +223,8 @@ def _of_images(config: Any, variant: int, in_patches: bool) -> dict[str, Callabl
     side = _of(config, ("patch_size",), 14)
 
     def images() -> Tensor:
-        return _noise(1, frames, channels, height, width) if variant == 1 else _noise(1, channels, height, width)
+        before = {1: (1, frames), 3: (_BATCH,), 4: (1, 2)}.get(variant, (1,))
+        return _noise(*before, channels, height, width)
 
     def patches() -> Tensor:
         """Patches in a row; of variant 1 with a dimension for the batch, of variant 2 as small images."""

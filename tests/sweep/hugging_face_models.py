@@ -62,7 +62,8 @@ _LISTS_OF_LAYERS: tuple[str, ...] = ("layer_types", "mlp_layer_types", "layers_b
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _OF_EXPERTS = {
     **dict.fromkeys(_EXPERTS, 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "top_k_experts"), 2),
+    **dict.fromkeys(("moe_top_k", "moe_topk", "moe_k"), 2),
     **dict.fromkeys(("topk_group", "n_group", "num_group"), 1),
 }
 _QUERIES = dict.fromkeys(("num_queries", "num_object_queries", "index_topk"), 8)
@@ -74,7 +75,7 @@ _NOT_PROPORTIONAL = re.compile(
 )
 _DIVISORS = {"an eighth": 8, "a quarter": 4}
 
-_FEW = {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES}
+_FEW = {**dict.fromkeys(_LAYERS, 2), **_OF_EXPERTS, **_QUERIES, "num_kv_shared_layers": 0}
 _TINY = {
     **dict.fromkeys(_WIDTHS, 64),
     **dict.fromkeys(_INNER, 96),
@@ -98,7 +99,7 @@ _RULES: dict[str, dict[str, int]] = {
     "as it is": {},
 }
 # Numbers for what is None by default: some configurations expect their users to say it.
-_GIVEN = {**_TINY, "prediction_length": 4, "context_length": 16}
+_GIVEN = {**_TINY, "prediction_length": 4, "context_length": 16, "vocab_size": _VOCABULARY, "pad_token_id": 1}
 
 
 def _names() -> dict[str, list[str]]:
@@ -147,6 +148,9 @@ def _shrunk(config: Any, way: str) -> Any:
             _fit_heads(values)
         if divisor := _DIVISORS.get(way):
             _divide(values, divisor)
+        if way not in ("small words", "as it is"):
+            _fit_states(values)
+            _fit_sections(part)
         if way != "as it is":
             _shrink_vocabulary(values)
             _shorten_layers(values)
@@ -160,6 +164,24 @@ def _fit_heads(values: dict[str, Any]) -> None:
     if values.get("num_key_value_heads") and values.get("num_attention_heads"):
         most = values["num_attention_heads"]
         values["num_key_value_heads"] = most if "kv_lora_rank" in values else min(values["num_key_value_heads"], most)
+
+
+def _fit_states(values: dict[str, Any]) -> None:
+    """Heads of a state space model that fill the width that its layers expand to."""
+    heads, size, expand = (values.get(f"mamba_{name}") for name in ("n_heads", "d_head", "expand"))
+    if isinstance(heads, int) and isinstance(size, int) and expand:
+        values["mamba_n_heads"] = max(int(expand * values["hidden_size"]) // size, 1)
+
+
+def _fit_sections(config: Any) -> None:
+    """Sections of a rotary embedding for time, height and width that fill half of a head."""
+    rope = vars(config).get("rope_parameters")
+    if "mrope_section" not in (getattr(config, "ignore_keys_at_rope_validation", None) or ()) or not rope:
+        return
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    half = int(width * rope.get("partial_rotary_factor", 1.0)) // 2
+    side = half * 3 // 8
+    rope["mrope_section"] = [half - 2 * side, side, side]
 
 
 def _divide(values: dict[str, Any], divisor: int) -> None:
@@ -180,6 +202,8 @@ def _divide(values: dict[str, Any], divisor: int) -> None:
 
 def _shorten_layers(values: dict[str, Any]) -> None:
     layers = next((values[key] for key in _LAYERS if isinstance(values.get(key), int)), None)
+    if layers and "layer_types" in values and values["layer_types"] is None:  # it is for users to say
+        values["layer_types"] = ["full_attention"] * layers
     for key in _LISTS_OF_LAYERS:
         if layers and isinstance(values.get(key), list) and len(values[key]) > layers:
             kinds = list(dict.fromkeys(values[key]))  # one of each kind, if there is room
@@ -187,6 +211,9 @@ def _shorten_layers(values: dict[str, Any]) -> None:
 
 
 def _shrink_vocabulary(values: dict[str, Any]) -> None:
+    for key, size in values.items():  # of a second table, for each layer, which is no smaller
+        if key.startswith("vocab_size_") and isinstance(size, int) and size > _VOCABULARY:
+            values[key] = _VOCABULARY
     size = values.get("vocab_size")
     if not isinstance(size, int) or size <= _VOCABULARY:
         return

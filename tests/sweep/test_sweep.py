@@ -16,6 +16,7 @@ from tests.sweep import faulty
 from tests.sweep.case import Case, NotRun, in_turns, parameters_of
 from tests.sweep.check import RIGHT, Verdict, check, difference
 from tests.sweep.hugging_face_models import HUGGING_FACE
+from tests.sweep.hugging_face_widths import as_wide_as_asked
 from tests.sweep.page import page
 from tests.sweep.process import Journal
 from tests.sweep.vision_models import TIMM, TORCHVISION
@@ -131,11 +132,42 @@ def test_a_model_of_each_library(source: Any, name: str, entry: str) -> None:
         ("blip_2_qformer", "encoder_hidden_states"),  # the error says what it wants
         ("decision_transformer", "states"),  # the line that raises it does
         ("apertus1p5", "input_ids"),  # too large where names alone shrink it
+        ("bamba", "attention_mask"),  # heads of its states fill a width that is shrunk
+        ("qwen2_vl_text", "attention_mask"),  # sections of its rotary embedding fill a head that is shrunk
+        ("gemma3n_text", "attention_mask"),  # layers that share keys come after those that are left
+        ("lightglue", "pixel_values"),  # images come in pairs
+        ("vilt", "pixel_values"),  # an image to each text
+        ("granite_speech5_encoder", "input_features"),  # its error says how wide they are
     ],
 )
 def test_tiny_models_that_take_more_than_their_defaults(name: str, asked: str) -> None:
     case = HUGGING_FACE.build(name)
     assert asked in case.kwargs and sum(p.numel() for p in case.model.parameters()) < 2e7
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "asked"),
+    [
+        (nn.Linear(6, 2), (2, 3, 4), (2, 3, 6)),
+        (nn.LayerNorm(6), (2, 3, 4), (2, 3, 6)),
+        (nn.Conv2d(3, 2, 1), (1, 4, 5, 5), None),  # its message names no width
+    ],
+)
+def test_the_width_that_an_error_names(layer: nn.Module, shape: tuple[int, ...], asked: tuple[int, ...] | None) -> None:
+    kwargs = {"x": torch.ones(shape), "ids": torch.ones(shape, dtype=torch.int64)}
+    with pytest.raises(RuntimeError) as raised:
+        layer(kwargs["x"])
+    wider = as_wide_as_asked(kwargs, raised.value)
+    assert (wider and tuple(wider["x"].shape)) == asked
+    if wider:
+        layer(wider["x"])
+        assert wider["ids"] is kwargs["ids"] and as_wide_as_asked(wider, raised.value) is None
+
+
+def test_sides_of_images_that_an_error_names() -> None:
+    error = ValueError("Input image size (4*4) doesn't match model (6*8).")
+    wider = as_wide_as_asked({"pixel_values": torch.ones(1, 3, 4, 4)}, error)
+    assert wider is not None and wider["pixel_values"].shape == (1, 3, 6, 8)
 
 
 def test_torchvision_s_models_of_every_task() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from torch import fx, nn
 from fx_passes import ops
 from fx_passes.graph.graph import constant_nodes, is_constant, is_shape, is_vocabulary
 from fx_passes.graph.verify import verify
-from fx_passes.partition.partition import find_regions, ordering, partition
+from fx_passes.partition.partition import find_regions, operands, ordering, partition, worth_keeping
 from fx_passes.pipeline import PlainRegion
 from tests.support.graphs import check, count, image, model_of, outside
 
@@ -190,3 +191,32 @@ def test_what_is_not_supported_stays_outside() -> None:
 def test_sizes_that_are_inputs_stay_outside() -> None:
     gm = check(model_of(lambda m, x, n: m.c(x).reshape(n, -1), c=nn.Conv2d(3, 4, 1)), image(), 4)
     assert outside(gm) == {"reshape": 1} and count(gm)["convolution"] == 1
+
+
+class _Asked(frozenset[Any]):
+    """A set that counts how often it is asked."""
+
+    times = 0
+
+    def __contains__(self, value: object) -> bool:
+        self.times += 1
+        return super().__contains__(value)
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_a_connected_part_is_looked_at_once(heavy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = 200
+    graph = fx.Graph()
+    nodes = [graph.placeholder("x")]
+    for _ in range(length):
+        nodes.append(graph.call_function(ops.binary, (nodes[-1], nodes[-1], "add")))
+        nodes[-1].meta["val"] = torch.zeros(2)
+    if heavy:
+        nodes.append(graph.call_function(ops.linear, (nodes[-1], nodes[0])))
+        nodes[-1].meta["val"] = torch.zeros(2)
+    graph.output(nodes[-1])
+    needs = {node: operands(node, ()) for node in nodes}
+    asked = _Asked(worth_keeping.__globals__["_HEAVY"])
+    monkeypatch.setitem(worth_keeping.__globals__, "_HEAVY", asked)
+    assert worth_keeping(nodes[1:], needs) == (nodes[1:] if heavy else [])
+    assert asked.times <= len(nodes)
