@@ -80,6 +80,7 @@ def optimize(
                     not seen: the result has a module tree of its own. A submodule whose forward changes its attributes,
                     a list or a global stays plain PyTorch, and its state is the result's own. Globals and attributes of
                     classes that your code names may change: calls run as plain PyTorch until they are as before.
+                    What forward prints, logs or warns of is left out of calls that run the graph.
     Raises          TypeError, FileNotFoundError, ValueError (training mode, another dtype, a file without an exported
                     program). What is not supported is no error: it stays plain PyTorch, and explain() says why; without
                     a usable library all does, with one warning.
@@ -96,12 +97,14 @@ def optimize(
     from fx_passes.pipeline import build
     from fx_passes.region.options import RegionOptions
     from fx_passes.region.region import RegionFactory
-    from fx_passes.trace.export import is_exported
+    from fx_passes.trace.export import Arguments, is_exported
     from fx_passes.trace.trace import trace
 
     if model.training and not is_exported(model):
         raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
 
+    if not isinstance(example_inputs, Arguments):
+        _warn_of_calls(model)
     inputs = _arguments(example_inputs) if example_inputs is not None else exported_with
     traced = trace(model, inputs, dynamic)
     if not is_available():
@@ -155,6 +158,18 @@ def _arguments(
             f" keyword arguments, got {type(example_inputs).__name__}"
         )
     return tuple(example_inputs)
+
+
+def _warn_of_calls(model: torch.nn.Module) -> None:
+    """Say that what is called in place of forward is left out: the result is no instance of the model's class."""
+    cls: type = next(cls for cls in type(model).__mro__ if "__call__" in vars(cls))
+    if cls.__module__.partition(".")[0] != "torch":
+        warnings.warn(
+            f"zendnn_cffi: optimize() leaves {cls.__name__}.__call__() out, the result calls forward();"
+            " replace_forward(model) keeps the model's own way to be called",
+            UserWarning,
+            stacklevel=4,  # optimize is decorated
+        )
 
 
 def _warn_once() -> None:

@@ -51,6 +51,25 @@ def test_not_a_module(model: Any) -> None:
         zendnn_cffi.optimize(model)
 
 
+class Doubling(nn.Linear):
+    def __call__(self, *args: Any) -> Any:
+        return super().__call__(*args) * 2
+
+
+def test_a_way_to_be_called_that_is_left_out_is_said() -> None:
+    model, x = Doubling(3, 4).eval(), torch.randn(2, 3)
+    with pytest.warns(UserWarning, match=r"leaves Doubling.__call__\(\) out.*replace_forward"):
+        fast = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        assert torch.allclose(fast(x), model(x) / 2, atol=1e-5)
+        expected = model(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            replaced = zendnn_cffi.replace_forward(model, tune="off")
+            assert torch.allclose(model(x), expected, atol=1e-5)
+        assert replaced.modules[0].regions()
+
+
 def test_training_mode_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"training mode.*model\.eval\(\)"):
         zendnn_cffi.optimize(small().train())
