@@ -8,7 +8,6 @@ have no such number: what they hold is compared. Names that no code of a forward
 
 from __future__ import annotations
 
-import argparse
 import functools
 import operator
 import types
@@ -21,8 +20,8 @@ from torch import nn
 from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights
 from fx_passes.trace.held import ATOMS, CODE
 from fx_passes.trace.instructions import names_in
-from fx_passes.trace.reached import is_theirs
 from fx_passes.trace.state import is_torch_s
+from fx_passes.trace.theirs import fields_of
 
 _ANY = ""  # any name may stand for it
 _MOST = 256  # entries of a container beyond which it is not looked into
@@ -33,7 +32,6 @@ _MOST_FUNCTIONS = 4096
 _OTHERS = ("_parameters", "_buffers", "_modules", "training", "forward", "_non_persistent_buffers_set",
            "_is_full_backward_hook", "_compiled_call_impl")  # fmt: skip
 _OF_TRACING = "_tensor_constant"
-_SPACES = (types.SimpleNamespace, argparse.Namespace)
 _READ_ANY = frozenset(("getattr", "vars", "__dict__", "eval", "exec", "globals", "attrgetter"))
 _GONE = object()
 
@@ -107,16 +105,14 @@ class Attributes:
                 if isinstance(value, list):
                     self._lists.append((value, name, list(value)))
                 self._look_into_each(value, name, depth, seen)
-        elif isinstance(value, _SPACES) or is_theirs(type(value).__module__):
-            space = getattr(value, "__dict__", None)
-            if isinstance(space, dict):
-                kind = type(value)
-                self._classes.add(kind)
-                answers = kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
-                self._spaces.append(_Space(space, _ANY if answers else None))
-                for key, inner in [*space.items()]:
-                    if answers or self._is_read(key):
-                        self._look_into(inner, _ANY if answers else key, depth - 1, seen)
+        elif fields := fields_of(value):
+            kind = type(value)
+            self._classes.add(kind)
+            answers = kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
+            self._spaces.append(_Space(fields, _ANY if answers else None))
+            for key, inner in [*fields.items()]:
+                if answers or self._is_read(key):
+                    self._look_into(inner, _ANY if answers else key, depth - 1, seen)
 
     def _look_into_each(self, values: Iterable[Any], name: str, depth: int, seen: set[int]) -> None:
         for value in [*values]:

@@ -30,9 +30,9 @@ from fx_passes.trace.instructions import (
 )
 from fx_passes.trace.proxies import RecordingAttribute, RecordingProxy
 from fx_passes.trace.state import is_near
+from fx_passes.trace.theirs import is_theirs
 
 _PROXIES = (RecordingProxy, RecordingAttribute)
-_NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
 _LIBRARY = os.path.dirname(os.__file__) + os.sep  # Python's own
 _UNCOUNTED = frozenset(("data", "numpy", "data_ptr", "untyped_storage", "from_dlpack", "set_"))
 _MOST = 3000  # functions that are looked at
@@ -263,8 +263,3 @@ class Reached:
             for space, name in changed:
                 if space.get(name) is _ANSWERS[name]:
                     del space[name]
-
-
-def is_theirs(module: str) -> bool:
-    """Whether code of this module is neither ours nor PyTorch's, numpy's or Python's."""
-    return module.partition(".")[0] not in _NOT_THEIRS

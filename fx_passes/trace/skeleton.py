@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import copyreg
 from collections.abc import Container, Iterable, Iterator
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from fx_passes.trace.arrays import arrays_in, moved, shared
+from fx_passes.trace.theirs import fields_of
 
 Copied = TypeVar("Copied", bound=torch.Tensor)
 _MOST_BYTES = 2 << 30
@@ -103,7 +105,7 @@ def _is_copied_plainly(cls: type) -> bool:
 def own_tensor(owner: nn.Module, name: str) -> None:
     """Give a parameter, buffer or other attribute of owner storage of its own, with the same contents.
 
-    Another attribute may be a list, tuple or dictionary with tensors.
+    Another attribute may be a list, tuple, dictionary or object with tensors; what cannot be copied stays shared.
     """
     value = getattr(owner, name)
     if isinstance(value, nn.Parameter):
@@ -113,7 +115,8 @@ def own_tensor(owner: nn.Module, name: str) -> None:
     elif isinstance(value, torch.Tensor):
         owner.__dict__[name] = _own(value)
     else:
-        owner.__dict__[name] = copy.deepcopy(value, {id(each): _own(each) for each in tensors_in(value)})
+        with contextlib.suppress(Exception):  # whatever an object raises that does not want to be copied
+            owner.__dict__[name] = copy.deepcopy(value, {id(each): _own(each) for each in tensors_in(value)})
 
 
 def own_state(owner: nn.Module, but: Container[int] = ()) -> None:
@@ -228,13 +231,27 @@ def _beside_arrays(root: nn.Module) -> list[list[Any]]:
     return shared([tensor for value in (*held, *attributes) for tensor in tensors_in(value)], arrays)
 
 
-def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Tensors in value and in lists, tuples and dictionaries in it: only leaves of autograd's graph can be copied."""
+def tensors_in(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Tensors in value, and in lists, tuples, dictionaries and plain objects in it.
+
+    Only leaves of autograd's graph can be copied.
+
+    seen  ids of objects that were looked into
+    """
     if isinstance(value, torch.Tensor):
         yield value
-    elif depth < _MAX_DEPTH and isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item, depth + 1)
+    elif depth < _MAX_DEPTH and type(value) not in _ATOMS:
+        seen = set() if seen is None else seen
+        items: Iterable[Any] = ()
+        if isinstance(value, dict):
+            items = value.values()
+        elif isinstance(value, list | tuple):
+            items = value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            items = fields_of(value).values()
+        for item in items:
+            yield from tensors_in(item, depth + 1, seen)
 
 
 def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:

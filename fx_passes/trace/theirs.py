@@ -1,0 +1,28 @@
+"""What is the user's, or another library's, as far as the name of a module tells."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+_NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
+_SPACES = (types.SimpleNamespace, argparse.Namespace)
+_CODE = (type, types.FunctionType, types.MethodType, types.ModuleType, nn.Module, torch.Tensor)
+
+
+def is_theirs(module: str) -> bool:
+    """Whether code of this module is neither ours nor PyTorch's, numpy's or Python's."""
+    return module.partition(".")[0] not in _NOT_THEIRS
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object that holds values, such as a configuration; {} for what is none."""
+    if isinstance(value, _CODE) or not (isinstance(value, _SPACES) or is_theirs(type(value).__module__)):
+        return {}
+    fields = getattr(value, "__dict__", None)
+    return fields if isinstance(fields, dict) else {}
