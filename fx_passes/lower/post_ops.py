@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,12 @@ def as_linear(kind: str, number: float) -> EltwisePostOp | None:
 
 # What differs from the library's for integers alone.
 _OF_FLOATS = {"hardtanh": "clip", "clamp_min": "relu"}
+_WORDS = re.compile(rf"\b({'|'.join(_OF_FLOATS)})\b")
+
+
+def as_of_floats(text: str) -> str:
+    """A text that describes work, with the library's name for each kind: results are remembered by such texts."""
+    return _WORDS.sub(lambda found: _OF_FLOATS[found[0]], text)
 
 
 def translate_eltwise(kind: str, alpha: object, beta: object) -> tuple[EltwisePostOp, ...] | None:

@@ -18,6 +18,7 @@ from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operat
 from fx_passes.candidates.layouts import BLOCK, layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.post_ops import as_of_floats
 from fx_passes.lower.torch_into import BINARY_INTO, Into, eltwise_into
 from zendnn_cffi.engine.library import load
 
@@ -125,4 +126,4 @@ def _described(node: fx.Node, context: LoweringContext) -> str:
             return str([text(v) for v in value])
         return repr(value)
 
-    return f"{node.target.__name__} {text(context.values.arguments(node))}"
+    return as_of_floats(f"{node.target.__name__} {text(context.values.arguments(node))}")

@@ -17,6 +17,7 @@ from fx_passes.candidates.layouts import Layout, Quantized, is_describable, is_k
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.layout.assign import assign_layouts
 from fx_passes.lower.context import NotLowered, eager_layout, torch_operation
+from fx_passes.lower.post_ops import as_of_floats
 from fx_passes.lower.rules import lower_graph
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
@@ -233,7 +234,7 @@ def region_key(
 ) -> str:
     """A key that is equal for the same graph on the same shapes, of parameters too, with the same options."""
     shapes = {name: TensorSpec.of(value) for name, value in parameters.items()}
-    text = f"{graph}|{specs}|{shapes}|{options.key}"
+    text = as_of_floats(f"{graph}|{specs}|{shapes}|{options.key}")
     return "region " + hashlib.sha256(text.encode()).hexdigest()
 
 
