@@ -153,7 +153,7 @@ class Watch:
                 and own["_parameters"] is self._root["_parameters"]
                 and own["_buffers"] is self._root["_buffers"]
                 and self._dictionaries.unchanged()
-                and (self._plain.lists_unchanged() or self._plain.unchanged())
+                and (self._plain.looks_unchanged() or self._plain.unchanged())
                 and self.contents.unchanged()
             )
         except (KeyError, RuntimeError):  # a name that is gone, a tensor without an address

@@ -36,7 +36,7 @@ class ModelWatch:
         """Whether an optimized module of then is one of now."""
         return (
             self._dictionaries.unchanged()
-            and (self._attributes.lists_unchanged() or self._attributes.unchanged())
+            and (self._attributes.looks_unchanged() or self._attributes.unchanged())
             and self._locations.unchanged()
         )
 

@@ -2,18 +2,21 @@
 
     conv.stride = (2, 2), block.scale = 0.5, model.config.output_attentions = True, head.sizes[0] = 7
 
-Where one was set is told by the number that CPython counts for a dictionary (zendnn_cffi.runtime.dictionaries). Lists
-have no such number: what they hold is compared. Names that no code of a forward has do not count: trainers write such.
+Where one was set is told by the number that CPython counts for a dictionary (zendnn_cffi.runtime.dictionaries). Lists,
+sets and arrays have no such number: what they hold is compared. Names that no code of a forward has do not count:
+trainers write such.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -22,9 +25,12 @@ from fx_passes.trace.held import ATOMS, CODE
 from fx_passes.trace.instructions import names_in
 from fx_passes.trace.state import is_torch_s
 from fx_passes.trace.theirs import fields_of
+from zendnn_cffi.runtime.words import Words
 
 _ANY = ""  # any name may stand for it
-_MOST = 256  # entries of a container beyond which it is not looked into
+_MOST, _MOST_COUNTED = 256, 4096  # entries of a container beyond which it is not looked into; of a dictionary
+_MOST_BYTES = 1 << 16  # of an array that is compared
+_TYPE = object.__basicsize__ - 8  # where an object's class stands: the last word of what all objects have
 _DEEPEST = 4  # objects and containers in one another
 _MOST_PLACES = 4096
 _MOST_FUNCTIONS = 4096
@@ -52,11 +58,14 @@ class Attributes:
                 break
             self._names = names
         self.dictionaries = [space.held for space in self._spaces]
+        self._kinds = list(map(type, self._modules))
+        self._types = Words([id(module) + _TYPE for module in self._modules], 8)
 
     def _look(self) -> set[type]:
         """Take down what modules hold; return the classes of objects there."""
         self._spaces: list[_Space] = []
-        self._lists: list[tuple[list[Any], str, list[Any]]] = []
+        self._lists: list[tuple[Collection[Any], str, list[Any]]] = []
+        self._arrays: list[tuple[numpy.ndarray, str, bytes]] = []
         self._classes: set[type] = set()
         seen: set[int] = set()
         for module in self._modules:
@@ -66,12 +75,18 @@ class Attributes:
                     self._look_into(value, name, _DEEPEST, seen)
         return self._classes
 
-    def lists_unchanged(self) -> bool:
-        """Whether lists hold the same objects."""
-        return all(len(now) == len(known) and all(map(operator.is_, now, known)) for now, _, known in self._lists)
+    def looks_unchanged(self) -> bool:
+        """Whether modules have the same classes, lists and sets the same objects, and arrays the same numbers."""
+        return (
+            self._types.unchanged()
+            and all(len(now) == len(known) and all(map(operator.is_, now, known)) for now, _, known in self._lists)
+            and all(array.tobytes() == known for array, _, known in self._arrays)
+        )
 
     def unchanged(self) -> bool:
         """Whether all that a forward may read is as it was."""
+        if list(map(type, self._modules)) != self._kinds:
+            return False
         changed = set(self._changed())
         return not changed or not (any(map(self._is_read, changed)) or self._are_of_torch_s(changed))
 
@@ -80,6 +95,9 @@ class Attributes:
             yield from space.changed()
         for now, name, before in self._lists:
             if len(now) != len(before) or not all(map(_is_same, now, before)):
+                yield name
+        for array, name, known in self._arrays:
+            if array.tobytes() != known:
                 yield name
 
     def _is_read(self, name: str) -> bool:
@@ -97,12 +115,15 @@ class Attributes:
         if len(seen) > _MOST_PLACES:
             return
         if isinstance(value, dict):
-            if len(value) <= _MOST:
+            if len(value) <= _MOST_COUNTED:
                 self._spaces.append(_Space(value, name))
                 self._look_into_each(value.values(), name, depth, seen)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, numpy.ndarray):
+            if value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
+                self._arrays.append((value, name, value.tobytes()))
+        elif isinstance(value, list | tuple | set | collections.deque):
             if len(value) <= _MOST:
-                if isinstance(value, list):
+                if not isinstance(value, tuple):
                     self._lists.append((value, name, list(value)))
                 self._look_into_each(value, name, depth, seen)
         elif fields := fields_of(value):

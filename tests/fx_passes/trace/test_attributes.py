@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ class Block(nn.Module):
         self.linear, self.scale, self.is_bent, self._power = nn.Linear(6, 6), 1.5, True, 2
         self.named, self.listed, self.nested = {"a": 1.5}, [1.5], ({"b": [1.5]},)
         self.options = types.SimpleNamespace(inner=types.SimpleNamespace(gain=1.5))
-        self.settings = Settings()
+        self.settings, self.chosen, self.row = Settings(), {1.5}, numpy.array([1.5, 2.5])
         self.unread = 0
 
     @property
@@ -49,7 +50,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bend(self.linear(x)) * self.scale * self.factor + self.settings.shift
+        y = y * sum(self.chosen) + float(self.row[0])
         return y**self.power * self.named["a"] * self.listed[0] * self.nested[0]["b"][0] * self.options.inner.gain
+
+
+class Other(Block):
+    def bend(self, y: Tensor) -> Tensor:
+        return -y
 
 
 class Net(nn.Module):
@@ -74,6 +81,9 @@ CHANGES: dict[str, Change] = {
     "in a dictionary": lambda m: m.block.named.update(a=5.0),
     "in a list": lambda m: m.block.listed.__setitem__(0, 5.0),
     "deep in containers": lambda m: m.block.nested[0]["b"].__setitem__(0, 5.0),
+    "in a set": lambda m: m.block.chosen.add(4.0),
+    "in an array": lambda m: m.block.row.__setitem__(0, 5.0),
+    "another class": lambda m: setattr(m.block, "__class__", Other),
     "of an object": lambda m: setattr(m.block.options.inner, "gain", 5.0),
     "another object": lambda m: setattr(m.block.options, "inner", types.SimpleNamespace(gain=5.0)),
     "of an object that answers for others": lambda m: setattr(m.block.settings, "held", 5.0),
@@ -141,9 +151,9 @@ def test_equal_values_count_for_nothing() -> None:
     attributes = Attributes(model.modules())
     model.conv.stride = tuple(map(int, "11"))  # another object
     model.block.scale = float("1.5")
-    assert attributes.unchanged() and attributes.lists_unchanged()
+    assert attributes.unchanged() and attributes.looks_unchanged()
     model.block.listed[0] = 2.5
-    assert not attributes.unchanged() and not attributes.lists_unchanged()
+    assert not attributes.unchanged() and not attributes.looks_unchanged()
     model.block.listed[0] = 1.5
     assert attributes.unchanged()
 
