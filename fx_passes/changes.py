@@ -305,8 +305,9 @@ def _computed_from(
     known = set() if has_computed else {id(tensor) for tensor in constants.values()}
     found: dict[str, torch.Tensor] = {}
     for path, module in modules:
+        others = {*OF_MODULES, *computed_weights(module)}
         for name, value in module.__dict__.items():
-            if name in OF_MODULES or name in computed_weights(module):
+            if name in others:
                 continue
             tensors = [each for each in tensors_in(value) if id(each) not in known]
             found.update((f"{_FROM}{path}.{name} {i}", each) for i, each in enumerate(tensors))

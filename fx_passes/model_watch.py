@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from fx_passes.graph.hooks import HOOK_ATTRIBUTES
-from fx_passes.trace.attributes import Attributes
+from fx_passes.trace.attributes import Attributes, is_same
+from fx_passes.trace.skeleton import OF_MODULES
 from zendnn_cffi.runtime.dictionaries import Dictionaries
 from zendnn_cffi.runtime.locations import Locations
-
-_PARTS = ("_modules", "_parameters", "_buffers")
 
 
 class ModelWatch:
@@ -49,7 +48,7 @@ class ModelWatch:
         found = []
         for space in self._spaces:
             for name, held in space.items():
-                if isinstance(held, dict) and (name in _PARTS or name.endswith(HOOK_ATTRIBUTES)):
+                if isinstance(held, dict) and (name in OF_MODULES or name.endswith(HOOK_ATTRIBUTES)):
                     found.append((held, [part for item in held.items() for part in item]))
             forward = None if space is self._model.__dict__ else space.get("forward")  # the model's is our own
             found.append((space, [space.get("training"), forward]))
@@ -60,9 +59,4 @@ def _are_equal(one: tuple[dict[Any, Any], list[Any]], other: tuple[dict[Any, Any
     (held, values), (known, before) = one, other
     if held is not known or len(values) != len(before):
         return False
-    return all(a is b or _is_key(a, b) for a, b in zip(values, before, strict=True))
-
-
-def _is_key(one: Any, other: Any) -> bool:
-    """Names, and numbers of hooks, may be other objects."""
-    return type(one) is type(other) and isinstance(one, str | int) and bool(one == other)
+    return all(map(is_same, values, before))  # names, and numbers of hooks, may be other objects

@@ -23,7 +23,8 @@ from torch import nn
 from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights
 from fx_passes.trace.held import ATOMS, CODE
 from fx_passes.trace.instructions import names_in
-from fx_passes.trace.state import is_torch_s
+from fx_passes.trace.skeleton import OF_MODULES
+from fx_passes.trace.state import OF_TRACING, is_torch_s
 from fx_passes.trace.theirs import fields_of
 from zendnn_cffi.runtime.words import Words
 
@@ -35,9 +36,8 @@ _DEEPEST = 4  # objects and containers in one another
 _MOST_PLACES = 4096
 _MOST_FUNCTIONS = 4096
 # What others of this package look at, and what PyTorch counts for itself.
-_OTHERS = ("_parameters", "_buffers", "_modules", "training", "forward", "_non_persistent_buffers_set",
-           "_is_full_backward_hook", "_compiled_call_impl")  # fmt: skip
-_OF_TRACING = "_tensor_constant"
+_OTHERS = (*OF_MODULES, "training", "forward", "_non_persistent_buffers_set", "_is_full_backward_hook",
+           "_compiled_call_impl")  # fmt: skip
 _READ_ANY = frozenset(("getattr", "vars", "__dict__", "eval", "exec", "globals", "attrgetter"))
 _GONE = object()
 
@@ -94,7 +94,7 @@ class Attributes:
         for space in self._spaces:
             yield from space.changed()
         for now, name, before in self._lists:
-            if len(now) != len(before) or not all(map(_is_same, now, before)):
+            if len(now) != len(before) or not all(map(is_same, now, before)):
                 yield name
         for array, name, known in self._arrays:
             if array.tobytes() != known:
@@ -155,7 +155,7 @@ class _Space:
         """Names under which there is something else now."""
         now = self._now()
         for key in now.keys() | self.known.keys():
-            if not _is_same(now.get(key, _GONE), self.known.get(key, _GONE)):
+            if not is_same(now.get(key, _GONE), self.known.get(key, _GONE)):
                 yield key if self._name is None else self._name
 
     def _now(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class _Space:
             for name, value in held.items()
             if name not in others
             and not name.endswith(HOOK_ATTRIBUTES)
-            and not name.startswith(_OF_TRACING)
+            and not name.startswith(OF_TRACING)
             and not (leaves_out_own and name.startswith("_"))
         }
 
@@ -252,11 +252,12 @@ class _Reach:
             value = getattr(value, "__wrapped__", None)
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two values are one object, or equal ones that nobody can change."""
     if value is other:
         return True
     if type(value) is not type(other):
         return False
     if isinstance(value, tuple):
-        return len(value) == len(other) and all(map(_is_same, value, other))
+        return len(value) == len(other) and all(map(is_same, value, other))
     return isinstance(value, ATOMS) and bool(value == other)

@@ -33,7 +33,7 @@ from fx_passes.trace.held import (
 from fx_passes.trace.instructions import names_in
 
 _MAX_CALLS = 2  # how deep functions are followed that forward calls
-_OF_TRACING = "_tensor_constant"  # torch.fx puts tensors that forward makes on the root
+OF_TRACING = "_tensor_constant"  # torch.fx puts tensors that forward makes on the root
 
 
 def is_torch_s(module: nn.Module) -> bool:
@@ -47,7 +47,7 @@ def attributes_of(module: nn.Module, keep: Kept, seen: dict[int, Any] | None = N
     for name, value in module.__dict__.items():
         if name in ("_parameters", "_buffers", "_modules"):
             found |= {str(inner): describe(item, keep) for inner, item in value.items()}
-        elif not name.startswith(_OF_TRACING) and not (name.startswith("_") and is_torch_s(module)):
+        elif not name.startswith(OF_TRACING) and not (name.startswith("_") and is_torch_s(module)):
             found[name] = describe(value, keep, seen)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -206,14 +206,8 @@ def trace_symbolically(
             node.meta[CREATED] = True
     _refuse_writes_to_created(graph, traced_root)
     refuse_writes_beside_arrays(graph, traced_root)
-    held_by_root = Held(traced_root, root)
-    for name in created:
-        value = getattr(traced_root, name)
-        setattr(root, name, held_by_root.original(value))
-        if getattr(root, name) is not value:
-            for node in graph.find_nodes(op="get_attr"):
-                if node.target == name:
-                    del node.meta[CREATED]
+    if created:
+        _hand_over([node for node in held if node.target in created], traced_root, root)
     required = [p.name for p in forward_signature(root).parameters.values() if p.default is p.empty]
     if tracer.reached.compares_arguments_to_none:
         named = {str(node.target) for node in graph.find_nodes(op="placeholder")}
@@ -223,6 +217,16 @@ def trace_symbolically(
     return Traced(
         root, graph, dict(leaves), dict(specialized), given, assumed=assumed, states=read, named=Named.of(root, reached)
     )
+
+
+def _hand_over(created: Sequence[fx.Node], traced_root: nn.Module, root: nn.Module) -> None:
+    """Put what the tracer left on its root on this one; what is a tensor of the model's own is no longer CREATED."""
+    held = Held(traced_root, root)
+    for name in {str(node.target) for node in created}:
+        setattr(root, name, held.original(getattr(traced_root, name)))
+    for node in created:
+        if getattr(root, str(node.target)) is not getattr(traced_root, str(node.target)):
+            del node.meta[CREATED]
 
 
 def _assume_compared(tracer: SubmoduleTracer, graph: fx.Graph, root: nn.Module, specialized: Mapping[str, Any]) -> None:

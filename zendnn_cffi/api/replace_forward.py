@@ -90,7 +90,7 @@ class ReplacedForward:
             return False
         self._by_kind.clear()
         self._refused.clear()
-        self._watch, self._seen = ModelWatch(self.model), None
+        self._watch, self._seen = self._seen or ModelWatch(self.model), None
         return True
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule:
