@@ -24,6 +24,9 @@ __all__ = ["CACHE_VARIABLE", "Database", "Result", "cache_folder"]
 
 log = logging.getLogger("zendnn_cffi.search")
 
+CHECKED = (
+    "checked "  # before a candidate's key: that its numbers were compared; the time is of one run, or a doubtful one
+)
 FORMAT = 3  # part of the file's name: raise it when the meaning of keys or values changes
 _BUSY_SECONDS = 5.0
 STEPS, LEAST = 1400.0, -10.0  # per doubling; the binary logarithm of the shortest time, ns (reorders: per byte)
@@ -75,6 +78,7 @@ class Database:
         self._lock = new_lock()
         self._new: dict[str, int] = {}  # not in the file yet; when each was put
         self._puts = 0
+        self._verdicts: set[str] = set()
         self._stamp = 0
         digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
         self.path = None if folder is None else folder / f"measured-{FORMAT}-{digest}.sqlite"
@@ -108,12 +112,21 @@ class Database:
                 return found.time_ns if found.right else None
         return None
 
-    def put(self, key: str, result: Result) -> None:
-        """Remember; `save` writes it."""
+    def verdict(self, key: str) -> Result | None:
+        """What is known of whether a candidate's numbers are right, where no time is known, too."""
+        return self.get(key) or self.get(CHECKED + key)
+
+    def put(self, key: str, result: Result, *, is_verdict: bool = False) -> None:
+        """Remember; `save` writes it. is_verdict: numbers were compared, so a doubtful time leaves `verdict` behind."""
         with self._lock:
-            self._results[key] = result
-            self._new[key] = self._puts
-            self._puts += 1
+            if is_verdict and not key.startswith(CHECKED):
+                self._verdicts.add(key)
+            self._put(key, result)
+
+    def _put(self, key: str, result: Result) -> None:
+        self._results[key] = result
+        self._new[key] = self._puts
+        self._puts += 1
 
     def mark(self) -> int:
         """Return a place in time, for `doubt`."""
@@ -123,12 +136,15 @@ class Database:
     def doubt(self, mark: int) -> int:
         """Keep times put since `mark` out of the file, as if they were measured by this process alone; return how many.
 
-        Wrong numbers are wrong on a busy machine, too: those results stay.
+        Numbers are as right or as wrong on a busy machine: verdicts stay.
         """
         with self._lock:
-            doubtful = [key for key, since in list(self._new.items()) if since >= mark and self._results[key].right]
+            fresh = [key for key, since in self._new.items() if since >= mark and not key.startswith(CHECKED)]
+            doubtful = [key for key in fresh if self._results[key].right]
             for key in doubtful:
                 del self._new[key]
+                if key in self._verdicts:
+                    self._put(CHECKED + key, self._results[key])
             return len(doubtful)
 
     def keep_out(self, keys: Iterable[str]) -> None:
@@ -173,15 +189,15 @@ class Database:
             self.path.unlink(missing_ok=True)
 
     def reload(self) -> bool:
-        """Take over what others measured since the file was read; what this process knows stays. Whether any came."""
+        """Take over what others found since the file was read; what this process knows stays. Whether times came."""
         if self._stamp == self._written():
             return False
         other = self.as_kept()
         with self._lock:
             self._stamp = other._stamp
-            known = len(self._results)
+            came = other._results.keys() - self._results.keys()
             self._results = other._results | self._results
-            return len(self._results) > known
+            return any(not key.startswith(CHECKED) for key in came)
 
     def as_kept(self) -> Database:
         """What the file holds just now."""

@@ -17,7 +17,7 @@ from fx_passes.candidates.layouts import Layout
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.lower.products.matrix_vector import NAME as MATRIX_VECTOR
 from fx_passes.search.cost import completed, estimate_ns, reorder_ns
-from fx_passes.search.database import Database, Result, cache_folder, kept_ns
+from fx_passes.search.database import CHECKED, Database, Result, cache_folder, kept_ns
 from fx_passes.search.equal_work import EqualWork
 from fx_passes.search.from_memory import KEY as FROM_MEMORY
 from fx_passes.search.from_memory import (
@@ -299,7 +299,7 @@ class Tuner:
             first = self.database.get(key)
             if first is not None and first.right and first.time_ns <= _NEAR_THE_BEST * best_ns:
                 times[key] = min(first.time_ns, bench.time_again(candidate))
-                self.database.put(key, replace(first, time_ns=times[key]))
+                self.database.put(key, replace(first, time_ns=times[key]), is_verdict=True)
         return times
 
     def _priced_concat(self, candidate: Candidate) -> Candidate:
@@ -348,7 +348,7 @@ class Tuner:
             self._wrong.setdefault(bench.operation.name, []).append(key)
         self.measured += 1
         if bench.holds_for_others(result):
-            self.database.put(key, result)
+            self.database.put(key, result, is_verdict=True)
         return result
 
     def _check_again(self, bench: Bench, candidate: Candidate, draw: int, result: Result) -> Result:
@@ -378,10 +378,10 @@ class Tuner:
         if not measurable([candidate]):
             return True
         key = self._key(candidate)
-        result = self.database.get(key) or self.database.get(f"checked {key}")
+        result = self.database.verdict(key)
         if result is None:  # not under the key itself: one untimed run is no measurement
             bench = Bench(operation, values, self._scratch)
-            result = self._run(bench, candidate, CHECK_ONLY, f"checked {key}")
+            result = self._run(bench, candidate, CHECK_ONLY, CHECKED + key)
             bench.close()
         return result.right
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fx_passes.search import database
-from fx_passes.search.database import CACHE_VARIABLE, Database, Result, cache_folder
+from fx_passes.search.database import CACHE_VARIABLE, CHECKED, Database, Result, cache_folder
 
 MACHINE = "a machine"
 
@@ -36,6 +36,17 @@ def test_infinite_and_unknown_errors_come_back(tmp_path: Path) -> None:
     database.save()
     known = Database(MACHINE, tmp_path).get("wrong")
     assert known is not None and known.time_ns == float("inf") and not known.right
+
+
+def test_verdicts_of_others_are_no_reason_to_choose_again(tmp_path: Path) -> None:
+    """Where times came, regions that went by estimates are made again."""
+    early, late = Database("machine", tmp_path), Database("machine", tmp_path)
+    early.put(f"{CHECKED}candidate", Result(1.0, 0.0, True))
+    early.save()
+    assert not late.reload() and late.verdict("candidate") is not None
+    early.put("candidate", Result(1.0, 0.0, True))
+    early.save()
+    assert late.reload() and late.get("candidate") is not None
 
 
 def test_machines_have_files_of_their_own(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import zendnn_cffi
+from fx_passes.candidates.candidates import Candidate
 from fx_passes.search import disturbance
-from fx_passes.search.database import Database, Result
+from fx_passes.search.database import CHECKED, Database, Result
 from fx_passes.search.disturbance import measuring
-from fx_passes.search.measure import Bench
+from fx_passes.search.measure import Bench, fingerprint
 from fx_passes.search.tuner import database_for
+from fx_passes.search.turn import Turn
 from tests.support.lowering import net, noise
 
 TIME, WRONG = Result(5.0, 0.0, True), Result(float("inf"), 1.0, False)
@@ -63,6 +66,22 @@ def test_times_go_to_disk_unless_disturbed(
     assert again.get("before") == TIME and again.get("wrong") is not None, (
         "wrong numbers are wrong on a busy machine too"
     )
+
+
+def test_that_numbers_are_right_stays_where_the_time_is_doubted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database("machine", tmp_path)
+    counting(monkeypatch, 10**6)
+    with measuring(database):
+        database.put("candidate", TIME, is_verdict=True)
+        database.put("reorder", TIME)
+        database.put(f"{CHECKED}other", TIME, is_verdict=True)
+    database.save()
+    again = kept(tmp_path)
+    assert again.measured().keys() == {f"{CHECKED}candidate", f"{CHECKED}other"}
+    assert again.verdict("candidate") == again.verdict("other") == TIME
+    assert again.get("candidate") is again.verdict("reorder") is None
 
 
 def test_the_limit_is_a_rate_for_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,31 +144,61 @@ def first_call() -> Callable[[], None]:
 
     def run() -> None:
         database_for.cache_clear()  # as in a new process
-        torch.testing.assert_close(zendnn_cffi.optimize(model)(x), model(x), atol=1e-4, rtol=1e-4)
+        fast = zendnn_cffi.optimize(model, tune_seconds=100)  # however slow the machine is just now
+        torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
 
     return run
 
 
-def test_the_next_process_measures_again_what_was_disturbed(
-    fresh: Path, first_call: Callable[[], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    measured: list[str] = []
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Which operations and candidates were run."""
+    runs: list[tuple[str, str]] = []
     check = Bench.check_and_time
-    monkeypatch.setattr(
-        Bench, "check_and_time", lambda self, *a: measured.append(self.operation.name) or check(self, *a)
-    )
+
+    def noted(self: Bench, candidate: Candidate, *args: Any) -> Result:
+        runs.append((self.operation.name, fingerprint(candidate)))
+        return check(self, candidate, *args)
+
+    monkeypatch.setattr(Bench, "check_and_time", noted)
+    return runs
+
+
+def test_the_next_process_measures_again_what_was_disturbed(
+    fresh: Path,
+    first_call: Callable[[], None],
+    measured: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with monkeypatch.context() as busy, caplog.at_level(logging.INFO, logger="zendnn_cffi.search"):
         counting(busy, 10**6)
         first_call()
     assert "on a busy machine" in caplog.text
-    assert not list(fresh.glob("*.sqlite"))
-    once = set(measured)
+    known = database_for(torch.get_num_threads()).as_kept().measured()
+    assert known and all(key.startswith(CHECKED) for key in known), "verdicts, no times"
+    once = {name for name, _ in measured}
     measured.clear()
     first_call()
-    assert set(measured) == once != set(), "on a quiet machine every operation was measured again"
+    assert {name for name, _ in measured} == once != set(), "on a quiet machine every operation was measured again"
     measured.clear()
     first_call()
     assert not measured, "and remembered"
+
+
+def test_the_next_process_on_a_busy_machine_compares_no_numbers_again(
+    fresh: Path, first_call: Callable[[], None], measured: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that start on a busy machine, where no time is kept, would each check every layer's numbers."""
+    counting(monkeypatch, 10**6)
+    first_call()
+    once = set(measured)
+    monkeypatch.setattr(Turn, "_begin", lambda turn: turn.close("the machine is busy"))  # not one time is measured
+    for _ in range(2):
+        measured.clear()
+        first_call()
+        assert once and not once & set(measured)
+        once |= set(measured)
 
 
 @pytest.mark.parametrize(
