@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fx_passes import first_call
 from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, changes_graph, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph, lint
@@ -64,6 +65,7 @@ class OptimizedModule(SkeletonModule):
     _seen: Watch | None  # what a call found that was not as it was watched
     _told: bool  # by invalidate()
     _lock: Any
+    _awaits_call: int  # calls that may still give the example
     _checked: bool
     _is_whole: bool
     _only_reads: bool  # calls change nothing that lasts
@@ -80,6 +82,7 @@ class OptimizedModule(SkeletonModule):
         self._watch = self._seen = None
         self._told = False
         self._lock = new_lock()
+        self._awaits_call = first_call.TRIES if traced.awaits_call else 0
         self.optimized_submodules = {}
         self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
         self.training = False
@@ -145,6 +148,8 @@ class OptimizedModule(SkeletonModule):
         return code
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._awaits_call:
+            self._trace_by(args, kwargs)
         watch = self._watch
         if watch is None or is_traced_by_fx() or not (watch.unchanged(self) if self._is_open else watch.unwritten()):
             by_pytorch = self._call_changed(args, kwargs)
@@ -246,6 +251,24 @@ class OptimizedModule(SkeletonModule):
         self._seen, self._told = None, False
         return True
 
+    def _trace_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take these arguments as the example, if they are one."""
+        dtype = self._source[0].dtype
+        if in_functional_call() or is_watched() or is_traced_by_fx() or not first_call.means_what_it_says(dtype):
+            return
+        if reason := first_call.no_example(args, kwargs):
+            log.info("%s waits for another call to be traced by: %s", type(self._tree).__name__, reason)
+            return
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if not self._awaits_call:  # another thread did it
+                return
+            self._adopt()
+            self._awaits_call -= 1
+            if (found := first_call.traced_by(self, args, kwargs)) is not None:
+                self._awaits_call = 0
+                self._take_over(self._source[1](found, **self._source[2]))
+                self._begin_watch(Watch(self))
+
     def _rebuild(self) -> None:
         """Trace the tree again, and take over the graph and the regions made of it."""
         traced, build, options = self._source
@@ -255,11 +278,16 @@ class OptimizedModule(SkeletonModule):
         except Exception as error:  # whatever a tree raises that does not fit together any longer
             reason = f"it was changed, and cannot be traced again: {type(error).__name__}: {error}".splitlines()[0]
             fresh = build(Traced(traced.root, None, {WHOLE: reason}), **options)
+        self._take_over(fresh)
+
+    def _take_over(self, fresh: OptimizedModule) -> None:
+        """Compute by the graph and the regions of another module over the same tree."""
         for name in [name for name in self._held if name not in self._tree._modules]:
             del self._held[name]
         self._held.update(fresh._held)
         self._source = fresh._source
         self._read_from(fresh._source[0], fresh.graph)
+        self.__dict__["optimized_submodules"].update(fresh.optimized_submodules)
 
     def begin_watch(self) -> None:
         """The graph and its regions are as they will be: notice from now on what is changed."""
@@ -297,6 +325,8 @@ class OptimizedModule(SkeletonModule):
         names = ", ".join(self.optimized_submodules)
         about = [f"Its forward is PyTorch's, which calls optimized submodules: {names}"] if names else []
         traced = self._source[0]
+        if self._awaits_call:
+            about.append("It came without example inputs: its first call will be the example that it is traced by.")
         if traced.guards is not None and traced.sizes.note:
             about.append(traced.sizes.note)
         if self._kept_because:
@@ -328,7 +358,7 @@ class OptimizedModule(SkeletonModule):
                  call; copies of the module are made as it has settled then
         """
         self._release_due = release
-        if self.optimized_submodules or not self.regions():
+        if not self._awaits_call and (self.optimized_submodules or not self.regions()):
             self._release()  # its calls change nothing about that
 
     def _release(self) -> None:

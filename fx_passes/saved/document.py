@@ -62,6 +62,8 @@ def encode_module(
     Raises  NotSaved for what a file cannot hold
     """
     traced, tree = gm._source[0], gm._tree
+    if traced.awaits_call:
+        raise NotSaved("it came without example inputs, and is traced by its first call: call it once before")
     if traced.graph is None and not traced.restored:
         raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}

@@ -39,11 +39,13 @@ class Observed:
     example  the arguments of a call; None: submodules are traced without arguments
     reached  the code that the model may come to
     written  (path of a module, name) of tensors that a call of the model writes to
+    refused  whether the model raised on the example
     """
 
     def __init__(self, root: nn.Module, example: Call | None, reached: Reached) -> None:
         self.root, self.example, self.reached = root, example, reached
         self.written: list[tuple[str, str]] = []
+        self.refused = False
 
     def has_fixed_weights(self, path: str) -> bool:
         """Whether calls of the model leave the parameters of the submodule there as they are."""
@@ -71,6 +73,7 @@ class Observed:
                 args, kwargs = copy_of_example(self.example)
                 copied(*args, **kwargs)
         except Exception as error:  # whatever a model raises; what it called before is known
+            self.refused = True
             log.info("%s: the example: %s: %s", type(self.root).__name__, type(error).__name__, error)
         finally:
             torch.set_rng_state(rng)

@@ -60,12 +60,15 @@ _REASON = 300  # characters of torch.export's messages that are kept
 _DETECTOR = "a detector, which keeps as many boxes as the data says: no graph"
 
 
-def trace(model: nn.Module, example_inputs: ExampleInputs = None, dynamic: bool = True) -> Traced:
+def trace(
+    model: nn.Module, example_inputs: ExampleInputs = None, dynamic: bool = True, awaits_call: bool = False
+) -> Traced:
     """Return the graph of model.forward over a skeleton of the model.
 
     example_inputs  the arguments of one call (a sequence, or a mapping of keyword arguments); used where symbolic
                     tracing is not enough, and to learn which optional arguments are given
     dynamic         whether torch.export leaves sizes free; symbolic tracing always does
+    awaits_call     whether trace_by_call() follows, where an example would tell more than is known without one
     Raises          ValueError for a model in training mode, TraceError for one whose parameters have no shape yet.
     Where the model cannot be traced, the result has no graph, the reason stands in leaves[WHOLE], and submodules that
     can be traced are in submodules. Submodules whose forward changes attributes, lists or globals are leaves, and what
@@ -77,22 +80,47 @@ def trace(model: nn.Module, example_inputs: ExampleInputs = None, dynamic: bool 
             " model.eval() first"
         )
     example = None if example_inputs is None else _as_call(example_inputs)
-    written: list[tuple[str, str]] = []
     sizes, left = ALL if dynamic else ASKED_FOR_NONE, TimeLeft()
     with making(), settings_kept():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example), sizes, left)
-        if traced.graph is None:
-            called_with = None if Snapshot(traced.root).unrepeatable() else example
-            observed = Observed(traced.root, called_with, Reached(traced.root))
-            trace_submodule = functools.partial(_trace_submodule, sizes=sizes, left=left)
-            found = find_submodules(traced.root, observed, trace_submodule)
-            traced.submodules.update(found)
-            written = observed.written
-            inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
-            reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
-            log.warning("%s stays plain PyTorch%s: %s", type(model).__name__, inside, reason)
+        asks = traced.wants_example or (traced.graph is None and not isinstance(model, torch.jit.ScriptModule))
+        awaits_call = awaits_call and example is None and asks
+        written = [] if awaits_call else _trace_submodules(traced, example, sizes, left)
+    traced = replace(traced, awaits_call=awaits_call, sizes=sizes) if awaits_call else traced
     _own_what_is_written((traced, *traced.submodules.values()), written)
     return traced
+
+
+class ExampleRefused(Exception):
+    """The model raises on the arguments that were to be its example."""
+
+
+def trace_by_call(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    """Trace the tree again, with these arguments of a call as the example; they are kept. Raises ExampleRefused."""
+    root, example, sizes, left = traced.root, (args, kwargs), traced.sizes, TimeLeft()
+    with making(), settings_kept():
+        found = _trace(root, example, *_specialize(root, example), sizes, left)
+        written = _trace_submodules(found, example, sizes, left, is_call=True)
+    _own_what_is_written((found, *found.submodules.values()), written)
+    return found
+
+
+def _trace_submodules(
+    traced: Traced, example: Call | None, sizes: FreeSizes, left: TimeLeft, is_call: bool = False
+) -> list[tuple[str, str]]:
+    """Trace the submodules of a model that is no graph; return what a call of the model was seen to write to."""
+    if traced.graph is not None:
+        return []
+    root = traced.root
+    observed = Observed(root, None if Snapshot(root).unrepeatable() else example, Reached(root))
+    trace_submodule = functools.partial(_trace_submodule, sizes=sizes, left=left)
+    traced.submodules.update(find_submodules(root, observed, trace_submodule))
+    if is_call and observed.refused and not traced.submodules:
+        raise ExampleRefused(traced.leaves[WHOLE])
+    inside = f" but for {', '.join(traced.submodules)}" if traced.submodules else ""
+    reason = f"{traced.leaves[WHOLE]}{_remedy(example)}"
+    log.warning("%s stays plain PyTorch%s: %s", type(root).__name__, inside, reason)
+    return observed.written
 
 
 def _trace_submodule(module: nn.Module, example: Call | None, sizes: FreeSizes, left: TimeLeft) -> Traced | None:
@@ -109,7 +137,9 @@ def retrace(traced: Traced) -> Traced:
         taken = (traced.specialized, traced.given)
         if traced.example is not None:
             taken = _specialize(traced.root, traced.example)
-        return _trace(traced.root, traced.example, *taken, traced.sizes, TimeLeft())
+        again = _trace(traced.root, traced.example, *taken, traced.sizes, TimeLeft())
+    still_awaits = traced.awaits_call and (again.graph is None or again.wants_example)
+    return replace(again, awaits_call=True, sizes=traced.sizes) if still_awaits else again
 
 
 def _trace(
@@ -130,6 +160,7 @@ def _trace(
             refused = str(failure)
     leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
+    wants_example = False
     while True:
         try:
             traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
@@ -137,9 +168,11 @@ def _trace(
                 log.info("%s: torch.fx does not look into %s()", type(root).__name__, name)
                 with contextlib.suppress(Untraceable):
                     return _trace_by_export(root, reached, example, sizes, left)
-            return replace(traced, stateful=stateful, sizes=sizes)
+            return replace(traced, stateful=stateful, sizes=sizes, wants_example=wants_example)
         except Untraceable as failure:
-            if example is not None and not (leaves or failure.stateful or failure.is_final):
+            is_for_export = not (leaves or failure.stateful or failure.is_final)
+            wants_example = wants_example or (is_for_export and example is None)
+            if example is not None and is_for_export:
                 try:
                     if not refused:
                         return _trace_by_export(root, reached, example, sizes, left)

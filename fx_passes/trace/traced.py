@@ -67,6 +67,8 @@ class Traced:
     stateful     submodules whose forward was seen to change more than its result
     restored     whether the graph comes from a file, and cannot be made again
     submodules   path -> a submodule that is a graph, where the model is none
+    wants_example  whether torch.export would have been tried, had there been an example
+    awaits_call  whether the first call's arguments are to be the example
     dtype        the default dtype while it was traced: of tensors that forward makes, and of results of integers
     """
 
@@ -84,6 +86,8 @@ class Traced:
     stateful: tuple[str, ...] = ()
     restored: bool = False
     submodules: dict[str, Traced] = field(default_factory=dict)
+    wants_example: bool = False
+    awaits_call: bool = False
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     @property

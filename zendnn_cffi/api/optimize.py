@@ -44,9 +44,10 @@ def optimize(
                     what its module() returns, or the path of a file that torch.export.save wrote: what is exported is
                     optimized, and calls that the export is not made for raise as there. Exported modules cannot be
                     pickled, nor can the result.
-    example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: where
-                    torch.fx cannot trace symbolically. A model that is no graph (a detector) is called with them once
-                    or a few times: its submodules that are graphs are optimized.
+    example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: what
+                    torch.export is given where torch.fx cannot trace symbolically. A model that is no graph (a
+                    detector) is called with them once or a few times: its submodules that are graphs are optimized.
+                    None: where they are needed, the first call's arguments are taken, and that call takes longer.
     dynamic         whether torch.export leaves free the sizes that the model does not depend on. False: all are those
                     of example_inputs, which takes a fraction of the time; calls with other sizes run as plain PyTorch.
                     Where symbolic tracing gives the graph, sizes are free either way, at no cost.
@@ -106,7 +107,7 @@ def optimize(
     if not isinstance(example_inputs, Arguments):
         _warn_of_calls(model)
     inputs = _arguments(example_inputs) if example_inputs is not None else exported_with
-    traced = trace(model, inputs, dynamic)
+    traced = trace(model, inputs, dynamic, awaits_call=True)
     if not is_available():
         _warn_once()
         return build_plain(traced)
