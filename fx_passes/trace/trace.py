@@ -153,21 +153,24 @@ def _trace(
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
-    if example is not None and (exported or any(isinstance(module, _COMPOSITE) for module in root.modules())):
+    is_for_export = exported or any(isinstance(module, _COMPOSITE) for module in root.modules())
+    wants_example = is_for_export and example is None
+    if example is not None and is_for_export:
         try:
             return _trace_by_export(root, reached, example, sizes, left)
         except Untraceable as failure:
             refused = str(failure)
     leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
-    wants_example = False
     while True:
         try:
             traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
-            if example is not None and not refused and not leaves and (name := _unseen_function(traced.graph)):
+            if not refused and not leaves and (name := _unseen_function(traced.graph)):
                 log.info("%s: torch.fx does not look into %s()", type(root).__name__, name)
-                with contextlib.suppress(Untraceable):
-                    return _trace_by_export(root, reached, example, sizes, left)
+                wants_example = wants_example or example is None
+                if example is not None:
+                    with contextlib.suppress(Untraceable):
+                        return _trace_by_export(root, reached, example, sizes, left)
             return replace(traced, stateful=stateful, sizes=sizes, wants_example=wants_example)
         except Untraceable as failure:
             is_for_export = not (leaves or failure.stateful or failure.is_final)

@@ -132,6 +132,16 @@ def test_a_submodule_alone_asks_for_it() -> None:
     assert not fast.leaves and offloaded(fast) == 3
 
 
+def test_what_torch_fx_takes_for_one_operation_asks_for_it() -> None:
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    fast = optimized(model)
+    with torch.no_grad():
+        check(fast, model, torch.randn(2, 5, 16))
+        assert offloaded(fast) == 4
+        check(fast, model, torch.randn(3, 7, 16))
+    assert offloaded(fast) == 8
+
+
 def test_submodules_of_a_model_that_is_no_graph() -> None:
     model, picture = Detector().eval(), torch.randn(3, 16, 17)
     fast = optimized(model)
