@@ -128,6 +128,8 @@ class OptimizedModule(SkeletonModule):
         """As fx.GraphModule's; calls then pass through this class before they reach the graph's code."""
         if self.__dict__.get(IN_WORK):
             return None
+        if self.__dict__.get("_watch") is not None:
+            self._awaits_call = 0  # somebody edited the graph, which another would do away with
         code = super().recompile()
         cls: Any = type(self)
         run_graph = cls.forward
@@ -282,12 +284,14 @@ class OptimizedModule(SkeletonModule):
 
     def _take_over(self, fresh: OptimizedModule) -> None:
         """Compute by the graph and the regions of another module over the same tree."""
+        awaits_call = self._awaits_call if fresh._source[0].awaits_call else 0
         for name in [name for name in self._held if name not in self._tree._modules]:
             del self._held[name]
         self._held.update(fresh._held)
         self._source = fresh._source
         self._read_from(fresh._source[0], fresh.graph)
         self.__dict__["optimized_submodules"].update(fresh.optimized_submodules)
+        self._awaits_call = awaits_call
 
     def begin_watch(self) -> None:
         """The graph and its regions are as they will be: notice from now on what is changed."""

@@ -273,6 +273,16 @@ def test_what_is_changed_before_the_first_call_counts() -> None:
         check(fast, model, torch.randn(3, 16))
 
 
+def test_an_edited_graph_stays() -> None:
+    fast = optimized(Inside())
+    output = [*fast.graph.nodes][-1]
+    with fast.graph.inserting_before(output):
+        output.args = (fast.graph.call_function(torch.neg, (output.args[0],)),)
+    fast.recompile()
+    x = torch.randn(3, 12)
+    torch.testing.assert_close(fast(x), -fast.root(x), atol=1e-5, rtol=1e-5)
+
+
 def test_weights_are_released_after_it() -> None:
     model = Listed()
     fast, x = optimized(model, release_weights=True), torch.randn(3, 16)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
+from fx_passes.pipeline import compile_graph
 from tests.support.detector import Detector
 
 
@@ -61,7 +62,7 @@ def test_backbone_and_head_are_the_engine_s() -> None:
 
 def test_without_an_example_those_that_need_none() -> None:
     model = detector()
-    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    fast: Any = compile_graph(model)
     check(fast, model)
     assert [*fast.optimized_submodules] == ["backbone", "spare", "head.towers.0"]
 
