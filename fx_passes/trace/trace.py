@@ -153,9 +153,9 @@ def _trace(
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
-    is_for_export = exported or any(isinstance(module, _COMPOSITE) for module in root.modules())
-    wants_example = is_for_export and example is None
-    if example is not None and is_for_export:
+    has_composites = any(isinstance(module, _COMPOSITE) for module in root.modules())
+    wants_example = has_composites and example is None and not exported
+    if example is not None and (exported or has_composites):
         try:
             return _trace_by_export(root, reached, example, sizes, left)
         except Untraceable as failure:

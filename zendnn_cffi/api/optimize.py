@@ -107,7 +107,7 @@ def optimize(
     if not isinstance(example_inputs, Arguments):
         _warn_of_calls(model)
     inputs = _arguments(example_inputs) if example_inputs is not None else exported_with
-    traced = trace(model, inputs, dynamic, awaits_call=True)
+    traced = trace(model, inputs, dynamic, awaits_call=is_available())
     if not is_available():
         _warn_once()
         return build_plain(traced)
