@@ -212,15 +212,16 @@ class Binding:
             self._refusals = Refusals.of(root, graph, CAPTURED)
         self._by_pytorch = gm.forward
         self._written = self.module.written_inputs
-        self._constants = None if self._written is None else Places(self._contents.tensors)
+        of_written = [] if self._written is None else self._written.tensors_of(self.module)
+        self._places = Places(self._contents.tensors), Places(of_written)
         self._forward = self.module.run_graph  # what it is bound to was compared before the call
         register(self, self.module)
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
 
     def __call__(self, args: Sequence[Any]) -> Any:
-        if self._written is not None and self._written.are_shared([args[i] for i in self._inputs], {}, self._constants):
-            return self._by_pytorch(*args)
         inputs = [args[i] for i in self._inputs]
+        if self._written is not None and self._written.are_shared(inputs, {}, *self._places):
+            return self._by_pytorch(*args)
         if self._refusals is not None and not self._refusals.allow_flat(inputs):
             return self._by_pytorch(*args)
         try:
