@@ -125,6 +125,7 @@ def test_a_repeated_activation_is_another_result() -> None:
 SAME_MEMORY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {
         "squeeze": lambda x: x.squeeze(0),
+        "permuted twice": lambda x: x.permute(1, 0).permute(1, 0),
         "squeeze of the last": lambda x: torch.squeeze(x, -1),
         "alias": lambda x: torch.ops.aten.alias.default(x),
     }
