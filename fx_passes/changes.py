@@ -142,6 +142,7 @@ class Watch:
         dictionaries = [*self._children, *self._by_name, *self._plain.dictionaries]
         self._dictionaries = Dictionaries(dictionaries, self._holds_the_same)
         self.structure = self._describe(modules)
+        self._written = [] if gm.written_inputs is None else gm.written_inputs.tensors_of(gm)
 
     def unchanged(self, gm: OptimizedModule) -> bool:
         """Whether all is as it was, as far as can be noticed."""
@@ -199,6 +200,11 @@ class Watch:
     def places(self) -> Places:
         """Where the constants lie."""
         return Places(self.contents.tensors)
+
+    @functools.cached_property
+    def written_places(self) -> Places:
+        """Where those lie that the graph writes to."""
+        return Places(self._written)
 
     def written(self, before: Watch) -> set[str]:
         """Names of constants that are other tensors, or were written to, since `before`."""

@@ -172,7 +172,8 @@ class OptimizedModule(SkeletonModule):
                 return self._by_pytorch(*args, **kwargs)
             args, kwargs = arranged
         written = self.written_inputs
-        if written is not None and written.are_shared(args, kwargs, None if watch is None else watch.places):
+        places = (None, None) if written is None or watch is None else (watch.places, watch.written_places)
+        if written is not None and written.are_shared(args, kwargs, *places):
             self._refuse_if_released("a call whose inputs share memory, one of which it writes to,")
             return self._by_pytorch(*args, **kwargs)
         tracks = torch.is_grad_enabled() and not self._is_whole

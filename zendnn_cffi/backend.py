@@ -104,6 +104,8 @@ class CompiledGraph:
         placeholders = gm.graph.find_nodes(op="placeholder")
         self.floats = [i for i, node in enumerate(placeholders) if is_float(node)]
         self.constants = [i for i, node in enumerate(placeholders) if is_static(node)]
+        of_layers = {node for pair in running_statistics(gm) for node in pair}
+        self._of_layers = {i for i in self.constants if placeholders[i] in of_layers}
         self._changes = dict.fromkeys(self.constants, 0)
         self._bindings: OrderedDict[tuple[Any, ...], Binding | None] = OrderedDict()
         self._latest: Binding | None = None
@@ -134,7 +136,8 @@ class CompiledGraph:
                 self._binding_in = 0
 
     def _bound(self, args: Sequence[Any]) -> Binding | None:
-        floats = tuple(args[i].item() for i in self.floats)
+        self._leave_unseen(args)
+        floats = tuple(digits(args, self.floats))
         key = (floats, *(id(args[i]) for i in self.constants))
         binding = self._bindings.get(key)
         if binding is not None and not binding.matches(args):
@@ -151,6 +154,13 @@ class CompiledGraph:
         self._bindings.move_to_end(key)
         self._latest = binding
         return binding
+
+    def _leave_unseen(self, args: Sequence[Any]) -> None:
+        """Writes to inference tensors count no version up: those that are no parameters of layers are inputs."""
+        for i in [i for i in self.constants if i not in self._of_layers and args[i].is_inference()]:
+            if not isinstance(args[i], nn.Parameter):
+                self.constants.remove(i)
+                self._bindings.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         """TorchDynamo's minifier copies what it runs, and asks it for parameters: those are inputs here."""
@@ -196,7 +206,7 @@ class Binding:
         self._contents = Contents(args[i] for i in constants)
         self._counters = Contents(counters_of(statistics(gm, args, constants)))
         self._float_indices = tuple(floats)
-        self._floats = [args[i].item() for i in floats]
+        self._floats = digits(args, floats)
         fixed = {*constants, *floats}
         self._inputs = tuple(i for i in range(len(args)) if i not in fixed)
         dtype = options.get("dtype")
@@ -212,15 +222,16 @@ class Binding:
             self._refusals = Refusals.of(root, graph, CAPTURED)
         self._by_pytorch = gm.forward
         self._written = self.module.written_inputs
-        self._constants = None if self._written is None else Places(self._contents.tensors)
+        of_written = [] if self._written is None else self._written.tensors_of(self.module)
+        self._places = Places(self._contents.tensors), Places(of_written)
         self._forward = self.module.run_graph  # what it is bound to was compared before the call
         register(self, self.module)
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
 
     def __call__(self, args: Sequence[Any]) -> Any:
-        if self._written is not None and self._written.are_shared([args[i] for i in self._inputs], {}, self._constants):
-            return self._by_pytorch(*args)
         inputs = [args[i] for i in self._inputs]
+        if self._written is not None and self._written.are_shared(inputs, {}, *self._places):
+            return self._by_pytorch(*args)
         if self._refusals is not None and not self._refusals.allow_flat(inputs):
             return self._by_pytorch(*args)
         try:
@@ -236,7 +247,7 @@ class Binding:
             all(args[i] is t for i, t in zip(self._indices, self._contents.tensors, strict=True))
             and self._contents.unchanged()
             and self._counters.unwritten()
-            and [args[i].item() for i in self._float_indices] == self._floats
+            and digits(args, self._float_indices) == self._floats
         )
 
     def changed(self, args: Sequence[Any]) -> list[int]:
@@ -245,12 +256,22 @@ class Binding:
         return [self._indices[k] for k in written if args[self._indices[k]] is tensors[k]]
 
 
-def statistics(gm: fx.GraphModule, args: Sequence[Any], constants: Sequence[int]) -> list[torch.Tensor]:
-    """The constants that are running statistics of batch normalizations."""
+def digits(args: Sequence[Any], floats: Sequence[int]) -> list[str]:
+    """All digits of floats: -0.0 == 0.0, and a NaN is not itself."""
+    return [args[i].item().hex() for i in floats]
+
+
+def running_statistics(gm: fx.GraphModule) -> list[tuple[Any, Any]]:
+    """What batch normalizations have as mean and variance."""
     from fx_passes.graph.graph import argument
 
     of_layers = gm.graph.find_nodes(op="call_function", target=F.batch_norm)
-    means = {argument(node, 1, "running_mean") for node in of_layers}
+    return [(argument(node, 1, "running_mean"), argument(node, 2, "running_var")) for node in of_layers]
+
+
+def statistics(gm: fx.GraphModule, args: Sequence[Any], constants: Sequence[int]) -> list[torch.Tensor]:
+    """The constants that are running means of batch normalizations."""
+    means = {mean for mean, _ in running_statistics(gm)}
     placeholders = gm.graph.find_nodes(op="placeholder")
     return [args[i] for i in constants if placeholders[i] in means]
 

@@ -56,6 +56,13 @@ class Aliasing:
         """Whether some node writes to memory that node may share."""
         return bool(self.writers) and node in self.order and self._find(node) in self._written
 
+    def is_written_after(self, node: fx.Node, place: fx.Node) -> bool:
+        """Whether some node further down than place writes to memory that node may share."""
+        if not self.is_written(node):
+            return False
+        now, memory = self.order[place], self._find(node)
+        return any(self.order[w] > now and memory in map(self._find, written) for w, written in self.writers.items())
+
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Nodes that read memory that node may share."""
         return list(dict.fromkeys(user for member in self.members(node) for user in member.users))

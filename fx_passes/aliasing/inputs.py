@@ -2,12 +2,13 @@
 
 Passes take the inputs for different memory: what is computed from y may move across a write to x. A call f(x, x), or
 f(big[:4], big[2:6]), is for plain PyTorch where f writes to one of the two. So is f(buffer), and what was made of one
-numpy array has storages of its own each time.
+numpy array has storages of its own each time. A buffer that f writes to may be an input as well, which f reads.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import get_attribute
 from zendnn_cffi.primitives.checks import overlap
 
 
@@ -31,14 +33,34 @@ class WrittenInputs:
         placeholders = gm.graph.find_nodes(op="placeholder")
         self._names = [str(node.target) for node in placeholders]
         self._written = {str(node.target) for node in placeholders if aliasing.is_written(node)}
-        self.only_reads = not (self._written or any(map(aliasing.is_written, gm.graph.find_nodes(op="get_attr"))))
+        held = gm.graph.find_nodes(op="get_attr")
+        self._constants = list({str(node.target): None for node in held if aliasing.is_written(node)})
+        self.only_reads = not self
         self._are_leaves = isinstance(gm.graph._codegen, _PyTreeCodeGen)
 
     def __bool__(self) -> bool:
-        return bool(self._written)
+        return bool(self._written or self._constants)
 
-    def are_shared(self, args: Sequence[Any], kwargs: dict[str, Any], constants: Places | None = None) -> bool:
-        """Whether another input of this call, or a constant, lies in memory of a written one."""
+    def tensors_of(self, gm: fx.GraphModule) -> list[torch.Tensor]:
+        """The parameters, buffers and other tensors of the graph's module that it may write to."""
+        found = []
+        for name in self._constants:
+            with contextlib.suppress(AttributeError):  # it is gone: a change that is noticed elsewhere
+                found.append(get_attribute(gm, name))
+        return [value for value in found if isinstance(value, torch.Tensor)]
+
+    def are_shared(
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        constants: Places | None = None,
+        written_constants: Places | None = None,
+    ) -> bool:
+        """Whether an input of this call lies in memory of one that is written, or of a constant, and one is written.
+
+        constants          those that something was made of
+        written_constants  those that are written
+        """
         written, others = list[torch.Tensor](), list[torch.Tensor]()
         for name, value in self._by_name(args, kwargs):
             leaves = (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
@@ -46,6 +68,8 @@ class WrittenInputs:
             (written if name in self._written else others).extend(tensors)
         places = [storage_of(tensor) for tensor in (*written, *others)]
         if constants is not None and any(map(constants.touch, places[: len(written)])):
+            return True
+        if written_constants is not None and any(map(written_constants.touch, places)):
             return True
         if _are_apart(places):
             return False
@@ -60,7 +84,9 @@ class WrittenInputs:
         if self._are_leaves:
             yield from zip(self._names, pytree.tree_leaves((tuple(args), kwargs)), strict=False)
             return
-        names = self._names[: len(args)] + [self._names[-1]] * (len(args) - len(self._names))
+        if not self._names:
+            return
+        names = self._names[: len(args)] + self._names[-1:] * (len(args) - len(self._names))
         yield from zip(names, args, strict=True)
         for name, value in kwargs.items():
             yield (name if name in self._names else self._names[-1]), value

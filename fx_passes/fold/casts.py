@@ -19,8 +19,9 @@ from fx_passes.fold.identities import only_values_count
 from fx_passes.graph.graph import finish, is_call, replace
 
 aten = torch.ops.aten
+_ALIAS = "alias.default"
 _METHODS = frozenset({"to", "float", "double", "bfloat16", "half", "type_as"})
-_OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy.default", "alias.default"})
+_OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy.default", _ALIAS})
 _COPY = "lift_fresh_copy.default"  # torch.tensor(...) in a forward: a copy of a constant
 _CHECKS = frozenset({"_assert_tensor_metadata.default"})
 
@@ -59,6 +60,8 @@ def _changes_nothing(node: fx.Node) -> bool:
     if not isinstance(have, torch.Tensor) or not isinstance(want, torch.Tensor):
         return False
     copies = node.kwargs.get("copy") or node.kwargs.get("memory_format") is not None or node.args[3:]
+    if _overload(node) == _ALIAS and any(user.op == "output" for user in node.users):
+        return False  # it is another tensor, in the same memory
     return have.dtype == want.dtype and have.device == want.device and have.layout == want.layout and not copies
 
 

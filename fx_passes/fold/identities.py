@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_call, only_values_count, replace
 
 _FROM_ZERO = frozenset(("relu", "clamp_min"))
@@ -18,12 +19,24 @@ _BOUNDED = frozenset(("clip", "hardtanh"))
 
 def fold_identities(gm: fx.GraphModule) -> fx.GraphModule:
     """Remove every operation that returns its input's values."""
-    for node in gm.graph.nodes:
-        if is_repeated(node):
-            replace(node, node.args[0])
-        elif (source := copied(node)) is not None and only_values_count(node):
+    aliasing = Aliasing(gm)
+    for node in list(gm.graph.nodes):
+        source = node.args[0] if is_repeated(node) else copied(node)
+        if source is not None and _may_be(node, source, aliasing):
             replace(node, source)
     return finish(gm)
+
+
+def _may_be(node: fx.Node, source: fx.Node, aliasing: Aliasing) -> bool:
+    """Whether nobody can tell a copy from its source: by strides, by being the same tensor, by later writes."""
+    if is_repeated(node) and not aliasing.is_written(source) and source.users.keys() <= _computing(source) | {node}:
+        return True
+    return only_values_count(node) and not aliasing.is_written_after(source, node)
+
+
+def _computing(source: fx.Node) -> set[fx.Node]:
+    """Readers that compute something of a value: nothing else knows of it."""
+    return {user for user in source.users if user.target in ops.COMPUTE}
 
 
 def copied(node: fx.Node) -> fx.Node | None:

@@ -71,27 +71,43 @@ def _erase_unread(node: fx.Node) -> None:
         _erase_unread(source)
 
 
-def _cast(pattern: Any) -> Parts:
-    return Parts(lambda value: value.args[:1] if is_cast(value) else None, (pattern,))
+def _cast(name: str, pattern: Any) -> Parts:
+    """A conversion of what pattern matches; the name stands for it."""
+    return Parts(lambda value: (value, value.args[0]) if is_cast(value) else None, (Value(name), pattern))
 
 
-def _rms_norm(node: fx.Node, x: fx.Node, eps: float, weight: fx.Node | None = None) -> Call | None:
-    src = _uncast(x)
-    return Call(ops.rms_norm, (src, weight), {"eps": float(eps)}) if _same_dtype(node, src) else None
+def _rms_norm(
+    node: fx.Node, x: fx.Node, eps: float, weight: fx.Node | None = None, back: fx.Node | None = None
+) -> Call | None:
+    """The operation computes in float32 inside, so conversions before and back to the same dtype belong to it."""
+    src = x if back is None else _before_conversion(x, back)
+    return Call(ops.rms_norm, (src, weight), {"eps": float(eps)}) if src and _may_have_dtype_of(node, src) else None
 
 
-def _uncast(node: fx.Node) -> fx.Node:
-    """What node was before a conversion to float32."""
-    source = node.args[0] if is_cast(node) else None
-    value = source.meta.get("val") if isinstance(source, fx.Node) else None
-    return source if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else node
+def _before_conversion(x: fx.Node, back: fx.Node) -> fx.Node | None:
+    """What has the dtype that `back` converts to: x, or what was converted to float32 as x; None where neither has."""
+    sources = (x, x.args[0]) if is_cast(x) and _is_float32(x) else (x,)
+    return next((source for source in sources if _converts_to_dtype_of(back, source)), None)
 
 
-def _same_dtype(node: fx.Node, src: fx.Node) -> bool:
+def _is_float32(cast: fx.Node) -> bool:
+    value = cast.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return value.dtype == torch.float32
+    return cast.target == "float" or (cast.target == "to" and argument(cast, 1, "dtype") is torch.float32)
+
+
+def _converts_to_dtype_of(cast: fx.Node, source: fx.Node) -> bool:
+    have, want = cast.meta.get("val"), source.meta.get("val")
+    if isinstance(have, torch.Tensor) and isinstance(want, torch.Tensor):
+        return have.dtype == want.dtype
+    to = argument(cast, 1, "dtype" if cast.target == "to" else "other")
+    return to is source or (is_call(to, getattr) and tuple(to.args) == (source, "dtype"))
+
+
+def _may_have_dtype_of(node: fx.Node, src: fx.Node) -> bool:
     have, want = node.meta.get("val"), src.meta.get("val")
-    if have is None or want is None:
-        return not is_cast(node)
-    return bool(have.dtype == want.dtype)
+    return have is None or want is None or bool(have.dtype == want.dtype)
 
 
 def _is_vector(node: Any) -> bool:
@@ -102,7 +118,7 @@ def _rms_norms() -> Either:
     x, eps = Value("x"), Value("eps", is_number)
     mean = call(ops.reduce, eltwise("square", x), "mean", (-1,), True)
     plain = binary("mul", x, once(eltwise("rsqrt", binary("add", mean, eps))))
-    cast = _cast(once(plain))
+    cast = _cast("back", once(plain))
     return Either((binary("mul", Value("weight", _is_vector), once(Either((cast, plain)))), cast, plain))
 
 

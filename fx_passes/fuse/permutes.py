@@ -81,12 +81,15 @@ def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def cancel(outer: fx.Node) -> None:
-    """permute of permute is one permute, or nothing."""
+    """permute of permute is one permute, or nothing; a result that is a view of another result stays one."""
     inner = outer.args[0]
     if not is_call(inner, ops.permute):
         return
     order = tuple(inner.args[1][d] % len(outer.args[1]) for d in outer.args[1])
-    if order == tuple(range(len(order))):
-        replace(outer, inner.args[0])
+    source = inner.args[0]
+    is_another_tensor = source.op in ("placeholder", "get_attr") or any(user.op == "output" for user in source.users)
+    is_returned = any(user.op == "output" for user in outer.users)
+    if order == tuple(range(len(order))) and not (is_returned and is_another_tensor):
+        replace(outer, source)
     else:
-        outer.args = (inner.args[0], order)
+        outer.args = (source, order)

@@ -50,8 +50,11 @@ def group_norm(
 def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float | None) -> Tensor:
     """Return src / sqrt(mean(src * src, -1) + eps) * weight, in float32 inside at least; weight [K] or None.
 
-    eps  None: the machine epsilon of the dtype computed in
+    eps     None: the machine epsilon of the dtype computed in
+    Raises  TypeError for integers, of which PyTorch takes no means, and complex numbers, whose squares are others
     """
+    if not src.is_floating_point():
+        raise TypeError(f"rms_norm of {src.dtype}")
     x = src if src.dtype == torch.float64 else src.float()
     if eps is None:
         eps = torch.finfo(x.dtype).eps

@@ -160,7 +160,8 @@ def squeeze(input: Any, dim: Any = None) -> Built:
     shape = getattr(input.meta.get("val"), "shape", ()) if isinstance(input, fx.Node) else ()
     if not isinstance(dim, int) or not shape or not isinstance(shape[dim], int):
         return None
-    return Call(ops.index, (input, (*(slice(None),) * (dim % len(shape)), 0))) if shape[dim] == 1 else Alias(input)
+    before = (slice(None),) * (dim % len(shape))
+    return Call(ops.index, (input, (*before, 0 if shape[dim] == 1 else slice(None))))  # a view, where nothing goes, too
 
 
 @spelled("unsqueeze")

@@ -1,4 +1,4 @@
-"""Numpy arrays that lie in the memory of tensors: torch.from_numpy(array), tensor.numpy().
+"""Numpy arrays and tensors that lie in the memory of tensors: torch.from_numpy(array), tensor.numpy(), tensor[:4].
 
     self.array = numpy.zeros(4, "f"); self.buffer = torch.from_numpy(self.array)
     def forward(self, x): self.array += 1; return x + self.buffer
@@ -51,9 +51,13 @@ def place_of(value: Shared) -> tuple[int, int]:
 def shared(tensors: Iterable[torch.Tensor], arrays: Iterable[numpy.ndarray]) -> list[list[Shared]]:
     """Groups of tensors and arrays that lie in one piece of memory, with at least one of each."""
     arrays = list(arrays)
-    if not arrays:
-        return []
-    every = {id(value): value for value in (*tensors, *arrays)}
+    groups = together((*tensors, *arrays)) if arrays else []
+    return [group for group in groups if len({isinstance(value, numpy.ndarray) for value in group}) == 2]
+
+
+def together(values: Iterable[Shared]) -> list[list[Shared]]:
+    """Groups of several tensors and arrays that lie in one piece of memory."""
+    every = {id(value): value for value in values}
     placed = sorted(((place_of(value), value) for value in every.values()), key=lambda entry: entry[0])
     groups: list[list[Shared]] = []
     end = 0
@@ -64,7 +68,7 @@ def shared(tensors: Iterable[torch.Tensor], arrays: Iterable[numpy.ndarray]) -> 
             groups.append([])
         groups[-1].append(value)
         end = max(end, behind)
-    return [group for group in groups if len({isinstance(value, numpy.ndarray) for value in group}) == 2]
+    return [group for group in groups if len(group) > 1]
 
 
 def moved(group: list[Shared]) -> dict[int, Shared]:
@@ -84,4 +88,6 @@ def _at(value: Shared, memory: numpy.ndarray, whole: torch.Tensor, shift: int) -
         return numpy.ndarray(value.shape, value.dtype, memory, value.ctypes.data + shift, value.strides)
     storage, offset = whole.untyped_storage(), (value.data_ptr() + shift) // value.element_size()
     again = torch.empty(0, dtype=value.dtype, device="cpu").set_(storage, offset, value.shape, value.stride())
-    return nn.Parameter(again, value.requires_grad) if isinstance(value, nn.Parameter) else again
+    again = nn.Parameter(again, value.requires_grad) if isinstance(value, nn.Parameter) else again
+    again.__dict__.update(value.__dict__)
+    return again

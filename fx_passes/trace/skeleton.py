@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import nn
 
-from fx_passes.trace.arrays import arrays_in, moved, shared
+from fx_passes.trace.arrays import arrays_in, moved, shared, together
 from fx_passes.trace.theirs import fields_of
 
 Copied = TypeVar("Copied", bound=torch.Tensor)
@@ -30,13 +30,16 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
 
     own_state       buffers, and tensors in other attributes, get storage of their own: a forward may write to them
     own_parameters  so do parameters, where these are at most 2 GiB: user's code may write to them, too
-    Numpy arrays that lie in memory of tensors lie in that of their copies.
+    Numpy arrays that lie in memory of tensors lie in that of their copies; so do tensors in each other's.
     Ties (a module or parameter reachable by two names) stay ties. What Python cannot copy (a lock, a file) is shared.
     """
     memo: dict[int, Any] = {}
     own_parameters = own_parameters and sum(each.nbytes for each in model.parameters()) <= _MOST_BYTES
     for group in _beside_arrays(model):
         memo |= moved(group) if own_state else {id(v): v.view() for v in group if isinstance(v, numpy.ndarray)}
+    for group in together(tensors_of(model)) if own_state else ():
+        if own_parameters or not any(isinstance(value, nn.Parameter) for value in group):
+            memo = moved(group) | memo
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
@@ -149,8 +152,8 @@ def written_since(copied: nn.Module, model: nn.Module) -> list[tuple[str, str]]:
     found = []
     for path, module in model.named_modules():
         other = copied.get_submodule(path)
-        for name, value in _held_by(module).items():
-            mine, theirs = list(tensors_in(value)), list(tensors_in(_held_by(other).get(name)))
+        for name, value in held_by(module).items():
+            mine, theirs = list(tensors_in(value)), list(tensors_in(held_by(other).get(name)))
             if len(mine) == len(theirs) and any(map(_differ, mine, theirs)):
                 found.append((path, name))
     return found
@@ -191,7 +194,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.untyped_storage().data_ptr(), tensor.dtype
 
 
-def _held_by(module: nn.Module) -> dict[str, Any]:
+def held_by(module: nn.Module) -> dict[str, Any]:
     """Parameters, buffers and other attributes."""
     others = {name: value for name, value in module.__dict__.items() if name not in OF_MODULES}
     return {**others, **module._buffers, **module._parameters}
@@ -209,15 +212,31 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def own_arrays(root: nn.Module) -> list[torch.Tensor]:
     """Give numpy arrays of a tree, and tensors in whose memory they lie, new memory; return the new tensors."""
+    return _move(root, _beside_arrays(root))
+
+
+def own_together(root: nn.Module, wanted: Container[int], but: Container[int]) -> list[torch.Tensor]:
+    """Give these tensors of a tree, and others that lie in their memory, new memory; return the new tensors.
+
+    wanted  ids of the former; those that lie by themselves stay
+    but     ids of tensors that stay where they are, with all that lie there
+    """
+    groups = together(tensors_of(root))
+    chosen = [group for group in groups if any(id(value) in wanted for value in group)]
+    return _move(root, [group for group in chosen if not any(id(value) in but for value in group)])
+
+
+def _move(root: nn.Module, groups: Iterable[list[Any]]) -> list[torch.Tensor]:
+    """Put what moved() makes of each group in its place."""
     memo: dict[int, Any] = {}
-    for group in _beside_arrays(root):
+    for group in groups:
         memo |= moved(group)
     found = [value for value in memo.values() if isinstance(value, torch.Tensor)]
     for module in root.modules() if memo else ():
         for held in (module._parameters, module._buffers):
             held.update({name: memo[id(value)] for name, value in held.items() if id(value) in memo})
         for name, value in module.__dict__.items():
-            if any(id(each) in memo for each in (*tensors_in(value), *arrays_in(value))):
+            if name not in OF_MODULES and any(id(each) in memo for each in (*tensors_in(value), *arrays_in(value))):
                 module.__dict__[name] = copy.deepcopy(value, memo)
     return found
 
@@ -225,10 +244,14 @@ def own_arrays(root: nn.Module) -> list[torch.Tensor]:
 def _beside_arrays(root: nn.Module) -> list[list[Any]]:
     """Tensors and arrays of a tree that lie in one piece of memory."""
     attributes = [value for module in root.modules() for value in module.__dict__.values()]
-    if not (arrays := [array for value in attributes for array in arrays_in(value)]):
-        return []
-    held = [value for m in root.modules() for value in (*m._parameters.values(), *m._buffers.values())]
-    return shared([tensor for value in (*held, *attributes) for tensor in tensors_in(value)], arrays)
+    arrays = [array for value in attributes for array in arrays_in(value)]
+    return shared(tensors_of(root), arrays) if arrays else []
+
+
+def tensors_of(root: nn.Module) -> list[torch.Tensor]:
+    """Parameters, buffers and tensors in other attributes of a tree."""
+    values = [value for module in root.modules() for value in held_by(module).values()]
+    return [tensor for value in values for tensor in tensors_in(value)]
 
 
 def tensors_in(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterator[torch.Tensor]:

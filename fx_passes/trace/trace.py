@@ -26,17 +26,17 @@ from torch import fx, nn
 
 from fx_passes.aliasing.effects import is_known_function, may_write_to_held, qualified_name
 from fx_passes.graph.graph import is_call
-from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import Arguments, Call, StateChanged, export, fill_tables_of_dynamo, is_exported
 from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import is_plain
+from fx_passes.trace.own_memory import own_what_is_written
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.sizes import ALL, ASKED_FOR_NONE, FreeSizes, TimeLeft
-from fx_passes.trace.skeleton import own_arrays, own_state, own_tensor, own_written, skeleton
-from fx_passes.trace.state import Snapshot, arrays_of
+from fx_passes.trace.skeleton import skeleton
+from fx_passes.trace.state import Snapshot
 from fx_passes.trace.states import States, settings_kept
 from fx_passes.trace.submodules import POST_PROCESSING, Observed, find_submodules
 from fx_passes.trace.symbolic import (
@@ -45,7 +45,6 @@ from fx_passes.trace.symbolic import (
     ONE_OBJECT,
     refuse_writes_beside_arrays,
     trace_symbolically,
-    written_attributes,
 )
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from zendnn_cffi.locks import making
@@ -87,7 +86,7 @@ def trace(
         awaits_call = awaits_call and example is None and asks
         written = [] if awaits_call else _trace_submodules(traced, example, sizes, left)
     traced = replace(traced, awaits_call=awaits_call, sizes=sizes) if awaits_call else traced
-    _own_what_is_written((traced, *traced.submodules.values()), written)
+    own_what_is_written((traced, *traced.submodules.values()), written)
     return traced
 
 
@@ -101,7 +100,7 @@ def trace_by_call(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any])
     with making(), settings_kept():
         found = _trace(root, example, *_specialize(root, example), sizes, left)
         written = _trace_submodules(found, example, sizes, left, is_call=True)
-    _own_what_is_written((found, *found.submodules.values()), written)
+    own_what_is_written((found, *found.submodules.values()), written)
     return found
 
 
@@ -265,40 +264,6 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: Fr
         raise Untraceable({WHOLE: f"its forward asks for {others[0]}, which is another while torch.export traces"})
     named = Named.of(root, reached)
     return Traced(root, graph, guards=guards, example=example, sizes=guards.sizes, states=read, named=named)
-
-
-def _own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, str]]) -> None:
-    """Give what a call writes to storage of its own: the model that was copied keeps its values.
-
-    every    the graph of a tree, and those of submodules
-    written  (path of a module, name) of tensors that a call of the model was seen to write to
-    Tensors in whose memory an array lies that no copy has, as one in a global, stay there.
-    """
-    if not written and not any(each.stateful or _writes(each) for each in every):
-        return
-    root = every[0].root
-    own = own_arrays(root)
-    beside = shared(_tensors_of(root), arrays_of(root))
-    kept = {id(value) for value in (*own, *(value for group in beside for value in group))}
-    for traced in every:
-        for path in traced.stateful:
-            own_state(traced.root.get_submodule(path), kept)
-        if traced.graph is None or not _writes(traced):
-            continue
-        for target in written_attributes(traced.graph, traced.root):
-            owner, _, name = target.rpartition(".")
-            own_tensor(traced.root.get_submodule(owner), name)
-    own_written(root, written, kept)
-
-
-def _writes(traced: Traced) -> bool:
-    """Whether its graph may write to a tensor that the tree has."""
-    return traced.graph is not None and may_write_to_held(traced.graph, traced.root)
-
-
-def _tensors_of(root: nn.Module) -> list[torch.Tensor]:
-    held = [value for module in root.modules() for value in (*module._buffers.values(), *module.__dict__.values())]
-    return [value for value in (*root.parameters(), *held) if isinstance(value, torch.Tensor)]
 
 
 def _remedy(example: Call | None) -> str:

@@ -151,6 +151,46 @@ def test_a_buffer_written_in_place_becomes_an_input() -> None:
             assert_close(run(x), plain(x) + step)
 
 
+class Cached(nn.Module):
+    """Writes to a buffer in one graph, and reads it in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("seen", torch.ones(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(1)
+        torch._dynamo.graph_break()
+        result: Tensor = self.norm(self.linear(x)) + self.linear(self.seen)
+        return result
+
+
+@pytest.mark.parametrize("mode", (torch.inference_mode, torch.no_grad))
+def test_a_buffer_made_in_inference_mode_is_no_constant(mode: Callable[[], Any]) -> None:
+    """It has no version counter: the second graph kept what it was in the first call."""
+    x = torch.randn(4, 8)
+    with mode():
+        torch.manual_seed(0)
+        eager = Cached().eval()
+        torch.manual_seed(0)
+        fast = compiled(Cached().eval())
+        for _ in range(4):
+            assert_close(fast(x), eager(x))
+    assert "batch_norm" not in str(zendnn_cffi.explain(backend.compiled_modules()[-1]))  # folded all the same
+
+
+def test_floats_of_both_signs_of_zero() -> None:
+    """-0.0 == 0.0: the graph of one was taken for the other's, too."""
+
+    def function(x: Tensor, number: float) -> Tensor:
+        return F.relu(x).copysign(torch.full((3,), number))
+
+    fast, x = compiled(function), torch.randn(3)
+    for number in (1.0, 2.0, 0.0, -0.0, 0.0, -0.0):
+        assert torch.equal(fast(x, number).signbit(), function(x, number).signbit())
+
+
 def test_graph_breaks() -> None:
     linear = nn.Linear(6, 6).eval()
 

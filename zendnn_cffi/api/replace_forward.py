@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from zendnn_cffi.api.optimize import optimize
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
+from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
 if TYPE_CHECKING:
     from fx_passes.model_watch import ModelWatch
@@ -45,10 +46,16 @@ class ReplacedForward:
         return list(self._by_kind.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        fast = self._found(args, kwargs)
-        if fast is None:
-            return type(self.model).forward(self.model, *args, **kwargs)
-        return fast(*args, **kwargs)
+        hook = set_dynamo_hook(None)  # it cannot follow what tells a change
+        try:
+            fast = self._found(args, kwargs)
+            if fast is not None:
+                return fast(*args, **kwargs)
+        finally:
+            set_dynamo_hook(hook)
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+    keep_uncompiled(__call__, "a replaced forward runs programs of ZenDNN")
 
     def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule | None:
         """The module for such a call, made where it is the first one."""

@@ -121,6 +121,55 @@ def test_a_buffer_as_an_input_that_is_written_to(entry: str) -> None:
             torch.testing.assert_close(fast(held.buffer, image(4, 4, seed=1)), expected)
 
 
+WRITTEN: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "itself": lambda t: t,
+        "a view": lambda t: t.t().t(),
+        "another": lambda t: t.clone(),
+        "its array": lambda t: torch.from_numpy(t.numpy()),
+    }
+)
+
+
+@pytest.mark.parametrize("argument", WRITTEN)
+@pytest.mark.parametrize("entry", ("optimize", "example", "compile"))
+def test_a_buffer_that_is_written_to_as_an_input_that_is_read(entry: str, argument: str) -> None:
+    """Both layers were one product, computed before the write."""
+
+    def forward(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        before = m.a(x)
+        m.buffer.mul_(2)
+        return before + m.b(x) + y
+
+    def fresh() -> nn.Module:
+        torch.manual_seed(0)
+        made = model_of(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+        made.register_buffer("buffer", image(4, 4))
+        return made
+
+    eager, other = fresh(), fresh()
+    fast = optimized(other, entry)
+    held: Any = other if entry == "compile" else fast
+    with torch.no_grad():
+        for _ in range(3):
+            expected = eager(WRITTEN[argument](eager.buffer), image(4, 4, seed=1))
+            torch.testing.assert_close(fast(WRITTEN[argument](held.buffer), image(4, 4, seed=1)), expected)
+            torch.testing.assert_close(held.buffer, eager.buffer, rtol=0, atol=0)
+
+
+def test_a_forward_without_arguments_that_writes() -> None:
+    def forward(m: Any) -> Tensor:
+        m.buffer.add_(1)
+        return m.a(m.buffer)
+
+    eager = model(forward)
+    eager.register_buffer("buffer", image(4, 4))
+    fast = compile_graph(eager)
+    torch.testing.assert_close(fast(), eager())
+    with pytest.raises(TypeError):
+        fast(image(4, 4))
+
+
 def test_places() -> None:
     """Of a storage that others begin or end in."""
     big, other = image(8, 4), image(4, 4)

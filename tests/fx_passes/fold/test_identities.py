@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zendnn_cffi  # noqa: F401 - the backend
 from fx_passes.fold.identities import fold_identities
 from fx_passes.pipeline import compile_graph
 from tests.support.graphs import after, check, check_equal, check_twice, count, image, model_of
@@ -50,7 +54,7 @@ def test_what_makes_integers_floating_point_numbers_is_no_repetition() -> None:
         return y.clamp(-1, 7), y.clamp(-1.0, 7.0), y.clamp(min=0.0), F.hardtanh(y, -1.0, 7.0), z.clamp(min=0)
 
     gm = check(model_of(forward), torch.arange(-3, 9))
-    assert count(gm)["eltwise"] == 4
+    assert count(gm)["eltwise"] == 5  # of the two that repeat one value, the second is another result
     check_equal(model_of(forward), gm, torch.randn(9))
 
 
@@ -70,3 +74,76 @@ def test_operations_that_change_nothing() -> None:
     assert count(gm)["concat"] == 1  # what is returned has to be a copy
     assert not count(gm)["binary"]
     check_equal(Wide(model), gm, image(3, 7))
+
+
+COPIES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "times 1": lambda x: x * 1.0,
+        "divided by 1": lambda x: x / 1,
+        "concat": lambda x: torch.cat((x,)),
+        "pad": lambda x: F.pad(x, (0, 0)),
+    }
+)
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize("place", ("input", "buffer", "value"))
+def test_copies_of_what_is_written_to_afterwards_stay(place: str, copy: str) -> None:
+    """The write changed the copy, too."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        source = {"input": x, "buffer": m.buffer, "value": m.l(x).view(-1)}[place]
+        copied = COPIES[copy](source)
+        source[:2].add_(3)
+        return copied.relu(), source
+
+    def fresh() -> nn.Module:
+        model = model_of(forward, l=nn.Linear(7, 7))
+        model.register_buffer("buffer", image(2, 7))
+        return Wide(model)
+
+    torch.manual_seed(0)
+    eager = fresh()
+    torch.manual_seed(0)
+    gm = compile_graph(fresh(), (image(2, 7),))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    compiled: Any = torch.compile(fresh(), backend="zendnn", options={"tune": "off"})
+    with torch.no_grad():
+        for _ in range(2):
+            expected = eager(image(2, 7))
+            torch.testing.assert_close(gm(image(2, 7)), expected)
+            torch.testing.assert_close(compiled(image(2, 7)), expected)
+
+
+def test_a_repeated_activation_is_another_result() -> None:
+    model = model_of(lambda m, x: ((y := m.l(x).relu()), y.relu()), l=nn.Linear(7, 7))
+    y, z = check(model, image(2, 7))(image(2, 7))
+    assert y.data_ptr() != z.data_ptr()
+
+
+SAME_MEMORY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "squeeze": lambda x: x.squeeze(0),
+        "permuted twice": lambda x: x.permute(1, 0).permute(1, 0),
+        "squeeze of the last": lambda x: torch.squeeze(x, -1),
+        "alias": lambda x: torch.ops.aten.alias.default(x),
+    }
+)
+
+
+@pytest.mark.parametrize("view", SAME_MEMORY)
+@pytest.mark.parametrize("entry", ("example", "compile"))
+def test_a_view_of_all_is_a_tensor_of_its_own(entry: str, view: str) -> None:
+    """It was the input itself: x.unsqueeze_(0) of the result changed both."""
+    model = Wide(model_of(lambda m, x: (SAME_MEMORY[view](x), m.l(x)), l=nn.Linear(7, 7)))
+    torch._dynamo.reset()
+    fast: Any = (
+        torch.compile(model, backend="zendnn", options={"tune": "off"})
+        if entry == "compile"
+        else compile_graph(model, (image(2, 7),))
+    )
+    x = image(2, 7)
+    with torch.no_grad():
+        result, _ = fast(x)
+    assert result is not x and result.data_ptr() == x.data_ptr() and result.shape == x.shape

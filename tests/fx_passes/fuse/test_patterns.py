@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fx_passes import ops
 from fx_passes.fold.casts import fold_casts
 from fx_passes.fuse.patterns import GATES, ROWS, fuse_patterns
+from fx_passes.pipeline import compile_graph
 from tests.support.graphs import calls, check, check_twice, image, model_of, post_ops, traced
 
 Written = Callable[..., Any]
@@ -53,6 +54,7 @@ EXAMPLES: dict[str, dict[str, Written]] = {
         "plain": _rms,
         "factors and summands swapped": lambda x: torch.rsqrt(1e-6 + x.square().mean(-1, keepdim=True)) * x,
         "converted": lambda x: _rms(x.to(torch.float64)).to(x.dtype),
+        "of what was converted": lambda x: _rms(x.to(torch.bfloat16).to(torch.float32)),
         "scaled elsewhere": lambda x: _rms(x) * x.mean(),
     },
     "l2_normalize": {
@@ -97,7 +99,6 @@ MISSES: dict[str, dict[str, Written]] = {
         "an eps that is computed": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + x.abs().amin()),
         "of another value": lambda x: (x + 1) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
         "read twice": lambda x: _read_twice(x, torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)),
-        "another dtype": lambda x: _rms(x.to(torch.bfloat16).to(torch.float32)),
     },
     "l2_normalize": {
         "another norm": lambda y: y / y.norm(1, -1, True),
@@ -188,7 +189,8 @@ def test_every_row_is_documented() -> None:
 def test_recognised(row: str, example: str) -> None:
     gm = _fused(EXAMPLES[row][example], *_inputs(row))
     assert _made(gm, row) == 1
-    assert len(list(calls(gm))) == (3 if "elsewhere" in example else 1), "parts are left"
+    others = 2 if example in ("scaled elsewhere", "of what was converted") else 0
+    assert len(list(calls(gm))) == 1 + others, "parts are left"
 
 
 @pytest.mark.parametrize(("row", "miss"), [(row, name) for row in MISSES for name in MISSES[row]])
@@ -223,3 +225,56 @@ def test_a_weight_of_the_same_dtype_belongs_to_it(dtype: torch.dtype, weight: to
     absorbed = torch.promote_types(dtype, weight) == dtype
     assert [node.target for node in norm.all_input_nodes] == ["x", *["weight"] * absorbed]
     assert [node.target for node in norm.users] == (["output"] if absorbed else [ops.binary])
+
+
+@pytest.mark.parametrize("weight", (torch.bfloat16, torch.float32), ids=str)
+@pytest.mark.parametrize(
+    "dtype", (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool), ids=str
+)
+def test_a_graph_without_dtypes_is_right_for_each(dtype: torch.dtype, weight: torch.dtype) -> None:
+    """The conversion back was left out behind a weight: bf16 became float32, and integers were not rounded."""
+    model, generator = Norm(weight).eval(), torch.Generator().manual_seed(0)
+    x = (torch.randn(2, 3, 8, generator=generator) * 3).to(dtype)
+    gm = compile_graph(model)
+    (norm,) = gm.zen_region_0.graph.find_nodes(op="call_function", target=ops.rms_norm)
+    assert [node.target for node in norm.all_input_nodes] == ["x", "weight"]
+    torch.testing.assert_close(gm(x), model(x))
+
+
+CONVERSIONS: dict[str, Written] = {
+    "type_as": lambda x: _rms(x.float()).type_as(x),
+    "to another": lambda x: _rms(x.float()).to(x),
+    "to integers": lambda x: _rms(x.float()).to(torch.int64),
+    "to a shorter dtype": lambda x: _rms(x.float()).half(),
+    "back from a longer dtype": lambda x: _rms(x.double()).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("has_dtypes", (False, True))
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_a_weight_behind_a_conversion(conversion: str, has_dtypes: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * CONVERSIONS[conversion](x)
+
+    model = Model().eval()
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)) * 3
+    gm = fuse_patterns(fold_casts(traced(model, x))) if has_dtypes else compile_graph(model)
+    torch.testing.assert_close(gm(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", (torch.int64, torch.complex64), ids=str)
+def test_what_is_no_floating_point_number_is_pytorch_s(dtype: torch.dtype) -> None:
+    """PyTorch takes no mean of integers; squares of complex numbers are complex."""
+    model = model_of(lambda m, x: _rms(x))
+    x = torch.randn(2, 3, 8, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    gm = compile_graph(model)
+    if dtype.is_complex:
+        torch.testing.assert_close(gm(x), model(x))
+    else:
+        with pytest.raises(RuntimeError, match=r"mean\(\)"):
+            gm(x.real.to(dtype))

@@ -59,6 +59,21 @@ def test_whoever_holds_it_computes_in_the_engine(model: Classifier) -> None:
     assert "forward" not in model.__dict__ and torch.equal(model(X)["scores"], expected)
 
 
+@pytest.mark.parametrize("backend", ("eager", "zendnn"))
+def test_inside_torch_compile(model: Classifier, backend: str) -> None:
+    """TorchDynamo followed what looks for changes, and raised AssertionError."""
+    expected = model(X)["scores"]
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(model, backend=backend)
+    best = torch.compile(model.best, backend=backend)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.allclose(compiled(X)["scores"], expected, atol=1e-5)
+            assert torch.equal(best(X), expected.argmax(-1))
+    assert len(replaced.modules) == 1
+
+
 class Passing(Classifier):
     """As ultralytics' networks: anything more by position, and options by name."""
 

@@ -1,0 +1,61 @@
+"""Memory of their own for what calls of a copied model write to: the model that was copied keeps its values.
+
+Those that lie in one piece of memory, as a buffer and a view of it in another one, are moved together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fx_passes.aliasing.effects import may_write_to_held
+from fx_passes.graph.graph import get_attribute
+from fx_passes.trace.arrays import shared
+from fx_passes.trace.skeleton import (
+    held_by,
+    own_arrays,
+    own_state,
+    own_tensor,
+    own_together,
+    own_written,
+    tensors_in,
+    tensors_of,
+)
+from fx_passes.trace.state import arrays_of
+from fx_passes.trace.symbolic import written_attributes
+from fx_passes.trace.traced import Traced
+
+
+def own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, str]]) -> None:
+    """Give what a call writes to storage of its own: the model that was copied keeps its values.
+
+    every    the graph of a tree, and those of submodules
+    written  (path of a module, name) of tensors that a call of the model was seen to write to
+    Tensors in whose memory an array lies that no copy has, as one in a global, stay there.
+    """
+    if not written and not any(each.stateful or _writes(each) for each in every):
+        return
+    root = every[0].root
+    own = own_arrays(root)
+    beside = shared(tensors_of(root), arrays_of(root))
+    kept = {id(value) for value in (*own, *(value for group in beside for value in group))}
+    writing = [each for each in every if _writes(each)]
+    targets = [(each.root, name) for each in writing for name in written_attributes(each.graph, each.root)]
+    stateful = [each.root.get_submodule(path) for each in every for path in each.stateful]
+    values = [get_attribute(tree, target) for tree, target in targets]
+    values += [held_by(root.get_submodule(path))[name] for path, name in written]
+    values += [v for module in stateful for v in held_by(module).values() if not isinstance(v, nn.Parameter)]
+    moved = set(map(id, own_together(root, {id(each) for value in values for each in tensors_in(value)}, kept)))
+    for module in stateful:
+        own_state(module, kept | moved)
+    for tree, target in targets:
+        owner, _, name = target.rpartition(".")
+        if id(get_attribute(tree, target)) not in moved:
+            own_tensor(tree.get_submodule(owner), name)
+    own_written(root, written, kept | moved)
+
+
+def _writes(traced: Traced) -> bool:
+    """Whether its graph may write to a tensor that the tree has."""
+    return traced.graph is not None and may_write_to_held(traced.graph, traced.root)
