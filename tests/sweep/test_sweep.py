@@ -17,8 +17,9 @@ from tests.sweep.case import Case, NotRun, in_turns, parameters_of
 from tests.sweep.check import RIGHT, Verdict, check, difference
 from tests.sweep.hugging_face_models import HUGGING_FACE
 from tests.sweep.hugging_face_widths import as_wide_as_asked
-from tests.sweep.page import page
-from tests.sweep.process import Journal
+from tests.sweep.page import page, write_page
+from tests.sweep.process import Journal, Run
+from tests.sweep.record import Key, of_journals, of_page
 from tests.sweep.vision_models import TIMM, TORCHVISION
 from zendnn_cffi.engine.host import cpu_name
 
@@ -64,7 +65,9 @@ def test_a_journal_outlives_its_process(tmp_path: Path) -> None:
         file.write('{"name": "sec\n')
     journal.add("first", Verdict(RIGHT, offloaded=2, nodes=3), "def")
     again = Journal(journal.path)
-    assert again.verdicts == {"first": Verdict(RIGHT, offloaded=2, nodes=3)} and again.sources == {"first": "def"}
+    assert again.verdicts == {"first": Verdict(RIGHT, offloaded=2, nodes=3)} and again.runs == {
+        "first": Run(cpu_name(), "def")
+    }
 
 
 @pytest.mark.parametrize(
@@ -181,10 +184,29 @@ def test_the_page(tmp_path: Path) -> None:
     journal.add("a", Verdict(RIGHT, offloaded=1, nodes=4, left="3 x not an operation", first_s=12.0), "abc")
     journal.add("b_1", Verdict("wrong", "first call: error 2"), "abc")
     journal.add("c", Verdict("not run", "no"), "abc")
-    text = page({("timm", "optimize"): journal.verdicts}, [journal])
+    text = page(of_journals({("timm", "optimize"): journal}))
     assert "| timm | optimize | 3 | 1 | 1 | 0 | 0 | 0 | 1 | 25% |" in text
     assert "- timm `b_1` (optimize): WRONG: first call: error 2" in text
     assert "- timm `a` (optimize): 12 s; 0 regions" in text
     assert "- timm `a` (optimize): 1 of 4; 3 x not an operation" in text
-    assert "| timm | `a` | optimize | right |" in text and "| `c` |" not in text
-    assert f"| a | {cpu_name()} | 3 | `abc` (3) |" in text
+    assert "| timm | `a` | optimize | right |" in text and "| timm | `c` | optimize | no | 1 |" in text
+    assert f"| 1 | {cpu_name()} | `abc` | 3 |" in text
+
+
+def test_what_a_sweep_does_not_run_stays_on_the_page(tmp_path: Path) -> None:
+    before, after = Journal(tmp_path / "before.jsonl"), Journal(tmp_path / "after.jsonl")
+    kept = Verdict(RIGHT, error=2e-6, offloaded=1, nodes=4, regions=2, first_s=1.25, left="3 x an_op [1|2], \\d")
+    wrong = Verdict("wrong", "output 0: torch.float32 (2, 3)", nodes=5)
+    out = Verdict("not run", "an `error` | <of> theirs_")
+    for name, verdict in {"kept": kept, "wrong": wrong, "out": out, "again": out}.items():
+        before.add(name, verdict, "abc")
+    after.add("again", Verdict(RIGHT, offloaded=1, nodes=1, ratios=[0.5, 0.75, 1.0]), "def")
+    path = tmp_path / "page.md"
+    write_page({("timm", "optimize"): before}, path)
+    write_page({("timm", "optimize"): after}, path)
+    found = of_page(path.read_text())
+    names = {key.name: found[key] for key in found}
+    was, now = Run(cpu_name(), "abc"), Run(cpu_name(), "def")
+    assert names.pop("again") == (Verdict(RIGHT, offloaded=1, nodes=1, ratios=[0.75] * 3), now)
+    assert names == {"kept": (kept, was), "wrong": (wrong, was), "out": (out, was)}
+    assert Key("timm", "optimize", "kept") in found
