@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from tests.sweep.check import CRASHED, HUNG, Verdict
 from zendnn_cffi.engine.host import cpu_name
 
+_MEMORY_BYTES = 8 << 30  # that a model may take: beyond, allocating fails, and no other process is killed
 _BETWEEN_LOOKS_S = 0.5  # counted at most: in longer gaps this process was stopped, and its child with it
 
 
@@ -50,12 +52,16 @@ class Journal:
 
 
 def run_apart(work: Callable[[], Verdict], limit_s: float, log: Path) -> Verdict:
-    """Return what work returns in a forked process; a crash, and more time than limit_s, are verdicts too."""
+    """Return what work returns in a forked process; a crash, and more time than limit_s, are verdicts too.
+
+    Its memory is limited as well: allocating beyond raises.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
     def child() -> None:
         _into(log)
+        _limit_memory(_MEMORY_BYTES)
         sender.send(work())
 
     process = context.Process(target=child, daemon=True)
@@ -93,6 +99,13 @@ def _received(receiver: multiprocessing.connection.Connection) -> Verdict | None
         return verdict
     except EOFError:
         return None
+
+
+def _limit_memory(further_bytes: int) -> None:
+    """Let this process take so much more address space, and no more."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + further_bytes, most))
 
 
 def _into(log: Path) -> None:
