@@ -45,7 +45,7 @@ _REASON = 200  # characters of its messages that are kept
 _ASKS_FOR_DATA = "GuardOnDataDependentSymNode"  # other free sizes would not say what the numbers in a tensor are
 # Functions that a forward may call: torch.export follows 400 a second. The 126 layers of Llama 3.1 405B call 10000,
 # the patches of TimesFM 2.5, one after the other, 28000. Submodules are exported alone then.
-MOST_CALLS = 16_000
+MOST_CALLS = 12_000
 _GUARDS = "_guards_fn"  # the submodule of an exported module that checks its inputs, from PyTorch 2.9 on
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments

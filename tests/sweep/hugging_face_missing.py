@@ -9,7 +9,7 @@ from typing import Any
 from tests.sweep.hugging_face_inputs import parts
 
 _LACKS = re.compile(r"AttributeError: '(?P<kind>\w+)' object has no attribute '(?P<name>\w+)'")
-_USUAL = {"rope_theta": 10_000.0, "dropout": 0.0, "num_key_value_heads": 2, "max_position_embeddings": 64}
+_USUAL = {"rope_theta": 10_000.0, "dropout": 0.0, "dropout_rate": 0.0, "num_key_value_heads": 2}
 
 Missing = Mapping[tuple[str, str], Any]  # class of a configuration, name -> value
 

@@ -172,6 +172,7 @@ def _shrunk(config: Any, way: str) -> Any:
         if way not in ("small words", "as it is"):
             _fit_states(values)
             _fit_sections(part)
+            _fit_groups(values)
         if way != "as it is":
             _shrink_vocabulary(values)
             _shorten_layers(values)
@@ -192,6 +193,12 @@ def _fit_states(values: dict[str, Any]) -> None:
     heads, size, expand = (values.get(f"mamba_{name}") for name in ("n_heads", "d_head", "expand"))
     if isinstance(heads, int) and isinstance(size, int) and expand:
         values["mamba_n_heads"] = max(int(expand * values["hidden_size"]) // size, 1)
+
+
+def _fit_groups(values: dict[str, Any]) -> None:
+    """A convolution's groups that are no more than the channels that are left."""
+    if isinstance(values.get("upsample_groups"), int):
+        values["upsample_groups"] = min(values["upsample_groups"], values["hidden_size"])
 
 
 def _fit_sections(config: Any) -> None:
