@@ -30,6 +30,7 @@ def write_page(journals: Mapping[tuple[str, str], Journal], path: Path = _PAGE) 
 def page(record: Record) -> str:
     """The page's text."""
     template = (Path(__file__).parent / "page.md").read_text()
+    record = dict(sorted(record.items()))
     found = {key: verdict for key, (verdict, _) in record.items()}
     numbers = {run: i for i, run in enumerate(dict.fromkeys(run for _, run in record.values()), 1)}
     return template.format(
@@ -89,7 +90,7 @@ def _lines(rows: Iterable[tuple[Key, str]]) -> str:
 def _not_run(record: Record, numbers: Mapping[Run, int]) -> str:
     rows = (
         (key.source, f"`{key.name}`", key.entry, plain(verdict.detail), numbers[run])
-        for key, (verdict, run) in sorted(record.items())
+        for key, (verdict, run) in record.items()
         if verdict.verdict == NOT_RUN
     )
     return table(OUT, 1, rows)
