@@ -21,7 +21,8 @@ from fx_passes.graph.graph import finish, is_call, replace
 aten = torch.ops.aten
 _ALIAS = "alias.default"
 _METHODS = frozenset({"to", "float", "double", "bfloat16", "half", "type_as"})
-_OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy.default", _ALIAS})
+_OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", "_to_copy.default"})
+_OVERLOADS |= {_ALIAS}
 _COPY = "lift_fresh_copy.default"  # torch.tensor(...) in a forward: a copy of a constant
 _CHECKS = frozenset({"_assert_tensor_metadata.default"})
 

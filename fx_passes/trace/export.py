@@ -35,7 +35,7 @@ from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
 from fx_passes.trace.skeleton import Held, skeleton
 from fx_passes.trace.state import Snapshot
-from fx_passes.trace.time_limit import TooLong
+from fx_passes.trace.time_limit import MostCalls, TooLong, TooMany
 from fx_passes.trace.written_out import read_weights, write_out_modules
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -43,6 +43,9 @@ aten = torch.ops.aten
 
 _REASON = 200  # characters of its messages that are kept
 _ASKS_FOR_DATA = "GuardOnDataDependentSymNode"  # other free sizes would not say what the numbers in a tensor are
+# Functions that a forward may call: torch.export follows 400 a second. The 126 layers of Llama 3.1 405B call 10000,
+# the patches of TimesFM 2.5, one after the other, 28000. Submodules are exported alone then.
+MOST_CALLS = 12_000
 _GUARDS = "_guards_fn"  # the submodule of an exported module that checks its inputs, from PyTorch 2.9 on
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
@@ -366,6 +369,8 @@ def _export(
                 return _Exported(program, bool(padded), asked, sizes, Held(traced_root, root))
         except ArgumentsChanged:
             raise
+        except TooMany as error:
+            raise RuntimeError(str(error)) from None
         except TooLong:
             sizes = sizes.fewer()
             log.info("torch.export with %s free: %s", attempt.what, sizes.because)
@@ -395,7 +400,7 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
         held = [*_held_by((args, kwargs))]
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
         usual = {*own_attributes((args, kwargs))}  # those of fake tensors
-        with listening():
+        with MostCalls(MOST_CALLS), listening():
             result = forward(*args, **kwargs)
         noticed.update(before.changed())
         if usual and (given := {*own_attributes((args, kwargs, result))} - usual):

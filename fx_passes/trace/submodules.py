@@ -3,8 +3,9 @@
     forward: pictures -> transform -> backbone -> head -> as many boxes as the data says
     found:                            backbone    head
 
-The model is called once on the example, level by level of its tree, to learn what each submodule is called with. A copy
-is called, which has parameters of its own where code of no installed library could write to them.
+The model is called once on the example to learn what each submodule is called with; once for each level of its tree,
+where the arguments of all are too large to be held. A copy is called, which has parameters of its own where code of no
+installed library could write to them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fx_passes.spellings.recurrent import STACKS
 from fx_passes.trace.compared import copy_of_example
@@ -29,6 +31,7 @@ Found = TypeVar("Found")
 # What torchvision's detectors call the method that selects boxes. torch.export follows it for minutes.
 POST_PROCESSING = "postprocess_detections"
 _MAX_LEVELS = 4
+_HELD_BYTES = 256 << 20  # of arguments of submodules that may not be asked for
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -46,6 +49,7 @@ class Observed:
         self.root, self.example, self.reached = root, example, reached
         self.written: list[tuple[str, str]] = []
         self.refused = False
+        self._below: dict[str, Call] | None = None  # of submodules below those that were asked for
 
     def has_fixed_weights(self, path: str) -> bool:
         """Whether calls of the model leave the parameters of the submodule there as they are."""
@@ -58,14 +62,20 @@ class Observed:
         """The arguments of the first call of each of these in a call of the model; of those alone that are called."""
         if self.example is None:
             return {}
+        if self._below is not None:
+            return {path: call for path, call in self._below.items() if path in submodules}
         called: dict[str, Call] = {}
+        below = _Held(_HELD_BYTES)
 
         def note(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            called.setdefault(path, (args, kwargs))
+            if path in submodules:
+                called.setdefault(path, (args, kwargs))
+            else:
+                below.add(path, (args, kwargs))
 
         is_near = self.reached.has_near_code
         copied = skeleton(self.root, own_state=True, own_parameters=is_near)
-        for path in submodules:
+        for path in _with_those_below(submodules):
             copied.get_submodule(path).register_forward_pre_hook(functools.partial(note, path), with_kwargs=True)
         shared, rng = Snapshot(copied), torch.get_rng_state()
         try:
@@ -80,7 +90,33 @@ class Observed:
             shared.restore_shared()
         if is_near:
             self.written = written_since(copied, self.root)
+        self._below = below.calls
         return called
+
+
+class _Held:
+    """Arguments of first calls, as long as they are few bytes.
+
+    calls  by path; None where they were too many
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.calls: dict[str, Call] | None = {}
+        self._left_bytes = most_bytes
+        self._storages: set[int] = set()
+
+    def add(self, path: str, call: Call) -> None:
+        if self.calls is None or path in self.calls:
+            return
+        for tensor in pytree.tree_leaves(call):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self._storages:
+                    self._storages.add(storage.data_ptr())
+                    self._left_bytes -= storage.nbytes()
+        self.calls[path] = call
+        if self._left_bytes < 0:
+            self.calls = None
 
 
 def find_submodules(
@@ -106,6 +142,15 @@ def find_submodules(
             else:
                 found[path] = traced
         level = below
+    return found
+
+
+def _with_those_below(level: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """These submodules, and all that may be asked for where these are no graphs."""
+    found, below = dict(level), level
+    for _ in range(_MAX_LEVELS - 1):
+        below = {name: child for path, module in below.items() for name, child in _children(path, module)}
+        found.update(below)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A limit on how long sizes are followed through a forward: each call of PyTorch's functions in it looks."""
+"""Limits on how long a forward is followed, by time and by calls: each call of PyTorch's functions in it looks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 class TooLong(BaseException):
     """The limit is over. No Exception: what models catch and go on after must not be this."""
+
+
+class TooMany(BaseException):
+    """A forward calls more functions than a graph is worth. No Exception, either."""
 
 
 class Limit(TorchFunctionMode):
@@ -47,3 +51,19 @@ class Limit(TorchFunctionMode):
         if term not in self._lengths:
             self._lengths[term] = 1 + sum(map(self._length, term.args))
         return self._lengths[term]
+
+
+class MostCalls(TorchFunctionMode):
+    """In its block, raise TooMany after so many calls of PyTorch's functions; reading attributes is no call."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._calls, self._most = 0, most
+
+    def __torch_function__(
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._calls += getattr(func, "__name__", "") != "__get__"
+        if self._calls > self._most:
+            raise TooMany(f"its forward calls more than {self._most} functions of PyTorch, as loops over data do")
+        return func(*args, **(kwargs or {}))

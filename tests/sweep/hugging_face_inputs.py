@@ -16,7 +16,7 @@ from tests.conformance.outcome import brief
 from tests.sweep.case import Case
 from tests.sweep.hugging_face_widths import as_wide_as_asked
 
-_LENGTH, _BATCH, _FRAMES, _SAMPLES, _GRID = 12, 2, 4, 8000, 4
+_LENGTH, _BATCH, _FRAMES, _SAMPLES, _GRID, _SIDE = 12, 2, 4, 8000, 4, 224
 _MOST_ASKED = 5  # times that an error may name arguments
 _VARIANTS = 5
 _OF_PATCHES = {"grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids"}  # of images that come in patches
@@ -125,19 +125,21 @@ def _makers(config: Any, variant: int, in_patches: bool = False) -> dict[str, Ca
     variant: 0 for images, 1 for videos, 2 for images of 64 x 64, 3 for an image to each text, 4 for pairs of images
     """
     return {
-        **_of_words(config),
+        **_of_words(config, variant),
         **_of_sound(config, variant),
         **_of_series(config),
         **_of_images(config, variant, in_patches),
     }
 
 
-def _of_words(config: Any) -> dict[str, Callable[[], Any]]:
+def _of_words(config: Any, variant: int) -> dict[str, Callable[[], Any]]:
     vocabulary = min(int(_of(config, ("vocab_size",), 64)), 100)
     hidden = _of(config, ("hidden_size", "d_model", "dim"), 64)
 
-    def ids(length: int = _LENGTH) -> Tensor:
-        return torch.randint(3, max(vocabulary, 5), (_BATCH, length), generator=torch.Generator().manual_seed(1))
+    of_sound = _of(config, ("num_codebooks",), 1) if variant == 1 else 1  # a row for each codebook
+
+    def ids(length: int = _LENGTH, rows: int = _BATCH) -> Tensor:
+        return torch.randint(3, max(vocabulary, 5), (rows, length), generator=torch.Generator().manual_seed(1))
 
     def states() -> Tensor:
         return _noise(_BATCH, _LENGTH, hidden)
@@ -145,9 +147,10 @@ def _of_words(config: Any) -> dict[str, Callable[[], Any]]:
     names = ("inputs_embeds", "hidden_states", "query_embeds", "noise_embeds", "context_hidden_states", "action_embeds")
     return {
         **dict.fromkeys(names, states),
-        **dict.fromkeys(("input_ids", "inputs", "qformer_input_ids", "task_inputs"), ids),
+        "input_ids": lambda: ids(rows=_BATCH * of_sound),
+        **dict.fromkeys(("inputs", "qformer_input_ids", "task_inputs"), ids),
         "encoder_hidden_states": lambda: _noise(_BATCH, _LENGTH, _of(config, ("encoder_hidden_size",), hidden)),
-        "decoder_input_ids": lambda: ids(5),
+        "decoder_input_ids": lambda: ids(5, _BATCH * of_sound),
         "attention_mask": _mask,
         "position_ids": lambda: torch.arange(_LENGTH).expand(_BATCH, -1),
         "token_type_ids": lambda: torch.zeros_like(ids()),
@@ -216,6 +219,8 @@ def _of_series(config: Any) -> dict[str, Callable[[], Any]]:
 
 def _of_images(config: Any, variant: int, in_patches: bool) -> dict[str, Callable[[], Any]]:
     size = 64 if variant == 2 else _of(config, ("image_size", "img_size", "input_size"), 64)
+    if _of(config, ("patch_size",), None) is None and isinstance(size, int):
+        size = min(size, _SIDE)  # convolutions take images of any size
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = _of(config, ("num_channels", "in_channels", "in_chans"), 3)
     frames = _of(config, ("num_frames",), _FRAMES)

@@ -17,6 +17,8 @@ from demo import vision
 from tests.conformance.outcome import brief
 from tests.sweep.case import Case, NotRun, Source, parameters_of
 from tests.sweep.hugging_face_inputs import parts, with_inputs
+from tests.sweep.hugging_face_missing import Missing, complete, missing
+from tests.sweep.statistics_of_norms import with_statistics
 
 _VOCABULARY = 160
 _MOST_PARAMETERS = 150_000_000  # most are far smaller
@@ -99,7 +101,14 @@ _RULES: dict[str, dict[str, int]] = {
     "as it is": {},
 }
 # Numbers for what is None by default: some configurations expect their users to say it.
-_GIVEN = {**_TINY, "prediction_length": 4, "context_length": 16, "vocab_size": _VOCABULARY, "pad_token_id": 1}
+_GIVEN: dict[str, Any] = {
+    **_TINY,
+    "prediction_length": 4,
+    "context_length": 16,
+    "vocab_size": _VOCABULARY,
+    "pad_token_id": 1,
+}
+_GIVEN |= {"clip_qkv": 8, "vocabulary_map": {"<image>": 3, "IMGIMGA": 4, "IMGIMGB": 5}}
 
 
 def _names() -> dict[str, list[str]]:
@@ -115,21 +124,33 @@ def _build(name: str) -> Case:
     import transformers
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    why = ""
+    why: str = ""
+    lacking: Missing = {}
     for way in _RULES:
-        try:
-            config = _shrunk(transformers.CONFIG_MAPPING[name](), way)
-            parameters_of(partial(transformers.AutoModel.from_config, config), _MOST_PARAMETERS)
-            torch.manual_seed(0)
-            model = transformers.AutoModel.from_config(config).eval().float()
-        except Exception as error:  # numbers that do not fit, packages that are not there
-            why = why or brief(error, 120)
-            continue
-        case = with_inputs(model)
-        if isinstance(case, Case):
-            return case
-        why = case
+        found = _made(name, way, lacking)
+        while isinstance(found, str) and (more := missing(transformers.CONFIG_MAPPING[name](), found, lacking)):
+            lacking = more
+            found = _made(name, way, lacking)
+        if isinstance(found, Case):
+            return with_statistics(found)
+        why = why or found
     raise NotRun(why)
+
+
+def _made(name: str, way: str, lacking: Missing) -> Case | str:
+    """The model and arguments that it takes; or why there are none."""
+    import transformers
+
+    try:
+        config = complete(_shrunk(transformers.CONFIG_MAPPING[name](), way), lacking)
+        parameters_of(partial(transformers.AutoModel.from_config, config), _MOST_PARAMETERS)
+        torch.manual_seed(0)
+        model = transformers.AutoModel.from_config(config).eval().float()
+    except NotRun as error:
+        return str(error)
+    except Exception as error:  # numbers that do not fit, packages that are not there
+        return brief(error, 120)
+    return with_inputs(model)
 
 
 def _shrunk(config: Any, way: str) -> Any:
@@ -151,6 +172,7 @@ def _shrunk(config: Any, way: str) -> Any:
         if way not in ("small words", "as it is"):
             _fit_states(values)
             _fit_sections(part)
+            _fit_groups(values)
         if way != "as it is":
             _shrink_vocabulary(values)
             _shorten_layers(values)
@@ -171,6 +193,12 @@ def _fit_states(values: dict[str, Any]) -> None:
     heads, size, expand = (values.get(f"mamba_{name}") for name in ("n_heads", "d_head", "expand"))
     if isinstance(heads, int) and isinstance(size, int) and expand:
         values["mamba_n_heads"] = max(int(expand * values["hidden_size"]) // size, 1)
+
+
+def _fit_groups(values: dict[str, Any]) -> None:
+    """A convolution's groups that are no more than the channels that are left."""
+    if isinstance(values.get("upsample_groups"), int):
+        values["upsample_groups"] = min(values["upsample_groups"], values["hidden_size"])
 
 
 def _fit_sections(config: Any) -> None:

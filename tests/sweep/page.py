@@ -1,9 +1,9 @@
-"""docs/sweep.md from the journals of a sweep."""
+"""docs/sweep.md from what is on record: what the page says, and the journals of a sweep, which replace it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -11,48 +11,47 @@ import torch
 from demo import vision
 from tests.conformance.table import ROOT
 from tests.sweep.check import CRASHED, FAULTS, HUNG, NOT_RUN, RAISED, RIGHT, WRONG, Verdict
-from tests.sweep.process import Journal
+from tests.sweep.process import Journal, Run
+from tests.sweep.record import OUT, RAN, RUNS, Key, Record, of_journals, of_page, plain, table
 
 SLOW_S = 10.0  # a first call of more is worth a line
 _COLUMNS = (RIGHT, WRONG, RAISED, CRASHED, HUNG, NOT_RUN)
 _HALF = 0.5
 _EMPTY = "None."
-
-Found = Mapping[tuple[str, str], Mapping[str, Verdict]]  # source and entry -> model -> verdict
-
-
-def write_page(journals: Mapping[tuple[str, str], Journal], path: Path = ROOT / "docs" / "sweep.md") -> None:
-    """Write the page of all that ran."""
-    path.write_text(page({which: journal.verdicts for which, journal in journals.items()}, journals.values()))
+_PAGE = ROOT / "docs" / "sweep.md"
 
 
-def page(found: Found, journals: Iterable[Journal]) -> str:
+def write_page(journals: Mapping[tuple[str, str], Journal], path: Path = _PAGE) -> None:
+    """Write the page anew: models that no journal has stay as they are."""
+    before = of_page(path.read_text()) if path.exists() else {}
+    path.write_text(page(before | of_journals(journals)))
+
+
+def page(record: Record) -> str:
     """The page's text."""
     template = (Path(__file__).parent / "page.md").read_text()
+    record = dict(sorted(record.items()))
+    found = {key: verdict for key, (verdict, _) in record.items()}
+    numbers = {run: i for i, run in enumerate(dict.fromkeys(run for _, run in record.values()), 1)}
     return template.format(
         versions=_versions(),
-        sources=_sources(journals),
+        runs=_runs(record, numbers),
         totals=_totals(found),
-        faults=_lines((name, entry, str(v)) for name, entry, v in _every(found) if v.verdict in FAULTS),
+        faults=_lines((key, str(v)) for key, v in found.items() if v.verdict in FAULTS),
         slow=SLOW_S,
         first_calls=_lines(
-            (name, entry, f"{v.first_s:.0f} s; {v.regions} regions")
-            for name, entry, v in sorted(_every(found), key=lambda row: -row[2].first_s)
+            (key, f"{v.first_s:.0f} s; {v.regions} regions")
+            for key, v in sorted(found.items(), key=lambda item: -item[1].first_s)
             if v.first_s > SLOW_S
         ),
         least=_lines(
-            (name, entry, f"{v.offloaded} of {v.nodes}; {v.left}" if v.left else f"{v.offloaded} of {v.nodes}")
-            for name, entry, v in sorted(_every(found), key=lambda row: row[2].share)
+            (key, f"{v.offloaded} of {v.nodes}; {v.left}" if v.left else f"{v.offloaded} of {v.nodes}")
+            for key, v in sorted(found.items(), key=lambda item: item[1].share)
             if v.verdict == RIGHT and v.share < _HALF
         ),
-        models=_models(found),
+        not_run=_not_run(record, numbers),
+        models=_models(record, numbers),
     )
-
-
-def _every(found: Found) -> Iterator[tuple[str, str, Verdict]]:
-    for (source, entry), verdicts in found.items():
-        for name, verdict in verdicts.items():
-            yield f"{source} `{name}`", entry, verdict
 
 
 def _versions() -> str:
@@ -64,46 +63,45 @@ def _versions() -> str:
     return f"PyTorch {torch.__version__}, {libraries}"
 
 
-def _sources(journals: Iterable[Journal]) -> str:
+def _runs(record: Record, numbers: Mapping[Run, int]) -> str:
     """On which CPU the results were found, and with which sources of the package."""
-    lines = ["| library | CPU | models | package sources |", "|---|---|---:|---|"]
-    for journal in journals:
-        for cpu in dict.fromkeys(journal.cpus.values()):
-            counts = Counter(sources for name, sources in journal.sources.items() if journal.cpus[name] == cpu)
-            said = ", ".join(f"`{sources}` ({count})" for sources, count in counts.most_common())
-            lines.append(f"| {journal.path.stem} | {cpu} | {counts.total()} | {said} |")
-    return "\n".join(lines)
+    counts = Counter(run for _, run in record.values())
+    return table(RUNS, 1, ((number, run.cpu, f"`{run.sources}`", counts[run]) for run, number in numbers.items()))
 
 
-def _totals(found: Found) -> str:
-    lines = [f"| library | entry | models | {' | '.join(_COLUMNS)} | share on the engine, median |"]
-    lines.append("|---|---|" + "---:|" * (len(_COLUMNS) + 2))
-    for (source, entry), verdicts in found.items():
-        counts = Counter(v.verdict for v in verdicts.values())
-        shares = sorted(v.share for v in verdicts.values() if v.verdict == RIGHT)
+def _totals(found: Mapping[Key, Verdict]) -> str:
+    kinds: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
+    for key, verdict in found.items():
+        kinds[key.source, key.entry].append(verdict)
+    rows = []
+    for (source, entry), verdicts in kinds.items():
+        counts = Counter(v.verdict for v in verdicts)
+        shares = sorted(v.share for v in verdicts if v.verdict == RIGHT)
         middle = f"{shares[len(shares) // 2]:.0%}" if shares else "-"
-        cells = [source, entry, len(verdicts), *(counts[word] for word in _COLUMNS), middle]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+        rows.append([source, entry, len(verdicts), *(counts[word] for word in _COLUMNS), middle])
+    columns = ("library", "entry", "models", *_COLUMNS, "share on the engine, median")
+    return table(columns, len(columns) - 2, rows)
 
 
-def _lines(rows: Iterable[tuple[str, str, str]]) -> str:
-    return "\n".join(f"- {name} ({entry}): {_plain(said)}" for name, entry, said in rows) or _EMPTY
+def _lines(rows: Iterable[tuple[Key, str]]) -> str:
+    return "\n".join(f"- {key.source} `{key.name}` ({key.entry}): {plain(said)}" for key, said in rows) or _EMPTY
 
 
-def _plain(text: str) -> str:
-    """Text that Markdown takes for text."""
-    return "".join(f"\\{c}" if c in "*_<>|[]" else c for c in text)
+def _not_run(record: Record, numbers: Mapping[Run, int]) -> str:
+    rows = (
+        (key.source, f"`{key.name}`", key.entry, plain(verdict.detail), numbers[run])
+        for key, (verdict, run) in record.items()
+        if verdict.verdict == NOT_RUN
+    )
+    return table(OUT, 1, rows)
 
 
-def _models(found: Found) -> str:
-    lines = ["| library | model | entry | verdict | error | ZenDNN ran | regions | first call, s | ours / eager |"]
-    lines.append("|---|---|---|---|---:|---:|---:|---:|---:|")
-    for (source, entry), verdicts in found.items():
-        for name, v in sorted(verdicts.items()):
-            if v.verdict != NOT_RUN:
-                share = f"{v.offloaded} of {v.nodes}"
-                times = f"{v.ratios[1]:.2f}" if v.ratios else ""
-                cells = [source, f"`{name}`", entry, v.verdict, f"{v.error:.0e}", share, v.regions, v.first_s, times]
-                lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+def _models(record: Record, numbers: Mapping[Run, int]) -> str:
+    rows = []
+    for key, (v, run) in record.items():
+        if v.verdict != NOT_RUN:
+            share = f"{v.offloaded} of {v.nodes}"
+            times = f"{v.ratios[1]:.2f}" if v.ratios else ""
+            found = [v.verdict, f"{v.error:.0e}", share, v.regions, v.first_s, times, numbers[run]]
+            rows.append([key.source, f"`{key.name}`", key.entry, *found])
+    return table(RAN, 6, rows)

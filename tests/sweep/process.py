@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.sweep.check import CRASHED, HUNG, Verdict
 from zendnn_cffi.engine.host import cpu_name
 
+_MEMORY_BYTES = 8 << 30  # that a model may take: beyond, allocating fails, and no other process is killed
 _BETWEEN_LOOKS_S = 0.5  # counted at most: in longer gaps this process was stopped, and its child with it
+
+
+class Run(NamedTuple):
+    """Where a verdict was found: on which CPU, and with which sources of the package."""
+
+    cpu: str
+    sources: str
 
 
 class Journal:
@@ -22,33 +32,36 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.verdicts: dict[str, Verdict] = {}
-        self.sources: dict[str, str] = {}
-        self.cpus: dict[str, str] = {}
+        self.runs: dict[str, Run] = {}
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
                 entry = json.loads(line)
             except json.JSONDecodeError:  # cut by the end of the process
                 continue
             name = entry.pop("name")
-            self.sources[name], self.cpus[name] = entry.pop("sources"), entry.pop("cpu", "unknown")
+            self.runs[name] = Run(sources=entry.pop("sources"), cpu=entry.pop("cpu", "unknown"))
             self.verdicts[name] = Verdict(**entry)
 
     def add(self, name: str, verdict: Verdict, sources: str) -> None:
         """Write a verdict at once."""
-        self.verdicts[name], self.sources[name], self.cpus[name] = verdict, sources, cpu_name()
+        self.verdicts[name], self.runs[name] = verdict, Run(cpu_name(), sources)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
-            entry = {"name": name, "sources": sources, "cpu": self.cpus[name], **asdict(verdict)}
+            entry = {"name": name, **self.runs[name]._asdict(), **asdict(verdict)}
             file.write(json.dumps(entry) + "\n")
 
 
 def run_apart(work: Callable[[], Verdict], limit_s: float, log: Path) -> Verdict:
-    """Return what work returns in a forked process; a crash, and more time than limit_s, are verdicts too."""
+    """Return what work returns in a forked process; a crash, and more time than limit_s, are verdicts too.
+
+    Its memory is limited as well: allocating beyond raises.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
     def child() -> None:
         _into(log)
+        _limit_memory(_MEMORY_BYTES)
         sender.send(work())
 
     process = context.Process(target=child, daemon=True)
@@ -86,6 +99,13 @@ def _received(receiver: multiprocessing.connection.Connection) -> Verdict | None
         return verdict
     except EOFError:
         return None
+
+
+def _limit_memory(further_bytes: int) -> None:
+    """Let this process take so much more address space, and no more."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + further_bytes, most))
 
 
 def _into(log: Path) -> None:

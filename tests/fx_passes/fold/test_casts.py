@@ -18,3 +18,15 @@ def test_casts_that_change_something_stay() -> None:
     gm = fold_casts(traced(Casts(), x))
     assert len(gm.graph.find_nodes(op="call_method", target="to")) == 1
     torch.testing.assert_close(gm(x), Casts()(x))
+
+
+def test_casts_to_the_type_of_another_as_torch_export_writes_them() -> None:
+    class Casts(nn.Module):
+        def forward(self, x: Tensor, narrow: Tensor) -> tuple[Tensor, Tensor]:
+            return (x.float() * 2).type_as(x), x.type_as(narrow)
+
+    x, narrow = torch.randn(4), torch.randn(4).bfloat16()
+    gm = fold_casts(torch.export.export(Casts(), (x, narrow)).graph_module)
+    assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.type_as.default)) == 1
+    for found, expected in zip(gm(x, narrow), Casts()(x, narrow), strict=True):
+        torch.testing.assert_close(found, expected)

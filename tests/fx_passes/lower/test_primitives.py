@@ -11,6 +11,7 @@ from fx_passes.candidates.layouts import layout, row_major
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import NotLowered, SplitPostOps
 from fx_passes.lower.primitives import (
+    Recent,
     candidates,
     first_optimized,
     implementations,
@@ -114,3 +115,26 @@ def test_equal_layers_are_asked_about_once() -> None:
         assert offered(relu) == first
     found = [id for each in (first, *others) for id in each]
     assert len(set(found)) == len(found)
+
+
+def test_equal_layers_of_other_regions_are_not_asked_about_again() -> None:
+    def offered() -> list[int]:
+        with remembering():
+            return [id(pd) for pd in implementations(descriptors.convolution, SRC, WEIGHT, None, DST, **SAME)]
+
+    first, threads = offered(), torch.get_num_threads()
+    assert first and offered() == first
+    try:
+        torch.set_num_threads(threads + 1)  # its descriptors are others: they say how much scratch each thread has
+        assert not set(offered()) & set(first)
+    finally:
+        torch.set_num_threads(threads)
+    assert offered() == first
+
+
+def test_the_most_recent_answers_are_kept() -> None:
+    recent = Recent(most=2)
+    for key in ("a", "b", "a", "c"):
+        if recent.get(key) is None:
+            recent.keep(key, [])
+    assert recent.get("a") == [] and recent.get("b") is None and recent.get("c") == []

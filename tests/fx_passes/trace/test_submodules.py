@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import zendnn_cffi
 from fx_passes.pipeline import compile_graph
+from fx_passes.trace import submodules
+from fx_passes.trace.compared import copy_of_example
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.submodules import Observed, find_submodules
 from tests.support.detector import Detector
@@ -35,6 +37,25 @@ def test_the_outermost_ones_with_what_they_are_called_with() -> None:
 
 def test_those_within_one_that_is_no_graph() -> None:
     assert [*found(Detector().eval(), [torch.randn(3, 8, 9)], ("head",))] == ["backbone", "head.towers.0"]
+
+
+@pytest.mark.parametrize("most_bytes, calls", ((1 << 20, 1), (0, 2)))
+def test_the_model_is_called_once_unless_arguments_are_large(
+    monkeypatch: pytest.MonkeyPatch, most_bytes: int, calls: int
+) -> None:
+    given: list[Any] = []
+
+    def counted(example: Any) -> Any:
+        given.append(example)
+        return copy_of_example(example)
+
+    monkeypatch.setattr(submodules, "_HELD_BYTES", most_bytes)
+    monkeypatch.setattr(submodules, "copy_of_example", counted)
+    images = [torch.randn(3, 8, 9)]
+    made = found(Detector().eval(), images, ("head",))
+    assert [*made] == ["backbone", "head.towers.0"] and len(given) == calls
+    ((features,), named) = made["head.towers.0"]
+    assert not named and features.shape == (1, 4, 6, 7)
 
 
 @pytest.mark.parametrize("example", (None, [torch.randn(3, 8, 9)]))

@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fx_passes.trace.time_limit import Limit, TooLong
+import zendnn_cffi
+from fx_passes.trace import export
+from fx_passes.trace.time_limit import Limit, MostCalls, TooLong, TooMany
+from tests.support.answers import offloaded
 
 
 def test_a_limit_ends_with_its_block() -> None:
@@ -44,3 +47,49 @@ def test_many_operations_may_take_longer_than_long_sizes(longest: float, over: b
     shapes = {"x": {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}}
     with pytest.raises(TooLong) if over else contextlib.nullcontext():
         torch.export.export(Windows(), (torch.randn(3, 16),), dynamic_shapes=shapes)
+
+
+def test_calls_are_counted_and_attributes_are_not() -> None:
+    x = torch.zeros(2)
+    with MostCalls(2):
+        assert [x.shape, x.dtype, x.device] and x.relu().neg().is_cpu
+    with pytest.raises(TooMany, match="more than 2 functions"), MostCalls(2):
+        x.relu().neg().abs()
+
+
+def test_a_loop_over_data_is_left_to_pytorch_and_layers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Smoothed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """x [T, 4]; returns [T, 4]."""
+            mean, found = x[0], []
+            for row in range(x.shape[0]):
+                mean = (mean + x[row]) / 2
+                found.append(mean)
+            return self.layers(torch.stack(found))
+
+    monkeypatch.setattr(export, "MOST_CALLS", 60)
+    model, x = Smoothed().eval(), torch.randn(50, 4)
+    optimized = zendnn_cffi.optimize(model, (x,), tune="off")
+    torch.testing.assert_close(optimized(x), model(x))
+    assert offloaded([optimized])[0] > 0
+    assert "more than 60 functions" in str(zendnn_cffi.explain(optimized))
+
+
+def test_parameters_are_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "MOST_CALLS", 30)
+
+    class Exported(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """x [N, 4]; returns [N, 4]."""
+            if x.shape[1] != 4:  # no symbolic trace
+                raise ValueError
+            return super().forward(x)
+
+    model, x = Exported(*(torch.nn.Linear(4, 4) for _ in range(10))).eval(), torch.randn(3, 4)
+    optimized = zendnn_cffi.optimize(model, (x,), tune="off")
+    torch.testing.assert_close(optimized(x), model(x))
+    assert offloaded([optimized]) == (10, 10, 1)
