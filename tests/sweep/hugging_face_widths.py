@@ -13,7 +13,7 @@ from torch import Tensor
 _PRODUCT = re.compile(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<given>\d+) and (?P<taken>\d+)x\d+\)")
 _NORM = re.compile(r"expected input with shape \[\*, (?P<taken>\d+)\], but got input of size\[.*?(?P<given>\d+)\]")
 # Sides of images that a model names itself.
-_SIDES = re.compile(r"Input image size \((?P<given>\d+\*\d+)\) doesn't match model \((?P<taken>\d+\*\d+)\)")
+_SIDES = re.compile(r"mage size \((?P<given>\d+\*\d+)\) doesn't match model \((?P<taken>\d+\*\d+)\)")
 
 
 def as_wide_as_asked(kwargs: Mapping[str, Any], error: Exception) -> dict[str, Any] | None:

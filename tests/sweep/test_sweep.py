@@ -184,8 +184,9 @@ def test_the_width_that_an_error_names(layer: nn.Module, shape: tuple[int, ...],
         assert wider["ids"] is kwargs["ids"] and as_wide_as_asked(wider, raised.value) is None
 
 
-def test_sides_of_images_that_an_error_names() -> None:
-    error = ValueError("Input image size (4*4) doesn't match model (6*8).")
+@pytest.mark.parametrize("said", ("Input image size", "Image size"))
+def test_sides_of_images_that_an_error_names(said: str) -> None:
+    error = ValueError(f"{said} (4*4) doesn't match model (6*8).")
     wider = as_wide_as_asked({"pixel_values": torch.ones(1, 3, 4, 4)}, error)
     assert wider is not None and wider["pixel_values"].shape == (1, 3, 6, 8)
 
