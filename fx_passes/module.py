@@ -66,6 +66,7 @@ class OptimizedModule(SkeletonModule):
     _told: bool  # by invalidate()
     _lock: Any
     _awaits_call: int  # calls that may still give the example
+    _calls_of_others: int  # with arguments that the graph is not for
     _checked: bool
     _is_whole: bool
     _only_reads: bool  # calls change nothing that lasts
@@ -83,6 +84,7 @@ class OptimizedModule(SkeletonModule):
         self._told = False
         self._lock = new_lock()
         self._awaits_call = first_call.TRIES if traced.awaits_call else 0
+        self._calls_of_others = 0
         self.optimized_submodules = {}
         self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
         self.training = False
@@ -169,6 +171,7 @@ class OptimizedModule(SkeletonModule):
             arranged = self._source[0].arrange(args, kwargs)
             if arranged is None:
                 self._refuse_if_released("a call with arguments that it was not traced for")
+                self._calls_of_others += 1
                 return self._by_pytorch(*args, **kwargs)
             args, kwargs = arranged
         written = self.written_inputs
@@ -332,6 +335,11 @@ class OptimizedModule(SkeletonModule):
         traced = self._source[0]
         if self._awaits_call:
             about.append("It came without example inputs: its first call will be the example that it is traced by.")
+        if self._calls_of_others:
+            about.append(
+                f"Calls with other arguments than it was traced for, or in another state: {self._calls_of_others}."
+                " They ran as plain PyTorch. replace_forward() takes several kinds of calls."
+            )
         if traced.guards is not None and traced.sizes.note:
             about.append(traced.sizes.note)
         if self._kept_because:

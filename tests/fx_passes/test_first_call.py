@@ -111,8 +111,10 @@ def test_the_first_call_is_the_example() -> None:
     for rows in (1, 2, 7):
         check(fast, model, torch.randn(rows, 16))
     assert offloaded(fast) == 8, "other sizes are lowered, not left to the model"
+    assert "other arguments" not in str(zendnn_cffi.explain(fast))
     check(fast, model, torch.randn(3, 16), scale=0.5)
     check(fast, model, torch.randn(3, 16), torch.randn(3, 24))
+    assert "other arguments than it was traced for, or in another state: 2." in str(zendnn_cffi.explain(fast))
 
 
 def test_arguments_by_name() -> None:
