@@ -98,7 +98,10 @@ class CompiledGraph:
     """A captured graph, bound on demand to the parameters it is called with."""
 
     def __init__(self, gm: fx.GraphModule, options: dict[str, Any]) -> None:
-        self.gm = gm
+        from fx_passes.graph.graph import copy_graph
+
+        self.captured = gm  # what is plain PyTorch runs as it was captured
+        self.gm = gm = fx.GraphModule(gm, copy_graph(gm.graph))
         self.options = options
         prepare(gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
@@ -116,12 +119,14 @@ class CompiledGraph:
         """Run the graph on dynamo's inputs; parameters are among them."""
         if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             _warn_once("gradients are required, so this runs as plain PyTorch: call the model under torch.no_grad()")
-            return self.gm.forward(*args)
+            return self.captured.forward(*args)
+        if torch.is_autocast_enabled("cpu"):  # other dtypes than the passes know
+            return self.captured.forward(*args)
         binding = self._latest
         if binding is None or not binding.matches(args):
             binding = self._bind(args)
             if binding is None:
-                return self.gm.forward(*args)
+                return self.captured.forward(*args)
         return binding(args)
 
     def _bind(self, args: Sequence[Any]) -> Binding | None:
@@ -147,7 +152,7 @@ class CompiledGraph:
         if binding is None:
             if len({k[0] for k in self._bindings}) > _MAX_CHANGES:
                 return None
-            binding = Binding(self.gm, args, self.constants, self.floats, self.options)
+            binding = Binding(self.gm, args, self.constants, self.floats, self.options, self.captured.forward)
             while len(self._bindings) >= MAX_BINDINGS:
                 self._bindings.popitem(last=False)
             self._bindings[key] = binding
@@ -164,7 +169,7 @@ class CompiledGraph:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         """TorchDynamo's minifier copies what it runs, and asks it for parameters: those are inputs here."""
-        return CompiledGraph(copy.deepcopy(self.gm, memo), dict(self.options))
+        return CompiledGraph(copy.deepcopy(self.captured, memo), dict(self.options))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.gm.named_parameters()
@@ -191,6 +196,7 @@ class Binding:
         constants: Sequence[int],
         floats: Sequence[int],
         options: dict[str, Any],
+        by_pytorch: Callable[..., Any],
     ) -> None:
         from fx_passes.aliasing.inputs import Places
         from fx_passes.changes import Contents, counters_of
@@ -220,7 +226,7 @@ class Binding:
             root, graph = bind(gm, args, constants, floats)
             self.module = build(Traced(root, graph), make_region=RegionFactory(region))
             self._refusals = Refusals.of(root, graph, CAPTURED)
-        self._by_pytorch = gm.forward
+        self._by_pytorch = by_pytorch
         self._written = self.module.written_inputs
         of_written = [] if self._written is None else self._written.tensors_of(self.module)
         self._places = Places(self._contents.tensors), Places(of_written)

@@ -191,6 +191,34 @@ def test_floats_of_both_signs_of_zero() -> None:
         assert torch.equal(fast(x, number).signbit(), function(x, number).signbit())
 
 
+class Layer(nn.Module):
+    """Of PyTorch's attention, which is written out for the passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("mode", ("autocast", "gradients"))
+def test_plain_calls_run_what_was_captured(mode: str) -> None:
+    """They ran the graph written out: float32 under autocast, and other strides."""
+    model, x = Layer().eval(), torch.randn(2, 5, 8)
+    run = compiled(model)
+    for _ in range(2):
+        with torch.no_grad():
+            for actual, expected in zip(run(x), model(x), strict=True):
+                assert_close(actual, expected)
+        is_mixed = mode == "autocast"
+        with torch.set_grad_enabled(not is_mixed), torch.autocast("cpu", enabled=is_mixed):
+            for actual, expected in zip(run(x), model(x), strict=True):
+                assert (actual.dtype, actual.stride()) == (expected.dtype, expected.stride())
+                assert_close(actual, expected, 3e-2 if is_mixed else 2e-5)  # eager's fast path rounds elsewhere
+
+
 def test_graph_breaks() -> None:
     linear = nn.Linear(6, 6).eval()
 
