@@ -314,8 +314,12 @@ def test_code_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NotSaved, match=r"submodule foreign \(Foreign\) stays plain PyTorch"):
         zendnn_cffi.save(fast, tmp_path / "m")
     assert not any(tmp_path.iterdir())
+    foreign = zendnn_cffi.optimize(Foreign().eval())
+    with pytest.raises(NotSaved, match="call it once before"):
+        zendnn_cffi.save(foreign, tmp_path / "m")
+    foreign(noise(1, 3, 16, 16))
     with pytest.raises(NotSaved, match="plain PyTorch as a whole"):
-        zendnn_cffi.save(zendnn_cffi.optimize(Foreign().eval()), tmp_path / "m")
+        zendnn_cffi.save(foreign, tmp_path / "m")
     with pytest.raises(TypeError, match="what zendnn_cffi.optimize returned, got Linear"):
         zendnn_cffi.save(nn.Linear(2, 2), tmp_path / "m")  # type: ignore[arg-type]
 
