@@ -13,6 +13,7 @@ RUNS = ("run", "CPU", "package sources", "models")
 RAN = ("library", "model", "entry", "verdict", "error", "ZenDNN ran", "regions", "first call, s", "ours / eager", "run")
 OUT = ("library", "model", "entry", "why not", "run")
 
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)+")
 _CELLS = re.compile(r"(?<!\\)\|")
 _LINE = re.compile(r"- (?P<source>\w+) `(?P<name>.+?)` \((?P<entry>\w+)\): (?P<said>.*)")
 _FAULT = re.compile(r"[A-Z]+: (?P<detail>.*), error \S+, ZenDNN ran \d+ of \d+ in .*")
@@ -61,7 +62,8 @@ def table(columns: tuple[str, ...], to_the_right: int, rows: Iterable[Iterable[A
 
 
 def plain(text: str) -> str:
-    """Text that Markdown takes for text."""
+    """Text that Markdown takes for text, with files by their names: folders are those of one machine."""
+    text = _FOLDERS.sub("", text)
     return "".join(f"\\{c}" if c in "\\*_<>|[]" else c for c in text)
 
 

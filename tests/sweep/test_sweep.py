@@ -21,7 +21,7 @@ from tests.sweep.hugging_face_models import HUGGING_FACE
 from tests.sweep.hugging_face_widths import as_wide_as_asked
 from tests.sweep.page import page, write_page
 from tests.sweep.process import Journal, Run, run_apart
-from tests.sweep.record import Key, of_journals, of_page
+from tests.sweep.record import Key, of_journals, of_page, plain
 from tests.sweep.statistics_of_norms import with_statistics
 from tests.sweep.vision_models import TIMM, TORCHVISION
 from zendnn_cffi.engine.host import cpu_name
@@ -209,6 +209,10 @@ def test_the_page(tmp_path: Path) -> None:
     assert "- timm `a` (optimize): 1 of 4; 3 x not an operation" in text
     assert "| timm | `a` | optimize | right |" in text and "| timm | `c` | optimize | no | 1 |" in text
     assert f"| 1 | {cpu_name()} | `abc` | 3 |" in text
+
+
+def test_pages_name_files_without_the_folders_of_a_machine() -> None:
+    assert plain("not in module 'a' from '/opt/venv/lib/a.py' 1/2") == "not in module 'a' from 'a.py' 1/2"
 
 
 def test_what_a_sweep_does_not_run_stays_on_the_page(tmp_path: Path) -> None:
