@@ -9,7 +9,7 @@ Calls that no example can be made of run as before, and the next one is asked.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -18,9 +18,6 @@ from fx_passes.memoize.watched import changes_functions
 from fx_passes.trace.compared import copy_of_example
 from fx_passes.trace.trace import trace_by_call
 from fx_passes.trace.traced import Traced
-
-if TYPE_CHECKING:
-    from fx_passes.module import OptimizedModule
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -49,9 +46,8 @@ def means_what_it_says(dtype: torch.dtype) -> bool:
     return is_plain and not torch.is_autocast_enabled("cpu") and torch.get_default_dtype() is dtype
 
 
-def traced_by(gm: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
-    """Trace the module's tree by a call; None where its arguments are no example of one."""
-    traced = gm._source[0]
+def traced_by(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
+    """Trace the same tree by a call; None where its arguments are no example of one."""
     try:
         return trace_by_call(traced, *copy_of_example((args, kwargs)))
     except Exception as error:  # ExampleRefused, mostly

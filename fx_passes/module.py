@@ -270,9 +270,10 @@ class OptimizedModule(SkeletonModule):
                 return
             self._adopt()
             self._awaits_call -= 1
-            if (found := first_call.traced_by(self, args, kwargs)) is not None:
+            traced, build, options = self._source
+            if (found := first_call.traced_by(traced, args, kwargs)) is not None:
                 self._awaits_call = 0
-                self._take_over(self._source[1](found, **self._source[2]))
+                self._take_over(build(found, **options))
                 self._begin_watch(Watch(self))
 
     def _rebuild(self) -> None:
@@ -294,7 +295,7 @@ class OptimizedModule(SkeletonModule):
         self._held.update(fresh._held)
         self._source = fresh._source
         self._read_from(fresh._source[0], fresh.graph)
-        self.__dict__["optimized_submodules"].update(fresh.optimized_submodules)
+        self.optimized_submodules.update(fresh.optimized_submodules)
         self._awaits_call = awaits_call
 
     def begin_watch(self) -> None:

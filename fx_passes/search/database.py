@@ -24,9 +24,7 @@ __all__ = ["CACHE_VARIABLE", "Database", "Result", "cache_folder"]
 
 log = logging.getLogger("zendnn_cffi.search")
 
-CHECKED = (
-    "checked "  # before a candidate's key: that its numbers were compared; the time is of one run, or a doubtful one
-)
+CHECKED = "checked "  # before a candidate's key: its numbers were compared, the time is of one run or doubtful
 FORMAT = 3  # part of the file's name: raise it when the meaning of keys or values changes
 _BUSY_SECONDS = 5.0
 STEPS, LEAST = 1400.0, -10.0  # per doubling; the binary logarithm of the shortest time, ns (reorders: per byte)
@@ -119,7 +117,7 @@ class Database:
     def put(self, key: str, result: Result, *, is_verdict: bool = False) -> None:
         """Remember; `save` writes it. is_verdict: numbers were compared, so a doubtful time leaves `verdict` behind."""
         with self._lock:
-            if is_verdict and not key.startswith(CHECKED):
+            if is_verdict:
                 self._verdicts.add(key)
             self._put(key, result)
 

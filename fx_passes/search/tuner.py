@@ -299,7 +299,7 @@ class Tuner:
             first = self.database.get(key)
             if first is not None and first.right and first.time_ns <= _NEAR_THE_BEST * best_ns:
                 times[key] = min(first.time_ns, bench.time_again(candidate))
-                self.database.put(key, replace(first, time_ns=times[key]), is_verdict=True)
+                self.database.put(key, replace(first, time_ns=times[key]))
         return times
 
     def _priced_concat(self, candidate: Candidate) -> Candidate:

@@ -82,10 +82,8 @@ def trace(
     sizes, left = ALL if dynamic else ASKED_FOR_NONE, TimeLeft()
     with making(), settings_kept():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example), sizes, left)
-        asks = traced.wants_example or (traced.graph is None and not isinstance(model, torch.jit.ScriptModule))
-        awaits_call = awaits_call and example is None and asks
-        written = [] if awaits_call else _trace_submodules(traced, example, sizes, left)
-    traced = replace(traced, awaits_call=awaits_call, sizes=sizes) if awaits_call else traced
+        traced.awaits_call = awaits_call and traced.wants_example and not isinstance(model, torch.jit.ScriptModule)
+        written = [] if traced.awaits_call else _trace_submodules(traced, example, sizes, left)
     own_what_is_written((traced, *traced.submodules.values()), written)
     return traced
 
@@ -137,8 +135,8 @@ def retrace(traced: Traced) -> Traced:
         if traced.example is not None:
             taken = _specialize(traced.root, traced.example)
         again = _trace(traced.root, traced.example, *taken, traced.sizes, TimeLeft())
-    still_awaits = traced.awaits_call and (again.graph is None or again.wants_example)
-    return replace(again, awaits_call=True, sizes=traced.sizes) if still_awaits else again
+    again.awaits_call = traced.awaits_call and again.wants_example
+    return again
 
 
 def _trace(
@@ -166,7 +164,7 @@ def _trace(
             traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
             if not refused and not leaves and (name := _unseen_function(traced.graph)):
                 log.info("%s: torch.fx does not look into %s()", type(root).__name__, name)
-                wants_example = wants_example or example is None
+                wants_example = example is None
                 if example is not None:
                     with contextlib.suppress(Untraceable):
                         return _trace_by_export(root, reached, example, sizes, left)
@@ -185,7 +183,7 @@ def _trace(
             log.info("%s: %s%s", type(root).__name__, failure, _remedy(example))
             leaves = keep_whole(leaves, failure.reasons)
             if WHOLE in leaves:
-                return Traced(root, None, leaves, stateful=stateful)
+                return Traced(root, None, leaves, sizes=sizes, stateful=stateful, wants_example=example is None)
 
 
 def _unseen_function(graph: fx.Graph | None) -> str:

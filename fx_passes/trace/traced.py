@@ -67,7 +67,7 @@ class Traced:
     stateful     submodules whose forward was seen to change more than its result
     restored     whether the graph comes from a file, and cannot be made again
     submodules   path -> a submodule that is a graph, where the model is none
-    wants_example  whether torch.export would have been tried, had there been an example
+    wants_example  whether more would have been tried, had there been an example: torch.export, or submodules by it
     awaits_call  whether the first call's arguments are to be the example
     dtype        the default dtype while it was traced: of tensors that forward makes, and of results of integers
     """

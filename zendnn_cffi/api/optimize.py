@@ -107,8 +107,9 @@ def optimize(
     if not isinstance(example_inputs, Arguments):
         _warn_of_calls(model)
     inputs = _arguments(example_inputs) if example_inputs is not None else exported_with
-    traced = trace(model, inputs, dynamic, awaits_call=is_available())
-    if not is_available():
+    has_library = is_available()
+    traced = trace(model, inputs, dynamic, awaits_call=has_library)
+    if not has_library:
         _warn_once()
         return build_plain(traced)
     options = RegionOptions(
