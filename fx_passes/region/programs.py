@@ -10,14 +10,13 @@ import torch
 
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.region.compile import LoweredRegion
+from zendnn_cffi.runtime.locations import Addresses
 
 MAX_PROGRAMS = 32
 FEWEST_PROGRAMS = 8  # that many stay, however large
 # threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
 # their masks) all but the size that does.
 Signature = tuple[Any, ...]
-
-_address = torch.Tensor.data_ptr
 
 
 def threads_of(signature: Signature) -> int:
@@ -91,21 +90,22 @@ class Borrowed:
     """Parameters that programs read where they lie: share_memory() of the model moves them."""
 
     def __init__(self) -> None:
-        self._noted: tuple[list[torch.Tensor], list[int]] = [], []
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._addresses: list[Addresses] = []
 
     def note(self, constants: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """A program reads these constants, some of which are parameters themselves."""
         own = {t.untyped_storage()._cdata for t in parameters}
-        tensors, addresses = self._noted
-        known = set(map(id, tensors))
-        new = [t for t in constants if t.untyped_storage()._cdata in own and id(t) not in known]
-        self._noted = [*tensors, *new], [*addresses, *map(_address, new)]
+        storages = (t.untyped_storage() for t in constants)
+        new = {s._cdata: s for s in storages if s._cdata in own and s._cdata not in self._storages}
+        if new:
+            self._storages |= new
+            self._addresses = [*self._addresses, Addresses(new.values())]
 
     def have_moved(self) -> bool:
         """Whether one lies elsewhere now."""
-        tensors, addresses = self._noted
-        return list(map(_address, tensors)) != addresses
+        return any(not addresses.unchanged() for addresses in self._addresses) if self._addresses else False
 
     def clear(self) -> None:
         """No program reads any."""
-        self._noted = [], []
+        self._storages, self._addresses = {}, []

@@ -66,8 +66,8 @@ class Named:
         return (
             not self._is_other
             and self._dictionaries.unchanged()
-            and all(_is_same(_held_by(holder, name), value) for holder, name, value in self._others)
-            and all(value == copy for value, copy in self._copies)
+            and (not self._others or all(_is_same(_held_by(held, name), value) for held, name, value in self._others))
+            and (not self._copies or all(value == copy for value, copy in self._copies))
         )
 
     def values(self) -> dict[str, set[str]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +46,7 @@ class Refusals:
         self._placeholders = [str(node.target) for node in graph.find_nodes(op="placeholder")]
         self._held: dict[fx.Node, Any] | None = None  # what get_attr and call_module nodes stand for, on meta
         self._passed: set[tuple[Any, ...]] = set()
+        self._passed_by_position: set[tuple[Any, ...]] = set()  # of calls with tensors alone
 
     @classmethod
     def of(cls, root: nn.Module, graph: fx.Graph | None, names: Collection[str] | None = None) -> Refusals | None:
@@ -53,6 +54,19 @@ class Refusals:
         found = {node: strict_name(node, root) for node in graph.nodes} if graph is not None else {}
         strict = {node: name for node, name in found.items() if name and (names is None or name in names)}
         return cls(root, graph, strict) if graph is not None and strict else None
+
+    def allow_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> bool:
+        """Whether the graph may compute this call; names: of the model's arguments in order."""
+        key = None if kwargs else _sizes_of(args)
+        if key is not None and key in self._passed_by_position:
+            return True
+        if not self.allow({**dict(zip(names, args, strict=False)), **kwargs}):
+            return False
+        if key is not None and not is_watched():
+            if len(self._passed_by_position) >= MOST_PASSED:
+                self._passed_by_position.clear()
+            self._passed_by_position.add(key)
+        return True
 
     def allow(self, values: Mapping[str, Any]) -> bool:
         """Whether the graph may compute a call with these arguments, by the names of its placeholders."""
@@ -78,6 +92,7 @@ class Refusals:
         """What root holds may have another shape or dtype."""
         self._held = None
         self._passed.clear()
+        self._passed_by_position.clear()
 
     def _refused(self, values: Mapping[str, Any]) -> str | None:
         """What the first strict node that refuses its operands says."""
@@ -203,6 +218,16 @@ def _up_to(wanted: Collection[fx.Node], graph: fx.Graph) -> list[fx.Node]:
         waiting += (sources := set(waiting.pop().all_input_nodes) - found)
         found |= sources
     return [node for node in graph.nodes if node in found]
+
+
+def _sizes_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What of plain tensors decides: found in less time than `_key` takes; None where other values are among them."""
+    key = []
+    for value in args:
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return None
+        key.append((value.shape, value.stride(), value.dtype))
+    return tuple(key)
 
 
 def _key(values: Mapping[str, Any]) -> tuple[Any, ...] | None:

@@ -116,7 +116,8 @@ class Traced:
         if (self.specialized or self.given or self._assumed_else) and not self._agrees(args, kwargs):
             return None
         if self.guards is None or self.example is None:
-            return (args, kwargs) if self.refusals is None or self.refusals.allow(self._named(args, kwargs)) else None
+            refusals = self.refusals
+            return (args, kwargs) if refusals is None or refusals.allow_call(args, kwargs, self.parameters) else None
         ordered = self._as_in_example(args, kwargs)
         if ordered is None or not self.guards.hold(*ordered):
             return None

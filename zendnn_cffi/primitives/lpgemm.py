@@ -35,6 +35,10 @@ _FUNCTIONS = {
 }
 _REORDERS = {torch.float32: "f32f32f32of32", torch.bfloat16: "bf16bf16f32of32"}
 _POINTERS = {torch.float32: "float *", torch.bfloat16: "uint16_t *"}
+_BY_ADDRESS = (
+    "void (*)(char, char, char, dim_t, dim_t, dim_t, float, uintptr_t, dim_t, char,"
+    " uintptr_t, dim_t, char, float, uintptr_t, dim_t, aocl_post_op *)"
+)
 _ISA = {torch.float32: "cpu_isa_avx512_core", torch.bfloat16: "cpu_isa_avx512_core_bf16"}
 
 
@@ -100,27 +104,26 @@ class Gemm:
         _, k, n = self.sizes
         return PackedLayout((n, k), self.dtype)
 
-    def bind(
-        self, src: int, weights: int, dst: int, operands: Sequence[int]
-    ) -> tuple[Callable[..., None], tuple[Any, ...], list[Any]]:
-        """The C function, its arguments, and what must live as long as those.
+    def function(self) -> Callable[..., None]:
+        """The C function, which takes addresses as integers: a pointer made for each call takes as long as a check."""
+        blis, ffi = _blis()
+        found: Callable[..., None] = ffi.cast(
+            _BY_ADDRESS, getattr(blis, f"aocl_gemm_{_FUNCTIONS[self.dtype, self.result]}")
+        )
+        return found
+
+    def arguments(self, src: int, weights: int, dst: int, post_ops: Any) -> tuple[Any, ...]:
+        """The arguments of that function: addresses, and what bind_post_ops returned first."""
+        m, k, n = self.sizes
+        # order, transpositions; M, N, K; alpha; A, its row stride and form; B likewise; beta; C and its row stride
+        return b"r", b"n", b"n", m, n, k, 1.0, src, k, b"n", weights, n, b"r", 0.0, dst, n, post_ops
+
+    def bind_post_ops(self, operands: Sequence[int]) -> tuple[Any, list[Any]]:
+        """The C struct of the post-ops, NULL where there is none, and what must live as long as that.
 
         operands  addresses of what post-ops read, in their order
         """
-        blis, ffi = _blis()
-        m, k, n = self.sizes
-        post_ops, alive = self._post_ops(ffi, operands)
-        pointer, written = _POINTERS[self.dtype], _POINTERS[self.result]
-        # order, transpositions; M, N, K; alpha; A, its row stride and form; B likewise; beta; C and its row stride
-        arguments = (
-            *(b"r", b"n", b"n", m, n, k, 1.0),
-            *(ffi.cast(pointer, src), k, b"n"),
-            *(ffi.cast(pointer, weights), n, b"r"),
-            *(0.0, ffi.cast(written, dst), n, post_ops),
-        )
-        return getattr(blis, f"aocl_gemm_{_FUNCTIONS[self.dtype, self.result]}"), arguments, alive
-
-    def _post_ops(self, ffi: Any, operands: Sequence[int]) -> tuple[Any, list[Any]]:
+        ffi = _blis()[1]
         if not self.post_ops:
             return ffi.NULL, []
         addresses = iter(operands)

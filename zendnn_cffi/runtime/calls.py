@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -75,6 +76,18 @@ class PrimitiveCall:
         return library.lib.zendnn_primitive_execute, arguments
 
 
+@runtime_checkable
+class Binds(Protocol):
+    """A function of a TorchCall that prepares once per context what does not depend on the operands that move."""
+
+    def bound(self, tensors: Sequence[torch.Tensor | None]) -> Callable[..., Any]:
+        """The same function for such operands and result: None in place of those that move."""
+
+
+def _write(function: Callable[..., Any], context: Context, tensors: list[Any]) -> None:
+    function(*tensors)
+
+
 @dataclass(frozen=True)
 class TorchCall:
     """One plain PyTorch computation between the primitives: dst.copy_(function(*srcs)).
@@ -120,7 +133,10 @@ class TorchCall:
         moving = [(index, view) for index, view in enumerate(views) if view.slot.moves]
         if self.dst.grows and not self.is_allocated_ahead:
             return self._run, (context, tensors, moving, self._replace)
-        return self._run, (context, tensors, moving, self._write if self.into else self._copy)
+        if not self.into:
+            return self._run, (context, tensors, moving, self._copy)
+        function = self.function.bound(tensors) if isinstance(self.function, Binds) else self.function
+        return self._run, (context, tensors, moving, partial(_write, function))
 
     def _run(
         self,
@@ -139,9 +155,6 @@ class TorchCall:
                 tensors[index] = context.tensor(view)
         compute(context, tensors)
         return 0
-
-    def _write(self, context: Context, tensors: list[Any]) -> None:
-        self.function(*tensors)
 
     def _copy(self, context: Context, tensors: list[Any]) -> None:
         tensors[-1].copy_(self.function(*tensors[:-1]))

@@ -60,8 +60,8 @@ class Context:
         """Where the slot's bytes begin: in this run, where its memory moves between runs."""
         if slot.space == "arena":
             return self._arena_pointer + slot.offset_bytes
-        spaces = {"input": self.inputs, "output": self.outputs, "constant": self.constants}
-        return spaces[slot.space][slot.index].data_ptr() + slot.offset_bytes
+        held = self.outputs if slot.space == "output" else self.inputs if slot.space == "input" else self.constants
+        return held[slot.index].data_ptr() + slot.offset_bytes
 
     def tensor(self, view: TensorView) -> torch.Tensor:
         """The slot as a torch tensor."""

@@ -27,7 +27,7 @@ class Dictionaries:
         self._held = list({id(d): d for d in dictionaries}.values())
         self._is_same = is_same
         self._numbers = None if PLACE is None else Words([id(d) + 8 * PLACE for d in self._held], 8)
-        self._known = b"" if self._numbers is None else self._numbers.now()
+        self._known: Any = None if self._numbers is None else self._numbers.now()
 
     def unchanged(self) -> bool:
         """Whether they hold what is wanted of them. What else was changed in them is looked at once."""

@@ -57,19 +57,28 @@ class GemmCall:
         """The C function and its arguments in this context: of this run, where operands move between runs."""
         slots = (self.src, self.weights, self.dst, *(slot for slot, _ in self.operands))
         if any(slot.moves for slot in slots):
-            return self._run, (context, slots)
-        function, arguments, alive = self._bound(context, slots)
-        context.keep_alive += alive
-        return function, arguments
-
-    def _run(self, context: Context, slots: tuple[Slot, ...]) -> int:
-        function, arguments, alive = self._bound(context, slots)
-        function(*arguments)
-        del alive
-        return 0
-
-    def _bound(
-        self, context: Context, slots: tuple[Slot, ...]
-    ) -> tuple[Callable[..., None], tuple[Any, ...], list[Any]]:
+            return _Moving(self.gemm, context, slots), (context,)
         src, weights, dst, *operands = map(context.address, slots)
-        return self.gemm.bind(src, weights, dst, operands)
+        post_ops, alive = self.gemm.bind_post_ops(operands)
+        context.keep_alive += alive
+        return self.gemm.function(), self.gemm.arguments(src, weights, dst, post_ops)
+
+
+class _Moving:
+    """A product in one context some of whose operands lie elsewhere in each run."""
+
+    def __init__(self, gemm: Gemm, context: Context, slots: tuple[Slot, ...]) -> None:
+        self._gemm, self._function = gemm, gemm.function()
+        self._addresses = [0 if slot.moves else context.address(slot) for slot in slots]
+        self._moving = [(number, slot) for number, slot in enumerate(slots) if slot.moves]
+        self._operands: list[int] | None = None
+        self._post_ops: tuple[Any, list[Any]] = None, []
+
+    def __call__(self, context: Context) -> int:
+        for number, slot in self._moving:
+            self._addresses[number] = context.address(slot)
+        src, weights, dst, *operands = self._addresses
+        if operands != self._operands:  # they take longer to build than a small product takes
+            self._post_ops, self._operands = self._gemm.bind_post_ops(operands), operands
+        self._function(*self._gemm.arguments(src, weights, dst, self._post_ops[0]))
+        return 0

@@ -75,14 +75,14 @@ def _at(address: int, size_bytes: int, dtype: torch.dtype) -> Tensor:
 class _Part:
     """One call: a joined table, and what it takes of the indices and gives to the result.
 
-    columns  of the indices [N, K]
+    columns  of the indices [N, K]; None for all
     offsets  [N * members], where each bag starts
     first    [K of these columns], what is added to indices; None for nothing
     places   (bags of this part, bags of the result) in runs
     """
 
     table: Tensor
-    columns: slice | Tensor
+    columns: slice | Tensor | None
     offsets: Tensor
     first: Tensor | None
     places: tuple[tuple[slice, slice], ...]
@@ -124,8 +124,7 @@ class BagGroup(_Tables):
         """Write the bags to out [N, tables, D]; indices [N, K], those of table 0's bag first, must be in range."""
         batch, _, width = out.shape
         for part in self.parts:
-            whole = isinstance(part.columns, slice)
-            taken = indices[:, part.columns] if whole else indices.index_select(1, part.columns)
+            taken = indices if part.columns is None else _columns(indices, part.columns)
             rows = (taken.to(torch.int64) if part.first is None else taken + part.first).reshape(-1)
             bags = torch.embedding_bag(part.table, rows, part.offsets, False, self.mode)[0].view(batch, -1, width)
             for here, there in part.places:
@@ -173,7 +172,7 @@ def _part(joined: Joined, lengths: Sequence[int], batch: int) -> _Part:
     """What to call for one joined table."""
     own = whole([lengths[m] for m in joined.members])
     starts = torch.cat([whole([0]), whole(lengths).cumsum(0)])
-    columns: slice | Tensor = torch.cat(
+    columns: slice | Tensor | None = torch.cat(
         [torch.arange(int(starts[m]), int(starts[m + 1]), device="cpu") for m in joined.members]
     )
     begins = own.cumsum(0) - own
@@ -181,8 +180,13 @@ def _part(joined: Joined, lengths: Sequence[int], batch: int) -> _Part:
     first = torch.repeat_interleave(whole(joined.first), own) if len(own) > 1 else None
     places = _runs(joined.members)
     if len(places) == 1:
-        columns = slice(int(starts[joined.members[0]]), int(starts[joined.members[-1] + 1]))
+        begin, end = int(starts[joined.members[0]]), int(starts[joined.members[-1] + 1])
+        columns = None if (begin, end) == (0, sum(lengths)) else slice(begin, end)
     return _Part(joined.table, columns, offsets, first, places)
+
+
+def _columns(indices: Tensor, columns: slice | Tensor) -> Tensor:
+    return indices[:, columns] if isinstance(columns, slice) else indices.index_select(1, columns)
 
 
 def whole(numbers: Sequence[int]) -> Tensor:

@@ -75,6 +75,27 @@ class Locations:
         return [tensor for tensor, known in self._known if described(tensor) != known]
 
 
+class Addresses:
+    """Where the numbers of these storages lay; share_memory() moves them within the storage."""
+
+    def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        self._storages = list(storages)
+        self._asked: list[torch.UntypedStorage] = []
+        words = []
+        for storage in self._storages:
+            if PLACES is not None and words_at(storage._cdata + 8 * PLACES.data, 1) == [storage.data_ptr()]:
+                words.append(storage._cdata + 8 * PLACES.data)
+            else:
+                self._asked.append(storage)
+        self._words = Words(words, 8)
+        self._answers = [storage.data_ptr() for storage in self._asked]
+
+    def unchanged(self) -> bool:
+        """Whether they lie where they lay."""
+        asked = self._asked
+        return self._words.unchanged() and (not asked or [each.data_ptr() for each in asked] == self._answers)
+
+
 def described(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Address and view of a tensor, as PyTorch says; None where it has no address."""
     try:

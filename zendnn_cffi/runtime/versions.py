@@ -56,7 +56,7 @@ class Versions:
 
     def unchanged(self) -> bool:
         """Whether they are what they were."""
-        return self._counters.unchanged() and list(map(_version, self._asked)) == self._answers
+        return self._counters.unchanged() and (not self._asked or list(map(_version, self._asked)) == self._answers)
 
 
 def _located(tensor: torch.Tensor) -> tuple[torch.Tensor | None, int]:

@@ -7,7 +7,7 @@ row length are one call for each length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -119,16 +119,45 @@ class _BagsCall:
         self.bags = slice(sum(before), width - sum(after))
         self.places = [*side_by_side(0, before), *side_by_side(self.bags.stop, after)]
         self.before = len(before)
+        self.first_piece = 1 if stacked else len(lengths)
+        self.first_table = self.first_piece + len(self.places)
         self._groups: dict[tuple[int, ...], BagGroup | RowGroup] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
-        count, out = len(self.lengths), tensors[-1]
-        number = 1 if self.stacked else count
-        indices, rest = tensors[:number], tensors[number:-1]
-        pieces = rest[: len(self.places)]
-        group = self._group(rest[len(self.places) :])
+        tables, out = tensors[self.first_table : -1], tensors[-1]
+        self.run(tensors, self._group(tables), self.parts_of(out), out)
+
+    def bound(self, tensors: Sequence[Tensor | None]) -> Callable[..., None]:
+        """Where tables and result stay where they are, only indices and pieces are looked at in each run."""
+        fixed = [tensor for tensor in tensors[self.first_table :] if tensor is not None]
+        if len(fixed) < len(tensors) - self.first_table:
+            return self
+        *tables, out = fixed
+        group, parts = self._group(tuple(tables)), self.parts_of(out)
+
+        def run(*tensors: Tensor) -> None:
+            self.run(tensors, group, parts, out)
+
+        return run
+
+    def parts_of(self, out: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Where bags [N, T, D] and pieces go."""
+        bags = out[:, self.bags].unflatten(1, (len(self.lengths), -1)) if self.given.are_equally_long else out
+        return bags, [out[:, place] for place in self.places]
+
+    def run(
+        self,
+        tensors: Sequence[Tensor],
+        group: BagGroup | RowGroup,
+        parts: tuple[Tensor, list[Tensor]],
+        out: Tensor,
+    ) -> None:
+        """Compute with tables that were joined and parts of the result that were made before."""
+        count = len(self.lengths)
+        indices, pieces = tensors[: self.first_piece], tensors[self.first_piece : self.first_table]
         if self.stacked:
-            flat = indices[0][:, :count].reshape(self.batch, -1)
+            own = indices[0] if indices[0].shape[1] == count else indices[0][:, :count]
+            flat = own.reshape(self.batch, -1)
         else:
             flat = torch.stack(indices, 1) if self.mode == "row" else torch.cat(indices, 1)
         if not group.in_range(flat):
@@ -137,13 +166,13 @@ class _BagsCall:
         if isinstance(group, RowGroup):
             group.run_into(flat, out, pieces[: self.before], pieces[self.before :])
             return
-        group.run_into(flat, out[:, self.bags].unflatten(1, (count, -1)))
-        for piece, place in zip(pieces, self.places, strict=True):
-            out[:, place].copy_(piece)
+        group.run_into(flat, parts[0])
+        for piece, part in zip(pieces, parts[1], strict=True):
+            part.copy_(piece)
 
     def _group(self, tables: tuple[Tensor, ...]) -> BagGroup | RowGroup:
         """The joined tables, made once for tensors at these addresses."""
-        addresses = tuple(table.data_ptr() for table in tables)
+        addresses = tuple(map(Tensor.data_ptr, tables))
         group = self._groups.get(addresses)
         if group is None:
             with torch.inference_mode(False):

@@ -182,3 +182,23 @@ def test_parts_of_any_name_in_files(name: str, kind: str, tmp_path: Path) -> Non
         loaded: Any = zendnn_cffi.load(tmp_path / "model.pt2")
         torch.testing.assert_close(loaded(x), model(x))
     assert loaded.regions()
+
+
+def test_a_part_of_its_own_is_found_wherever_it_was_put() -> None:
+    gm = zendnn_cffi.optimize(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval())
+    x = torch.randn(2, 3)
+    region = gm.zen_region_0
+    for put in (
+        lambda part: setattr(gm, "zen_region_0", part),
+        lambda part: gm.add_module("zen_region_0", part),
+        lambda part: gm._modules.update(zen_region_0=part),
+    ):
+        put(nn.Identity())
+        assert gm.zen_region_0 is gm.get_submodule("zen_region_0") is not region
+        assert torch.equal(gm.run_graph(x), x)
+        put(region)
+        assert gm.zen_region_0 is region
+    gm.recompile()
+    assert not gm.has_clashing_names() and gm.zen_region_0 is region
+    del gm.zen_region_0
+    assert not hasattr(gm, "zen_region_0")

@@ -74,10 +74,12 @@ def test_parameters_that_move_are_noticed() -> None:
     borrowed.note([weight, made], [weight, other])
     borrowed.note([weight], [weight])
     assert not borrowed.have_moved()
-    made.data, other.data = torch.ones(5), torch.ones(5)
+    made.share_memory_(), other.share_memory_()
     assert not borrowed.have_moved(), "no program reads the one, and the other is no parameter"
-    weight.data = torch.ones(4)
+    weight.share_memory_()
     assert borrowed.have_moved()
+    borrowed.note([other], [other])
+    assert borrowed.have_moved(), "it still does, whatever another program reads"
     borrowed.clear()
     assert not borrowed.have_moved()
 

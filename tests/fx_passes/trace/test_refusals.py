@@ -193,6 +193,20 @@ def test_sizes_that_passed_are_remembered() -> None:
     assert not refusals._passed
 
 
+def test_calls_with_tensors_alone_are_remembered_by_position() -> None:
+    case, example, shape = CASES["bmm"]
+    refusals = zendnn_cffi.optimize(One(case, shape).eval())._source[0].refusals
+    assert isinstance(refusals, Refusals)
+    x = example[0]
+    assert refusals.allow_call((x,), {}, ("x",)) and len(refusals._passed_by_position) == 1
+    assert refusals.allow_call((x.clone(),), {}, ("x",)) and len(refusals._passed_by_position) == 1
+    assert not refusals.allow_call((x[0],), {}, ("x",))
+    refusals.allow_call((x.to_sparse(),), {}, ("x",))
+    assert refusals.allow_call((), {"x": x}, ("x",)) and len(refusals._passed_by_position) == 1
+    refusals.forget()
+    assert not refusals._passed_by_position
+
+
 def test_a_graph_without_strict_spellings_has_none() -> None:
     assert zendnn_cffi.optimize(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval())._source[0].refusals is None
 

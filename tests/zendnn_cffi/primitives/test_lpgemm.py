@@ -36,8 +36,8 @@ for dtype, result in ((torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat
         gemm.weights.pack(plain.inside.view(dtype).view(n, k), packed.inside)
         dst = Guarded(m * n * result.itemsize, {at_end})
         src, *operands = (place.inside.data_ptr() for place in places)
-        function, arguments, alive = gemm.bind(src, packed.inside.data_ptr(), dst.inside.data_ptr(), operands)
-        function(*arguments)
+        post_ops, alive = gemm.bind_post_ops(operands)
+        gemm.function()(*gemm.arguments(src, packed.inside.data_ptr(), dst.inside.data_ptr(), post_ops))
         wanted = torch.nn.functional.silu(x.double() @ w.double().t() + b.double()) + z.double()
         error = (dst.inside.view(result).view(m, n) - wanted).abs().max() / wanted.abs().max().clamp(min=1)
         assert error <= (2e-2 if torch.bfloat16 in (dtype, result) else 1e-5), (dtype, m, n, k, error)
@@ -65,4 +65,4 @@ def test_packed_weights_do_not_depend_on_what_their_memory_held() -> None:
 def test_an_unknown_post_op_is_refused() -> None:
     gemm = Gemm((2, 3, 4), torch.float32, torch.float32, (GemmPostOp("bias"),))
     with pytest.raises(ValueError, match="no such post-op"):
-        gemm.bind(0, 0, 0, ())
+        gemm.bind_post_ops(())

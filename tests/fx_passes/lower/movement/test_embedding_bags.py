@@ -179,6 +179,21 @@ def test_more_tables_than_indices_is_an_index_error() -> None:
         gm(noise(5, 6), indices(5, 2, 4))
 
 
+@pytest.mark.parametrize("name", ("pieces on both sides", "bags alone", "computed on"))
+def test_tables_that_move_and_results_that_are_kept(name: str) -> None:
+    """Joined tables and places in the result are made once for where these lie."""
+    model = net(FORMS[name], *bags())
+    gm = zendnn_cffi.optimize(model, tune="off")
+    calls = [(noise(5, 6, seed=i), indices(5, 3, 4).roll(i, 0)) for i in range(4)]
+    with torch.no_grad():
+        expected = [model(*call) for call in calls]
+        results = [gm(*call) for call in calls[:2]]
+        model.share_memory()
+        results += [gm(*call) for call in calls[2:]]
+    torch.testing.assert_close(results, expected)
+    assert kinds(zendnn_cffi.explain(gm)).count("embedding_bags") == 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_changed_tables_are_read(dtype: torch.dtype | None) -> None:
     model = net(three, *bags())

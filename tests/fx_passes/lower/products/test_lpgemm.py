@@ -259,6 +259,22 @@ def test_threads_call_one_module_at_once(threads: int) -> None:
 
 
 @pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operands_and_results_that_move(dtype: torch.dtype) -> None:
+    """Each call has other memory; results of calls before stay what they were."""
+    model = net(lambda m, x, z: F.gelu(m[0](x)) + z, nn.Linear(70, 33)).to(dtype)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    pairs = [(noise(2, 70, seed=i).to(dtype), noise(2, 33, seed=50 + i).to(dtype)) for i in range(5)]
+    pairs += [(pairs[0][0], pairs[3][1]), (pairs[4][0], pairs[3][1])]  # one of them stays where it was
+    with torch.no_grad():
+        results = [gm(*pair) for pair in pairs]
+        assert names(gm) == [NAME]
+        for result, pair in zip(results, pairs, strict=True):
+            tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+            torch.testing.assert_close(result, model(*pair), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.usefixtures("forced")
 def test_profile_counts_its_work() -> None:
     gm = zendnn_cffi.optimize(net(lambda m, x: m[0](x), nn.Linear(64, 48)), tune="off")
     (record,) = (r for r in zendnn_cffi.profile(gm, noise(2, 64)).records if r.implementation == NAME)
