@@ -3,11 +3,15 @@
 A first call measures for a second or two, and not at all on a busy machine. What it chose by estimate is provisional. A
 thread looks again after a while: once no region was called for two seconds, it measures the rest, and gives up as soon
 as a call comes. What another process measured meanwhile it takes over. Only then is the program replaced.
+
+It measures as calls run only while its threads are all that OpenMP has. So a region's first call ends its own threads,
+and later ones do once this thread has found them there.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import threading
 import time
@@ -15,12 +19,16 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import torch
+
+from zendnn_cffi.engine.openmp import release_team, team_sleeps
 from zendnn_cffi.locks import OneForEachProcess, is_awaited, making, new_lock
 
 log = logging.getLogger("zendnn_cffi.search")
 
 FIRST_SECONDS, LAST_SECONDS = 5.0, 600.0  # between two looks; it doubles each time
 QUIET_SECONDS = 2.0  # without a call
+RELEASE_SECONDS = 0.012  # between two times that calls end their threads, which costs 0.12 ms
 _POLL_SECONDS = 0.25
 
 
@@ -42,6 +50,8 @@ class Later(OneForEachProcess):
         atexit.register(self.stop)
 
     def _begin_anew(self) -> None:
+        self.waits_for_threads = False  # those of calls make this thread's sleep
+        self._released = 0.0
         self._lock: Any = new_lock()
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
@@ -54,6 +64,13 @@ class Later(OneForEachProcess):
             if self._thread is None and not self._ended.is_set():
                 self._thread = threading.Thread(target=self._run, name="zendnn_cffi later", daemon=True)
                 self._thread.start()
+
+    def let_have_threads(self) -> None:
+        """After a call: end the threads that it computed with, not so often that it would be felt."""
+        now = time.monotonic()
+        if now - self._released > RELEASE_SECONDS:
+            self._released = now
+            release_team()
 
     def stop(self) -> None:
         """End the thread, at the latest when what it measures just now is over."""
@@ -82,8 +99,13 @@ class Later(OneForEachProcess):
         before = _calls(regions)
         quiet = self._is_quiet(regions, before)
 
+        @functools.cache
+        def is_slowed() -> bool:
+            self.waits_for_threads = team_sleeps(torch.get_num_threads())
+            return self.waits_for_threads
+
         def interrupted() -> bool:
-            return not quiet or self._ended.is_set() or is_awaited() or _calls(regions) != before
+            return not quiet or self._ended.is_set() or is_awaited() or _calls(regions) != before or is_slowed()
 
         try:
             with making():
@@ -91,6 +113,8 @@ class Later(OneForEachProcess):
         except Exception:
             log.exception("measuring later failed")
             done = True
+        finally:
+            release_team()  # calls' threads would sleep beside them
         if done:
             self._waiting.discard(region)
 

@@ -40,6 +40,7 @@ from fx_passes.region.variants import choose_variant, turn_of
 from fx_passes.search.noise import made_up
 from fx_passes.search.tuner import database_of
 from zendnn_cffi.engine.brief_waits import Start
+from zendnn_cffi.engine.openmp import release_team
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.locks import is_awaited, making, new_lock
 from zendnn_cffi.primitives.checks import check_storage, strides_overlap
@@ -133,6 +134,8 @@ class ZenRegion(nn.Module):
         if lowered.program.failed:
             self._do_without(lowered.program.failed)
             return self.forward(*inputs)
+        if later.waits_for_threads and self.programs.provisional:
+            later.let_have_threads()
         return outputs[0] if self._single else tuple(outputs)
 
     def _run_packed(self, inputs: Sequence[Any]) -> Any:
@@ -192,6 +195,7 @@ class ZenRegion(nn.Module):
             if is_provisional:
                 self.programs.provisional[signature] = [TensorSpec.of(value) for value in inputs]
                 later.add(self)
+                release_team()
             free_recent_cycles()
             give_back_free_memory()  # lowering takes several times what it leaves
             if self.on_lowered is not None:

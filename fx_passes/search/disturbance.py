@@ -41,8 +41,11 @@ class Observed:
 
 
 @contextmanager
-def measuring(database: Database) -> Iterator[Observed]:
-    """What is put into the database meanwhile is kept by this process alone if other work disturbed it."""
+def measuring(database: Database, of_this_process: bool = False) -> Iterator[Observed]:
+    """What is put into the database meanwhile is kept by this process alone if other work disturbed it.
+
+    of_this_process  it is in any case
+    """
     waited, switches, start, mark = waited_ns(), involuntary_switches(), time.perf_counter(), database.mark()
     observed = Observed()
     try:
@@ -57,8 +60,7 @@ def measuring(database: Database) -> Iterator[Observed]:
             switches = involuntary_switches() - switches
             observed.disturbed = switches >= _FEWEST and switches > SWITCHES_LIMIT * seconds * torch.get_num_threads()
             seen = f"{switches} involuntary context switches"
+        if observed.disturbed or of_this_process:
+            kept = database.doubt(mark)
         if observed.disturbed:
-            log.info(
-                "%d times measured on a busy machine (%s in %.2f s): not kept on disk",
-                database.doubt(mark), seen, seconds,
-            )  # fmt: skip
+            log.info("%d times measured on a busy machine (%s in %.2f s): not kept on disk", kept, seen, seconds)

@@ -20,6 +20,7 @@ from fx_passes.search.database import Database
 from fx_passes.search.disturbance import Observed, measuring
 from zendnn_cffi.engine.brief_waits import brief_waits
 from zendnn_cffi.engine.host import usable_cpus
+from zendnn_cffi.engine.openmp import team_sleeps
 
 try:
     import fcntl
@@ -64,6 +65,7 @@ class Turn:
         self._begun = math.nan
         self._lock: int | None = None
         self._disturbed = 0
+        self._is_beside_threads = False  # those of another thread of this process make ours sleep
         self._observed: Observed | None = None  # of the measurement at hand
 
     def __enter__(self) -> Turn:
@@ -111,7 +113,7 @@ class Turn:
             yield self._observed
             return
         try:
-            with measuring(self.database) as self._observed:
+            with measuring(self.database, self._is_beside_threads) as self._observed:
                 observed = self._observed
                 yield observed
         finally:
@@ -140,6 +142,7 @@ class Turn:
             return self.close(f"{self.threads} threads share {cpus} CPUs")
         self.on_begin()
         brief_waits.stop()  # kernels are measured as calls will run
+        self._is_beside_threads = team_sleeps(self.threads)  # as this thread's calls will, but not those of others
         folder = None if self.database.path is None else self.database.path.parent
         if folder is None or fcntl is None:
             return None

@@ -11,7 +11,8 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Measured results in a folder of this run, kept however busy the machine is."""
-    from fx_passes.search import disturbance
+    from fx_passes.region import later
+    from fx_passes.search import disturbance, turn
     from fx_passes.search.tuner import database_for
 
     with pytest.MonkeyPatch.context() as patch:
@@ -19,6 +20,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("ZENDNN_CFFI_SHIPPED_TIMES", "")  # estimates are arithmetic on every machine
         patch.setattr(disturbance, "involuntary_switches", lambda: 0)
         patch.setattr(disturbance, "waited_ns", dict)  # as where the kernel does not tell
+        for module in (later, turn):  # other threads of the tests' process have computed
+            patch.setattr(module, "team_sleeps", lambda threads: False)
         database_for.cache_clear()
         yield
     database_for.cache_clear()

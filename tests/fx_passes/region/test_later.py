@@ -17,7 +17,7 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.region import later as module
-from fx_passes.region.later import Later
+from fx_passes.region.later import Later, later
 from fx_passes.region.region import ZenRegion
 from fx_passes.search.database import Database
 from fx_passes.search.noise import made_up
@@ -159,6 +159,51 @@ def test_calls_and_other_makers_interrupt(quick: Later) -> None:
     assert fake.done.wait(30)
     quick.stop()
     assert seen == [False, True, True]
+
+
+def test_it_does_not_measure_beside_the_threads_of_calls(quick: Later, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would make its own sleep. It says so; calls end theirs then, but not each call of many."""
+    sleeps, released = [True], list[int]()
+    monkeypatch.setattr(module, "team_sleeps", lambda threads: sleeps[0])
+    monkeypatch.setattr(module, "release_team", lambda: released.append(threading.get_ident()))
+    seen: list[bool] = []
+
+    def improve(interrupted: Callable[[], bool]) -> bool:
+        seen.append(interrupted())
+        return not seen[-1]
+
+    fake = Fake(improve)
+    quick.add(fake)
+    assert fake.done.wait(10)
+    until = time.monotonic() + 10
+    while not quick.waits_for_threads and time.monotonic() < until:
+        time.sleep(0.01)
+    assert quick.waits_for_threads
+    monkeypatch.setattr(module, "RELEASE_SECONDS", 60.0)
+    for _ in range(3):
+        quick.let_have_threads()
+    assert released.count(threading.get_ident()) == 1
+    sleeps[0] = False
+    assert quick._thread is not None
+    quick._thread.join(10)
+    assert seen[0] and not seen[-1] and not quick.waits_for_threads
+    assert len(set(released)) == 2 and len(released) == 1 + len(seen), "its own are ended after each look"
+
+
+def test_a_call_lets_it_have_threads_only_while_it_waits_for_them(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fast, region, x = hurried()
+    released: list[int] = []
+    monkeypatch.setattr(module, "release_team", lambda: released.append(1))
+    monkeypatch.setattr(module, "RELEASE_SECONDS", 0.0)
+    monkeypatch.setattr(later, "waits_for_threads", False)
+    fast(x)
+    assert not released
+    monkeypatch.setattr(later, "waits_for_threads", True)
+    fast(x)
+    assert released == [1]
+    region.programs.provisional.clear()
+    fast(x)
+    assert released == [1]
 
 
 def test_an_error_is_not_repeated(quick: Later, caplog: pytest.LogCaptureFixture) -> None:

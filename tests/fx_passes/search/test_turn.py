@@ -147,6 +147,22 @@ def test_a_busy_machine_ends_it_unless_it_insists(
     assert len(Database("machine", database.path.parent if database.path else None)) == 0
 
 
+@pytest.mark.parametrize("insists", (False, True))
+def test_beside_threads_of_another_caller_times_are_of_this_process(
+    insists: bool, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They make each loop wait: no reason to stop, but nothing for the file."""
+    monkeypatch.setattr(turn, "team_sleeps", lambda threads: True)
+    with Turn(database, 2, insists=insists) as leave:
+        for number in range(turn.MOST_DISTURBED + 1):
+            assert leave.allows()
+            with leave.measuring() as observed:
+                database.put(f"time {number}", TIME)
+            assert not observed.disturbed and database.get(f"time {number}") == TIME
+    database.save()
+    assert len(Database("machine", database.path.parent if database.path else None)) == 0
+
+
 def test_it_waits_for_another_process_and_reads_what_that_found(database: Database, tmp_path: Path) -> None:
     with measuring_process(tmp_path, 0.5, key="found"), Turn(database, 1, seconds=60.0) as leave:
         assert database.get("found") is None

@@ -87,3 +87,46 @@ def test_one_thread_computes_alone_and_others_as_before() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
+
+
+TEAMS = """
+import os, threading
+import torch
+from zendnn_cffi.engine import openmp
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def ends_with(count):  # what ended may be listed for a moment
+    return any(threads() == count or time.sleep(0.01) for _ in range(500))
+
+import time
+torch.set_num_threads(2)
+before = threads()
+openmp.make_team(2)
+assert threads() == before + 1
+openmp.release_team()
+assert ends_with(before)
+openmp.release_team()  # there is none
+openmp.make_team(2)
+other = threading.Thread(target=lambda: (openmp.make_team(2), openmp.release_team()))
+other.start()
+other.join()
+assert ends_with(before + 1), "another thread's are left alone"
+x = torch.randn(512, 512)
+openmp.release_team()
+assert torch.allclose(x @ x, (x.double() @ x.double()).float(), atol=1e-3) and threads() >= before + 1
+print("done")
+"""
+
+
+def test_a_team_is_released_and_made_again(run_python) -> None:
+    assert run_python(TEAMS).stdout == "done\n"
+
+
+def test_one_thread_needs_no_other_and_many_wait_for_cores() -> None:
+    assert not openmp.team_sleeps(1)
+    try:
+        assert openmp.team_sleeps(8 * (os.cpu_count() or 1))
+    finally:
+        openmp.release_team()
