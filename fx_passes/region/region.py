@@ -7,13 +7,13 @@ program is kept, least recently used first out. What cannot be lowered runs the 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -40,10 +40,11 @@ from fx_passes.region.variants import choose_variant, turn_of
 from fx_passes.search.noise import made_up
 from fx_passes.search.tuner import database_of
 from zendnn_cffi.engine.brief_waits import Start
-from zendnn_cffi.engine.openmp import release_team
 from zendnn_cffi.engine.library import is_available, unavailable_reason
+from zendnn_cffi.engine.openmp import release_team
 from zendnn_cffi.locks import is_awaited, making, new_lock
 from zendnn_cffi.primitives.checks import check_storage, strides_overlap
+from zendnn_cffi.runtime.callers import callers
 from zendnn_cffi.runtime.courtesy import giving_way
 
 log = logging.getLogger("zendnn_cffi.region")
@@ -134,6 +135,8 @@ class ZenRegion(nn.Module):
         if lowered.program.failed:
             self._do_without(lowered.program.failed)
             return self.forward(*inputs)
+        if (caller := get_ident()) != callers.alone:
+            callers.called(caller, lowered.program, torch.get_num_threads())
         if later.waits_for_threads and self.programs.provisional:
             later.let_have_threads()
         return outputs[0] if self._single else tuple(outputs)
@@ -183,9 +186,9 @@ class ZenRegion(nn.Module):
             if signature in self.programs.found:
                 return self.programs.found[signature]
             begun = time.perf_counter()
-            if self._lowering_in == threading.get_ident():  # a finalizer or signal handler, in the midst of lowering
+            if self._lowering_in == get_ident():  # a finalizer or signal handler, in the midst of lowering
                 return None
-            self._lowering_in = threading.get_ident()
+            self._lowering_in = get_ident()
             try:
                 with Start(threads_of(signature)), making():
                     lowered, reason, is_provisional = self._try_lower(inputs, self.kinds_of(signature))

@@ -79,6 +79,7 @@ def ensure_runtime() -> str:
 
 
 _forked_with_threads = False
+_has_parents_team = False  # a forked child has it on its books, but no such threads
 
 
 def _look_at_threads() -> None:
@@ -96,6 +97,8 @@ def _one_thread_in_child() -> None:
     GNU OpenMP goes on to count on the parent's threads, and the child would wait for them for ever: in PyTorch's own
     operations, too. torch.set_num_threads in the child undoes it.
     """
+    global _has_parents_team
+    _has_parents_team = _has_parents_team or _forked_with_threads
     torch = sys.modules.get("torch")
     if _forked_with_threads and torch is not None and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
@@ -144,8 +147,24 @@ def release_team() -> None:
     OpenMP lets them sleep as soon as they wait, and wakes them for each loop: 50 us in a virtual machine, 1 else. BERT
     (4 layers, 32 tokens, float32, 2 threads, an Intel Xeon with AVX-512) takes 13.8 ms then in place of 10.4.
     """
+    if _has_parents_team:
+        return  # it would wait for the end of threads that are not there
     if (pause := getattr(_runtime(), "omp_pause_resource_all", None)) is not None:
         pause(_PAUSE_HARD)
+
+
+def release_main_team() -> None:
+    """Have the main thread do so, as soon as it runs Python code."""
+    ctypes.pythonapi.Py_AddPendingCall(_release_in_main, None)
+
+
+def _release_if_main(_: object) -> int:
+    if threading.current_thread() is threading.main_thread():
+        release_team()
+    return 0
+
+
+_release_in_main = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_release_if_main)
 
 
 def team_sleeps(threads: int) -> bool:

@@ -215,6 +215,11 @@ class Program:
         """How many contexts there are: as many as calls of this program ran at once."""
         return len(self._contexts)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a call is under way."""
+        return len(self._contexts) > len(self._idle)
+
     def free_idle(self) -> None:
         """Give up the contexts that no call is using."""
         self._keep_idle(lambda context: False)

@@ -45,6 +45,11 @@ class SlicedProgram:
     def last_used(self) -> int:
         return self.program.last_used
 
+    @property
+    def is_running(self) -> bool:
+        """As Program.is_running."""
+        return self.program.is_running
+
     def close(self) -> None:
         """As Program.close."""
         self.program.close()

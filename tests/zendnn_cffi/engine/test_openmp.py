@@ -124,6 +124,28 @@ def test_a_team_is_released_and_made_again(run_python) -> None:
     assert run_python(TEAMS).stdout == "done\n"
 
 
+FORKED = """
+import os, signal
+import torch
+from zendnn_cffi.engine import openmp
+torch.set_num_threads(2)
+openmp.make_team(2)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    openmp.release_team()
+    print(torch.get_num_threads(), openmp.team_sleeps(torch.get_num_threads()), flush=True)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+openmp.release_team()
+print("done")
+"""
+
+
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent(run_python) -> None:
+    assert run_python(FORKED).stdout.split() == ["1", "False", "done"]
+
+
 def test_one_thread_needs_no_other_and_many_wait_for_cores() -> None:
     assert not openmp.team_sleeps(1)
     try:
