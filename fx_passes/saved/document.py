@@ -436,4 +436,4 @@ class _PlainRun:
         if node.op != "call_module":
             return call_node(node, args, kwargs)
         part: Any = self._parts[str(node.target)]
-        return part.run_plain(args) if isinstance(part, ZenRegion) else part(*args, **kwargs)
+        return run(part.graph, part.constants, args)  # by the parameters as they are: parts keep what was made of them

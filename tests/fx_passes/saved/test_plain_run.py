@@ -1,0 +1,80 @@
+"""Loaded modules as plain PyTorch: parameters are read as they are in each call."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import zendnn_cffi
+from tests.support.lowering import net, noise
+
+
+def loaded_from(model: nn.Module, x: Tensor, path: Path) -> Any:
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, path)
+    return zendnn_cffi.load(path)
+
+
+def normalized() -> nn.Module:
+    """A batch normalization that is folded into the weights before it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    model[1].running_mean.uniform_(-1, 1)
+    return model
+
+
+def test_weights_that_are_written_before_each_call(tmp_path: Path) -> None:
+    """Such calls are plain PyTorch. Folded weights of the first of them were those of all."""
+    model, x = normalized(), noise(1, 3, 9, 9)
+    loaded = loaded_from(model, x, tmp_path / "m")
+    for _ in range(4):
+        with torch.no_grad():
+            for m in (model, loaded):
+                m.get_parameter("0.weight").mul_(1.5)
+            torch.testing.assert_close(loaded(x), model(x), atol=1e-4, rtol=1e-5)
+
+
+def test_a_buffer_that_callers_write_to(tmp_path: Path) -> None:
+    """Its sum with a bias is folded."""
+
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.register_buffer("scale", noise(8))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x) * self.scale, self.scale
+
+    model, x = Held().eval(), noise(4, 8)
+    loaded = loaded_from(copy.deepcopy(model), x, tmp_path / "m")
+    for _ in range(4):
+        with torch.no_grad():
+            (result, scale), (expected, of_eager) = loaded(x), model(x)
+            torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-5)
+            scale.add_(1.0)
+            of_eager.add_(1.0)
+
+
+def test_gradients_reach_parameters_that_are_folded(tmp_path: Path) -> None:
+    model, x = normalized(), noise(1, 3, 9, 9)
+    loaded = loaded_from(model, x, tmp_path / "m")
+    for m in (model, loaded, loaded):
+        m.zero_grad()
+        m(x.clone().requires_grad_()).square().sum().backward()
+    for (name, theirs), (_, ours) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
+        assert ours.grad is not None, name
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-3, rtol=1e-4)
+
+
+def test_results_are_in_containers_that_can_be_changed(tmp_path: Path) -> None:
+    model = net(lambda m, x: {"all": [m[0](x), m[0](x).relu()]}, nn.Linear(8, 8))
+    x = noise(4, 8)
+    loaded = loaded_from(model, x, tmp_path / "m")
+    found = loaded(x.clone().requires_grad_())
+    assert (type(found), type(found["all"])) == (dict, list)
