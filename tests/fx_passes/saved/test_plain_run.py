@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -78,3 +79,26 @@ def test_results_are_in_containers_that_can_be_changed(tmp_path: Path) -> None:
     loaded = loaded_from(model, x, tmp_path / "m")
     found = loaded(x.clone().requires_grad_())
     assert (type(found), type(found["all"])) == (dict, list)
+
+
+CALLS: dict[str, Any] = {
+    "a method of a parameter": lambda m, x: m[0](x) @ m[0].weight.t(),
+    "fft": lambda m, x: m[0](torch.fft.irfft(torch.fft.rfft(m[0](x)))),
+    "linalg": lambda m, x: m[0](x) / torch.linalg.norm(x),
+    "fields of results": lambda m, x: m[0](torch.sort(m[0](x)).values),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_functions_of_pytorchs_rooms_are_in_files(case: str, tmp_path: Path) -> None:
+    model, x = net(CALLS[case], nn.Linear(8, 8)), noise(4, 8)
+    assert torch.equal(loaded_from(model, x, tmp_path / "m")(x), zendnn_cffi.optimize(model, tune="off")(x))
+
+
+def test_an_exported_program_that_checks_numbers_of_a_call(tmp_path: Path) -> None:
+    model = net(lambda m, x: m[0](x)[x[:, 0] > 0], nn.Linear(8, 8))
+    x = noise(6, 8)
+    fast = zendnn_cffi.optimize(torch.export.export(model, (x,)), tune="off")
+    expected = fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    assert torch.equal(zendnn_cffi.load(tmp_path / "m")(x), expected)
