@@ -26,6 +26,7 @@ from fx_passes.changes import Watch, changes_graph, count_fused_steps, has_globa
 from fx_passes.graph.graph import IN_WORK, copy_graph, lint
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
+from fx_passes.region.kept import Kept
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.trace import retrace
@@ -245,9 +246,11 @@ class OptimizedModule(SkeletonModule):
         written = now.written(before)
         same_graph = now.gives_graph_of(before) and not changes_graph(written)
         if written or not same_graph:
-            self._refuse_if_released("a call after its parameters or layers were changed")
-            is_new = not self._told and not (same_graph and self._keeps_nothing and now.same_tensors(before))
-            if is_new and not (self._seen is not None and self._seen.unchanged(self)):
+            if not same_graph or self._went_into_released(written):
+                self._refuse_if_released("a call after its parameters or layers were changed")
+            is_new = not (same_graph and self._keeps_nothing and now.same_tensors(before))
+            is_known = self._told or self._released  # plain PyTorch cannot be asked, of a released module
+            if is_new and not is_known and not (self._seen is not None and self._seen.unchanged(self)):
                 self._seen = now
                 return False
             with torch.inference_mode(False):
@@ -360,6 +363,11 @@ class OptimizedModule(SkeletonModule):
         for part in self.keeping():
             if names.intersection(part.constants):
                 part.forget() if hasattr(part, "forget") else part.invalidate()
+
+    def _went_into_released(self, names: set[str]) -> bool:
+        """Whether packed weights were made from one of these that cannot be made again."""
+        kept = [part.constants for part in self.keeping() if isinstance(part.constants, Kept)]
+        return any(names.intersection(each.still) for each in kept)
 
     def _forget_passed(self) -> None:
         if (refusals := self._source[0].refusals) is not None:

@@ -107,6 +107,7 @@ def _encode_part(name: str, part: Any, layouts: Layouts, packed: dict[str, torch
         values = {field.name: encode(getattr(options, field.name), lambda _: None) for field in fields(options)}
         if isinstance(part.constants, Kept):
             row["kept"] = encode_kept(part.constants, layouts, packed)
+            row["still"] = list(part.constants.still)
         return {**row, "kind": "region", "options": values}
     if isinstance(part, Memoised):
         return {**row, "kind": "memoised", "masks": part.masks}
@@ -121,7 +122,7 @@ def _decode_part(
     graph = decode_graph(row["graph"])
     constants: Any = Constants(root, tuple(row["constants"]))
     if "kept" in row:
-        constants = decode_kept(row["kept"], layouts, tensors)
+        constants = decode_kept(row["kept"], layouts, tensors, row.get("still", ()))
         if missing := {str(node.target) for node in graph.find_nodes(op="get_attr")} - {*constants}:
             raise FileError(f"{name} reads {sorted(missing)}, which are not in the file")
     match row["kind"]:

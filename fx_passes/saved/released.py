@@ -6,7 +6,7 @@ As a loaded module, such a module is made of its graph and its parts, not by the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,13 +126,14 @@ class Part:
         if isinstance(self.constants, Kept):
             layouts, tensors = Layouts(), Tensors()
             rows = encode_kept(self.constants, layouts, tensors)
-            state["constants"] = rows, layouts.written, {name: tensor.clone() for name, tensor in tensors.items()}
+            copies = {name: tensor.clone() for name, tensor in tensors.items()}
+            state["constants"] = rows, layouts.written, copies, self.constants.still
         return {**state, "is_kept": isinstance(self.constants, Kept)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state.pop("is_kept"):
-            rows, written, tensors = state["constants"]
-            state["constants"] = decode_kept(rows, Layouts(written), tensors)
+            rows, written, tensors, still = state["constants"]
+            state["constants"] = decode_kept(rows, Layouts(written), tensors, still)
         self.__dict__.update(state)
 
 
@@ -164,8 +165,10 @@ def _plain_row(value: torch.Tensor, packed: Tensors) -> list[Any]:
     return [packed_as(as_it_lies(value, value.nbytes), packed), tuple(value.shape), encode(value.dtype, _no_special)]
 
 
-def decode_kept(rows: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str, torch.Tensor]) -> Kept:
-    """What encode_kept made rows of. Raises FileError for anything else."""
+def decode_kept(
+    rows: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str, torch.Tensor], still: Iterable[str] = ()
+) -> Kept:
+    """What encode_kept made rows of. Raises FileError for anything else. still  as Kept has it"""
     plain, forms = {}, {}
     for name, (source, shape, dtype_row, *layout) in rows.items():
         data, dtype, shape = tensors[source], decode(dtype_row, _no_special), torch.Size(shape)
@@ -183,7 +186,7 @@ def decode_kept(rows: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str,
         if not whole or data.nbytes < desc.size_bytes or (transposed and len(desc.dims) != 2):
             raise FileError(f"{name} does not lie as the file says")
         forms[name] = Form(Packed(data, desc, bool(transposed)), shape, dtype)
-    return Kept(plain, forms)
+    return Kept(plain, forms, map(str, still))
 
 
 def packed_as(tensor: torch.Tensor, packed: Tensors) -> str:
