@@ -298,3 +298,29 @@ def test_writes_to_what_was_not_released_are_followed(how: str, tmp_path: Path) 
             made.tied.weight.mul_(1.5)
             model.tied.weight.mul_(1.5)
             assert_close(made(x), model(x), dtype=torch.float32, k=32)
+
+
+class Drawing(nn.Module):
+    """Its graph has operators that torch.export wrote, inside of a part and outside of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, add_bias_kv=True, add_zero_attn=True, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.attention(x, x, x)[0], torch.rand(3)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_operators_of_exported_graphs(how: str, tmp_path: Path) -> None:
+    """Pickle does not take them."""
+    gm = zendnn_cffi.optimize(Drawing().eval(), tune="off", release_weights=True)
+    x = noise(2, 5, 16)
+    expected, _ = gm(x)
+    assert gm.is_released
+    targets = {type(node.target) for node in gm.graph.nodes}
+    assert torch._ops.OpOverload in targets
+    for made in (again(how, gm, tmp_path), again("pickle", again(how, gm, tmp_path), tmp_path)):
+        result, drawn = made(x)
+        assert torch.equal(result, expected) and drawn.shape == (3,)
+        assert {type(node.target) for node in made.graph.nodes} == targets
