@@ -40,6 +40,10 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 Build = Callable[..., "OptimizedModule"]
 
+_SHARED = (
+    "inputs share memory, one of which this module writes to: a module from a file has no order of reads and writes for"
+    " that. Give it copies, or call the original"
+)
 _RELEASED = (
     "{}: this module was made by optimize(..., release_weights=True) and keeps packed weights alone, not the"
     " parameters; use the original model, or optimize it without release_weights"
@@ -179,6 +183,8 @@ class OptimizedModule(SkeletonModule):
         places = (None, None) if written is None or watch is None else (watch.places, watch.written_places)
         if written is not None and written.are_shared(args, kwargs, *places):
             self._refuse_if_released("a call whose inputs share memory, one of which it writes to,")
+            if self._source[0].restored:
+                raise ValueError(_SHARED)
             return self._by_pytorch(*args, **kwargs)
         tracks = torch.is_grad_enabled() and not self._is_whole
         asks = tracks and _ask_for_gradients(args, kwargs)

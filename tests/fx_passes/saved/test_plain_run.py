@@ -102,3 +102,37 @@ def test_an_exported_program_that_checks_numbers_of_a_call(tmp_path: Path) -> No
     expected = fast(x)
     zendnn_cffi.save(fast, tmp_path / "m")
     assert torch.equal(zendnn_cffi.load(tmp_path / "m")(x), expected)
+
+
+def test_keys_that_a_file_would_change_are_refused(tmp_path: Path) -> None:
+    """JSON has no tuples: keys became lists, which no dictionary takes."""
+    fast, x = zendnn_cffi.optimize(net(lambda m, x: {x.shape: m[0](x)}, nn.Linear(8, 8)), tune="off"), noise(4, 8)
+    fast(x)
+    with pytest.raises(ValueError, match="keys of dictionaries"):
+        zendnn_cffi.save(fast, tmp_path / "m")
+
+
+def test_inputs_that_share_memory_with_one_that_is_written(tmp_path: Path) -> None:
+    """The graph may read and write in another order than the model's forward."""
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            before = self.layer(y)
+            x.mul_(2)
+            result: Tensor = before + y
+            return result
+
+    model, both = Writing().eval(), noise(5, 8)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(noise(4, 8), both[1:])
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    x, y = both[:4].clone(), both[1:].clone()
+    torch.testing.assert_close(loaded(x, y), model(both[:4].clone(), y), atol=1e-5, rtol=1e-5)
+    assert torch.equal(x, both[:4] * 2)
+    with pytest.raises(ValueError, match="share memory"):
+        loaded(both[:4], both[1:])
