@@ -136,3 +136,19 @@ def test_inputs_that_share_memory_with_one_that_is_written(tmp_path: Path) -> No
     assert torch.equal(x, both[:4] * 2)
     with pytest.raises(ValueError, match="share memory"):
         loaded(both[:4], both[1:])
+
+
+def test_parameters_are_ordinary_where_inference_mode_loads_them(tmp_path: Path) -> None:
+    """Tensors of inference mode count no writes, and take no part in gradients."""
+    model, x = normalized(), noise(1, 3, 9, 9)
+    loaded_from(model, x, tmp_path / "m")
+    with torch.inference_mode():
+        loaded = zendnn_cffi.load(tmp_path / "m")
+        torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        for m in (model, loaded):
+            m.get_parameter("0.weight").mul_(2.0)
+        for _ in range(3):
+            torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    loaded(x.clone().requires_grad_()).sum().backward()
+    assert loaded.get_parameter("0.weight").grad is not None
