@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
 from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.graph.hooks import HOOKS
 from fx_passes.graph.interpreter import call_node, run
 from fx_passes.lower.context import NotLowered
 from fx_passes.memoize.memoised import Memoised
@@ -64,6 +65,8 @@ def encode_module(
     traced, tree = gm._source[0], gm._tree
     if traced.awaits_call:
         raise NotSaved("it came without example inputs, and is traced by its first call: call it once before")
+    if any(getattr(gm, name, None) for name in HOOKS):
+        raise NotSaved("it has hooks, whose code a file does not hold")
     if traced.graph is None and not traced.restored:
         raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}

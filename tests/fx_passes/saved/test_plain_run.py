@@ -152,3 +152,32 @@ def test_parameters_are_ordinary_where_inference_mode_loads_them(tmp_path: Path)
             torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
     loaded(x.clone().requires_grad_()).sum().backward()
     assert loaded.get_parameter("0.weight").grad is not None
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    model.register_forward_hook(lambda module, args, result: result * 2)
+    return model
+
+
+def hooked_before() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    model.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    return model
+
+
+HOOKED = {
+    "after forward": hooked,
+    "before forward": hooked_before,
+    "computing weights": lambda: nn.utils.weight_norm(nn.Linear(8, 8)).eval(),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("case", HOOKED)
+def test_hooks_of_the_whole_are_refused(case: str, tmp_path: Path) -> None:
+    """Those of layers keep these out of the graph, so that a file refuses the layers."""
+    fast = zendnn_cffi.optimize(HOOKED[case](), tune="off")
+    fast(noise(4, 8))
+    with pytest.raises(ValueError, match="hooks"):
+        zendnn_cffi.save(fast, tmp_path / "m")
