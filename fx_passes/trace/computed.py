@@ -10,8 +10,12 @@ torch.fx stands for what a forward reads by its name. Other ways, such as parame
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,17 +23,64 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fx_passes.trace.proxies import asking_frame
+
 # Those that return no tensor, and yet what is in one.
 _NUMBERS = ("__array__", "__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose",
             "equal", "is_nonzero", "item", "numpy", "tolist")  # fmt: skip
 
 
+# Methods of modules that hand tensors out.
+_HANDING = ("_named_members", "state_dict")
+
+
 @contextmanager
 def computing_noted(root: nn.Module) -> Iterator[list[str]]:
-    """Yield a list that gets the name of a function of PyTorch's which is called with a tensor of root, not traced."""
+    """Yield a list that gets the name of each function of PyTorch's that computes from tensors of root alone.
+
+    Calls are heard once code outside of PyTorch was handed tensors, not before. A mode of PyTorch's hears them, and within
+    one some functions ask traced values for their class.
+    """
     found: list[str] = []
-    with _Noting([*root.parameters(), *root.buffers()], found):
-        yield found
+    own, thread = {name: getattr(nn.Module, name) for name in _HANDING}, threading.get_ident()
+    with ExitStack() as stack:
+        is_heard = False
+
+        def hear() -> None:
+            nonlocal is_heard
+            if is_heard:
+                return
+            is_heard = True
+            if torch._C._len_torch_function_stack():  # which is left in another order
+                found.append("a mode of PyTorch's, and then parameters")
+            else:
+                stack.enter_context(_Noting([*root.parameters(), *root.buffers()], found))
+
+        def handing(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def hand_out(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == thread and _is_asked_by_user(sys._getframe(1)):
+                    hear()
+                return function(*args, **kwargs)
+
+            return hand_out
+
+        for name, function in own.items():
+            setattr(nn.Module, name, handing(function))
+        try:
+            yield found
+        finally:
+            for name, function in own.items():
+                setattr(nn.Module, name, function)
+
+
+def _is_asked_by_user(frame: types.FrameType | None) -> bool:
+    """Whether the user's code asks, perhaps by way of PyTorch's: torch.fx asks for itself, to name what it finds."""
+    while frame is not None and (room := frame.f_globals.get("__name__", "")).startswith("torch."):
+        if room.startswith("torch.fx"):
+            return False
+        frame = frame.f_back
+    return asking_frame(frame) is not None
 
 
 class _Noting(TorchFunctionMode):
@@ -43,8 +94,9 @@ class _Noting(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        tells = name in _NUMBERS or any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(result))
-        if tells and any(id(leaf) in self._held for leaf in pytree.tree_leaves((args, kwargs))):
-            self._found.append(name)
+        if any(id(leaf) in self._held for leaf in pytree.tree_leaves((args, kwargs))):
+            name = getattr(func, "__name__", "")
+            results = map(type, pytree.tree_leaves(result))  # traced values would note that they are asked for a class
+            if name in _NUMBERS or any(issubclass(kind, torch.Tensor) for kind in results):
+                self._found.append(name)
         return result

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import zendnn_cffi
 from fx_passes.trace.computed import computing_noted
 from fx_passes.trace.trace import trace
-from tests.support.lowering import noise
+from tests.support.lowering import net, noise
 
 
 class Held(nn.Module):
@@ -33,7 +33,6 @@ COMPUTED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "all parameters": lambda m, x: m.first(x) + sum(p.sum() for p in m.parameters()),
     "a buffer by name": lambda m, x: m.first(x) * (dict(m.named_buffers())["scale"] * 2),
     "the state": lambda m, x: m.first(x) + m.state_dict()["second.weight"].sum(),
-    "the dictionary": lambda m, x: m.first(x) + m.second._parameters["weight"].abs().sum(),
     "a number": lambda m, x: m.first(x) * float(next(m.second.parameters()).detach().sum()),
     "a branch": lambda m, x: m.first(x) if next(m.second.parameters()).sum() > 0 else m.second(x),
     "a vector": lambda m, x: m.first(x) + nn.utils.parameters_to_vector(m.second.parameters()).detach().norm(),
@@ -68,9 +67,18 @@ def test_graphs_without_an_example_are_of_those_that_compute_nothing(case: str) 
     assert (graph is None) == (case in COMPUTED)
 
 
+def test_functions_that_ask_what_they_are_given_are_traced() -> None:
+    """PyTorch's own ask a traced value for its class, which it cannot tell, where a mode is around them."""
+    model = net(lambda m, x: torch.vstack(m[0](x).chunk(2, 1)), nn.Linear(8, 8))
+    assert trace(model).graph is not None
+
+
 def test_what_is_noted() -> None:
     model = Held(TRACED["a dtype"])
     with computing_noted(model) as found:
+        torch.cat([noise(3), model.scale])
+        assert not found  # nobody was handed anything
+        next(model.parameters())
         model.scale.size(), model.scale.dtype, model.scale.is_contiguous(), noise(8) + 1
         assert not found
         torch.cat([noise(3), model.scale])
