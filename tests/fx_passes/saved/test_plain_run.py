@@ -138,6 +138,28 @@ def test_inputs_that_share_memory_with_one_that_is_written(tmp_path: Path) -> No
         loaded(both[:4], both[1:])
 
 
+@pytest.mark.parametrize("example", (False, True))
+def test_inputs_that_share_memory_and_are_read_alone(example: bool, tmp_path: Path) -> None:
+    """A region writes to nothing that it is given, so such calls run as others do."""
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x) + y, y
+
+    model, x = Reading().eval(), noise(4, 8)
+    fast = zendnn_cffi.optimize(model, (x, x.clone()) if example else None, tune="off")
+    expected, _ = fast(x, x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded: Any = zendnn_cffi.load(tmp_path / "m")
+    assert loaded.written_inputs is None
+    result, same = loaded(x, x)
+    assert torch.equal(result, expected) and same is x
+
+
 def test_parameters_are_ordinary_where_inference_mode_loads_them(tmp_path: Path) -> None:
     """Tensors of inference mode count no writes, and take no part in gradients."""
     model, x = normalized(), noise(1, 3, 9, 9)
