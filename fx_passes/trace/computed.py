@@ -38,8 +38,8 @@ _HANDING = ("_named_members", "state_dict")
 def computing_noted(root: nn.Module) -> Iterator[list[str]]:
     """Yield a list that gets the name of each function of PyTorch's that computes from tensors of root alone.
 
-    Calls are heard once code outside of PyTorch was handed tensors, not before. A mode of PyTorch's hears them, and within
-    one some functions ask traced values for their class.
+    Calls are heard once code outside of PyTorch was handed tensors, not before. A mode of PyTorch's hears them, and
+    within one some functions ask traced values for their class.
     """
     found: list[str] = []
     own, thread = {name: getattr(nn.Module, name) for name in _HANDING}, threading.get_ident()
