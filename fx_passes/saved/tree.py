@@ -50,7 +50,7 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
         if id(tensor) not in names:
             _check(name, tensor)
             names[id(tensor)] = name
-            tensors[name] = tensor.resolve_neg()
+            tensors[name] = tensor.resolve_conj().resolve_neg()
         return names[id(tensor)]
 
     modules, parameters, buffers, known = [], [], [], set[str]()

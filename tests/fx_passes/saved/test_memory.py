@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
+from fx_passes.saved.container import _dtypes
 from fx_passes.saved.errors import FileError
 from fx_passes.saved.memory import decode_memory, encode_memory
 from tests.support.lowering import noise
@@ -152,3 +153,30 @@ def test_a_negated_view(tmp_path: Path) -> None:
     expected = fast(x)
     zendnn_cffi.save(fast, tmp_path / "m")
     assert torch.equal(zendnn_cffi.load(tmp_path / "m")(x), expected)
+
+
+class Rotated(nn.Module):
+    """Angles as complex numbers, conjugated when they are read, as rotary embeddings have them; a small integer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("angles", torch.polar(torch.ones(4), noise(4)).conj())
+        self.register_buffer("count", torch.tensor([3, 60000], dtype=torch.uint16))
+        self.register_buffer("small", noise(8).to(torch.float8_e4m3fn))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = torch.view_as_complex(self.layer(x).view(-1, 4, 2))
+        return torch.view_as_real(pairs * self.angles).flatten(1) * self.small.float(), self.count
+
+
+@pytest.mark.skipif(torch.complex64 not in _dtypes(), reason="safetensors 0.7 or newer has complex numbers")
+def test_dtypes_that_safetensors_has(tmp_path: Path) -> None:
+    model, x = Rotated().eval(), noise(5, 8)
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    expected, _ = fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    result, count = zendnn_cffi.load(tmp_path / "m")(x)
+    assert torch.equal(result, expected) and count.tolist() == [3, 60000] and count.dtype == torch.uint16
+    loaded: Any = zendnn_cffi.load(tmp_path / "m", verify=False)
+    assert torch.equal(loaded.angles, model.angles) and loaded.small.dtype == torch.float8_e4m3fn
