@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
 import zendnn_cffi
 from tests.support.lowering import net, noise
@@ -203,3 +204,33 @@ def test_hooks_of_the_whole_are_refused(case: str, tmp_path: Path) -> None:
     fast(noise(4, 8))
     with pytest.raises(ValueError, match="hooks"):
         zendnn_cffi.save(fast, tmp_path / "m")
+
+
+def test_hooks_and_layers_that_no_file_could_follow(tmp_path: Path) -> None:
+    """The graph calls no layers: it left hooks out, and named a parameter alone where one was gone."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), noise(4, 8)
+    loaded = loaded_from(model, x, tmp_path / "m")
+    handle = loaded.get_submodule("2").register_forward_hook(lambda module, args, result: result * 2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="2 has a hook"):
+            loaded(x)
+    handle.remove()
+    for change in (parametrizations.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)):
+        changed = copy.deepcopy(loaded)
+        change(changed.get_submodule("0"))
+        with pytest.raises(ValueError, match="0 has a hook or a parametrization"):
+            changed(x)
+    torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    loaded.get_submodule("2").bias = None
+    with pytest.raises(ValueError, match=r"2\.bias.* is gone"):
+        loaded(x)
+    loaded.get_submodule("2").bias = nn.Parameter(model.get_parameter("2.bias").detach() + 1)
+    for _ in range(3):
+        torch.testing.assert_close(loaded(x), model(x) + 1, atol=1e-5, rtol=1e-5)
+
+
+def test_dtypes_of_a_loaded_module_may_change(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), noise(4, 8)
+    loaded = loaded_from(model, x, tmp_path / "m")
+    for _ in range(3):
+        torch.testing.assert_close(loaded.double()(x.double()), model.double()(x.double()))
