@@ -33,6 +33,7 @@ from torch.utils.hooks import RemovableHandle
 from fx_passes.aliasing.inputs import Places
 from fx_passes.graph.graph import CREATED
 from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.region.kept import Kept
 from fx_passes.trace.attributes import Attributes
 from fx_passes.trace.skeleton import OF_MODULES, tensors_in
 from fx_passes.trace.state import is_torch_s
@@ -114,7 +115,7 @@ class Watch:
                 self._owners += [held] * len(held)
                 self._names += held
         inside = {id(module) for _, module in modules}
-        constants = {} if gm.is_released else _constants(gm, root, inside, self._owners, self._names)
+        constants = _constants(gm, root, inside, self._owners, self._names)
         constants |= _computed_from(gm, modules, constants, self._owners, self._names)
         self._tensors = list(map(operator.getitem, self._owners, self._names))
         self.constants = list(constants)
@@ -266,7 +267,8 @@ def _constants(
 ) -> dict[str, torch.Tensor]:
     """What regions and remembered results were made from, by name; attributes that are no parameters join owners."""
     found: dict[str, torch.Tensor] = {}
-    for name in dict.fromkeys(name for part in gm.keeping() for name in part.constants):
+    read = (part.constants.still if isinstance(part.constants, Kept) else part.constants for part in gm.keeping())
+    for name in dict.fromkeys(name for names_of_part in read for name in names_of_part):
         path, _, attribute = name.rpartition(".")
         try:
             owner = root.get_submodule(path)

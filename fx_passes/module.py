@@ -18,14 +18,17 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
 from fx_passes import first_call
 from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.changes import Watch, changes_graph, count_fused_steps, has_global_hooks, in_functional_call
 from fx_passes.graph.graph import IN_WORK, copy_graph, lint
+from fx_passes.graph.hooks import HOOKS
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
+from fx_passes.region.kept import Kept
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.trace import retrace
@@ -39,6 +42,11 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 Build = Callable[..., "OptimizedModule"]
 
+_OPTIMIZE = "change the original, and optimize it"
+_SHARED = (
+    "inputs share memory, one of which this module writes to: a module from a file has no order of reads and writes for"
+    " that. Give it copies, or call the original"
+)
 _RELEASED = (
     "{}: this module was made by optimize(..., release_weights=True) and keeps packed weights alone, not the"
     " parameters; use the original model, or optimize it without release_weights"
@@ -178,6 +186,8 @@ class OptimizedModule(SkeletonModule):
         places = (None, None) if written is None or watch is None else (watch.places, watch.written_places)
         if written is not None and written.are_shared(args, kwargs, *places):
             self._refuse_if_released("a call whose inputs share memory, one of which it writes to,")
+            if self._source[0].restored:
+                raise ValueError(_SHARED)
             return self._by_pytorch(*args, **kwargs)
         tracks = torch.is_grad_enabled() and not self._is_whole
         asks = tracks and _ask_for_gradients(args, kwargs)
@@ -244,10 +254,14 @@ class OptimizedModule(SkeletonModule):
             return before is None
         written = now.written(before)
         same_graph = now.gives_graph_of(before) and not changes_graph(written)
+        if not same_graph and self._source[0].restored:
+            self._refuse_other_layers()
         if written or not same_graph:
-            self._refuse_if_released("a call after its parameters or layers were changed")
-            is_new = not self._told and not (same_graph and self._keeps_nothing and now.same_tensors(before))
-            if is_new and not (self._seen is not None and self._seen.unchanged(self)):
+            if not same_graph or self._went_into_released(written):
+                self._refuse_if_released("a call after its parameters or layers were changed")
+            is_new = not (same_graph and self._keeps_nothing and now.same_tensors(before))
+            is_known = self._told or self._released  # plain PyTorch cannot be asked, of a released module
+            if is_new and not is_known and not (self._seen is not None and self._seen.unchanged(self)):
                 self._seen = now
                 return False
             with torch.inference_mode(False):
@@ -360,6 +374,23 @@ class OptimizedModule(SkeletonModule):
         for part in self.keeping():
             if names.intersection(part.constants):
                 part.forget() if hasattr(part, "forget") else part.invalidate()
+
+    def _refuse_other_layers(self) -> None:
+        """Raise ValueError where a graph from a file, which reads parameters and calls no layers, is wrong now."""
+        for path, module in self._tree.named_modules():
+            if path and (any(getattr(module, name, None) for name in HOOKS) or is_parametrized(module)):
+                what = f"{path} has a hook or a parametrization"
+                raise ValueError(f"{what}, and this module, from a file, calls no layers: {_OPTIMIZE}")
+        for constants, name in [(part.constants, name) for part in self.keeping() for name in part.constants]:
+            try:
+                constants[name]
+            except KeyError:
+                raise ValueError(f"{name}, which this module from a file reads, is gone: {_OPTIMIZE}") from None
+
+    def _went_into_released(self, names: set[str]) -> bool:
+        """Whether packed weights were made from one of these that cannot be made again."""
+        kept = [part.constants for part in self.keeping() if isinstance(part.constants, Kept)]
+        return any(names.intersection(each.still) for each in kept)
 
     def _forget_passed(self) -> None:
         if (refusals := self._source[0].refusals) is not None:

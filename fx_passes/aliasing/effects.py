@@ -143,7 +143,9 @@ def _has_inplace_name(name: str) -> bool:
 
 
 def _module_writes(node: fx.Node, module: nn.Module, unknown: bool) -> list[fx.Node]:
-    if node.meta.get("out_of_place") or getattr(module, "reads_numbers", False):
+    if node.meta.get("out_of_place") or any(
+        getattr(module, name, False) for name in ("reads_numbers", "writes_nothing")
+    ):
         return []
     if is_inplace_module(module):
         return node.all_input_nodes[:1]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from torch import fx, nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fx_passes.graph.graph import get_attribute
 
@@ -42,7 +43,7 @@ class Interpreter:
             if node.op == "placeholder":
                 values[node] = next(remaining, *node.args)
             elif node.op == "output":
-                return fx.node.map_arg(node.args[0], values.__getitem__)
+                return _mutable(fx.node.map_arg(node.args[0], values.__getitem__))
             elif node not in values:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = call(node, args, kwargs)
@@ -50,6 +51,17 @@ class Interpreter:
             for dead in self._last_reads[node]:
                 values.pop(dead, None)  # of what is known beforehand, not all is there
         raise AssertionError("a graph without an output")
+
+
+def _mutable(results: Any) -> Any:
+    """Results in lists and dictionaries of their own, as generated code returns them: those of nodes cannot change."""
+    if type(results) is tuple:
+        return tuple(map(_mutable, results))
+    if type(results) is immutable_list:
+        return list(map(_mutable, results))
+    if type(results) is immutable_dict:
+        return {name: _mutable(value) for name, value in results.items()}
+    return results
 
 
 def run(

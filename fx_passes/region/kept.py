@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,10 +26,11 @@ class Kept(Mapping[str, torch.Tensor]):
     """Constants of a released region by name: plain ones as they are, packed ones made plain each time.
 
     forms  those that are packed
+    still  names of parameters that they were made from and that are still there, as others read them, too
     """
 
-    def __init__(self, plain: Mapping[str, torch.Tensor], forms: Mapping[str, Form]) -> None:
-        self._plain, self.forms = dict(plain), dict(forms)
+    def __init__(self, plain: Mapping[str, torch.Tensor], forms: Mapping[str, Form], still: Iterable[str] = ()) -> None:
+        self._plain, self.forms, self.still = dict(plain), dict(forms), tuple(still)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name in self._plain:
@@ -74,7 +75,8 @@ class Kept(Mapping[str, torch.Tensor]):
             return packed._replace(data=copied[key])
 
         plain = {name: value.detach().clone() for name, value in self._plain.items()}
-        again = Kept(plain, {name: form._replace(packed=copy_of(form.packed)) for name, form in self.forms.items()})
+        forms = {name: form._replace(packed=copy_of(form.packed)) for name, form in self.forms.items()}
+        again = Kept(plain, forms, self.still)
         memo[id(self)] = again
         return again
 

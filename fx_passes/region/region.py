@@ -69,6 +69,8 @@ class ZenRegion(nn.Module):
     constants  parameters by the names that graph's get_attr nodes have
     """
 
+    writes_nothing = True  # for fx_passes.aliasing.effects: what it is given stays as it is
+
     def __init__(
         self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str, options: RegionOptions
     ) -> None:

@@ -32,6 +32,9 @@ def release(gm: fx.GraphModule, regions: Sequence[ZenRegion]) -> bool:
     read = {region: set(region.constants) for region in useful}
     released = [region for region in useful if release_region(region)]
     others = _read_outside(gm, tensors, released)
+    for region in released:
+        kept: Any = region.constants
+        kept.still = tuple(sorted(n for n in read[region] if n in tensors and id(tensors[n]) in others))
     names = set().union(*(read[region] for region in released))
     for tensor in {id(tensors[name]): tensors[name] for name in names if name in tensors}.values():
         if id(tensor) not in others:

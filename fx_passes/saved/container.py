@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import json
 import os
@@ -30,10 +31,18 @@ KEY = "zendnn_cffi"
 PACKED = "zendnn_cffi.packed."  # what names of packed weights begin with
 _PAGE, _LINE = 4096, 64
 _BLOCK_BYTES, _LITTLE_BLOCK_BYTES = 1 << 16, 1 << 10  # summed up at once
+# Those of every version of safetensors that is taken, and those that the installed one has beside them.
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+
+
+@functools.cache
+def _dtypes() -> dict[torch.dtype, str]:
+    from safetensors import torch as of_torch
+
+    return {dtype: name for name, dtype in getattr(of_torch, "_TYPES", {}).items()} | _DTYPES
 
 
 def write(path: Path, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -45,10 +54,10 @@ def write(path: Path, document: Mapping[str, Any], tensors: Mapping[str, torch.T
     """
     table, offset = {}, 0
     for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in _dtypes():
             raise NotSaved(f"{name} is of {tensor.dtype}, which safetensors files do not hold")
         end = offset + tensor.nbytes
-        table[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        table[name] = {"dtype": _dtypes()[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     sums = {name: checksum(tensor) for name, tensor in tensors.items()}
     text = json.dumps({**document, "sums": sums, "whole": checksum_of_all(tensors.values()), "table": table})
@@ -116,7 +125,7 @@ def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, tor
         raise FileError(f"{str(path)!r} was not written by zendnn_cffi.save: it holds tensors alone")
     if metadata.get(f"{KEY}.sha256") != _digest(text):
         raise FileError(f"{str(path)!r} is damaged: its description is not the one that was written")
-    table = {name: [_DTYPES.get(t.dtype), list(t.shape)] for name, t in tensors.items()}
+    table = {name: [_dtypes().get(t.dtype), list(t.shape)] for name, t in tensors.items()}
     try:
         document = json.loads(text)
         written = {name: [row["dtype"], row["shape"]] for name, row in document["table"].items()}

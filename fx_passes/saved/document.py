@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
 from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.graph.hooks import HOOKS
 from fx_passes.graph.interpreter import call_node, run
 from fx_passes.lower.context import NotLowered
 from fx_passes.memoize.memoised import Memoised
@@ -64,6 +65,8 @@ def encode_module(
     traced, tree = gm._source[0], gm._tree
     if traced.awaits_call:
         raise NotSaved("it came without example inputs, and is traced by its first call: call it once before")
+    if any(getattr(gm, name, None) for name in HOOKS):
+        raise NotSaved("it has hooks, whose code a file does not hold")
     if traced.graph is None and not traced.restored:
         raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}
@@ -107,6 +110,7 @@ def _encode_part(name: str, part: Any, layouts: Layouts, packed: dict[str, torch
         values = {field.name: encode(getattr(options, field.name), lambda _: None) for field in fields(options)}
         if isinstance(part.constants, Kept):
             row["kept"] = encode_kept(part.constants, layouts, packed)
+            row["still"] = list(part.constants.still)
         return {**row, "kind": "region", "options": values}
     if isinstance(part, Memoised):
         return {**row, "kind": "memoised", "masks": part.masks}
@@ -121,7 +125,7 @@ def _decode_part(
     graph = decode_graph(row["graph"])
     constants: Any = Constants(root, tuple(row["constants"]))
     if "kept" in row:
-        constants = decode_kept(row["kept"], layouts, tensors)
+        constants = decode_kept(row["kept"], layouts, tensors, row.get("still", ()))
         if missing := {str(node.target) for node in graph.find_nodes(op="get_attr")} - {*constants}:
             raise FileError(f"{name} reads {sorted(missing)}, which are not in the file")
     match row["kind"]:
@@ -436,4 +440,4 @@ class _PlainRun:
         if node.op != "call_module":
             return call_node(node, args, kwargs)
         part: Any = self._parts[str(node.target)]
-        return part.run_plain(args) if isinstance(part, ZenRegion) else part(*args, **kwargs)
+        return run(part.graph, part.constants, args)  # by the parameters as they are: parts keep what was made of them

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 
 from fx_passes.module import OptimizedModule
@@ -47,7 +48,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule
     Raises   FileNotFoundError; FileError (a ValueError) for a file that is damaged, cut off, of another kind or
              version. Arguments that the graph is not right for raise ValueError in the call.
     """
-    with collector_paused():
+    with collector_paused(), torch.inference_mode(False):  # else its parameters would be tensors that count no writes
         document, tensors = read(Path(path), verify)
         module: Any = decode_module(document, tensors)
     result: fx.GraphModule = module

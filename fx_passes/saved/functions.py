@@ -4,6 +4,8 @@ zen.convolution            the vocabulary
 operator.add, math.ceil    numbers and sizes
 aten.embedding.default     PyTorch's operators, as torch.export writes them
 torch.cat, functional.pad  functions of PyTorch that are operators
+linalg.linalg_norm         those of its other rooms, by the names that PyTorch has for them
+tensor.t                   methods of tensors that are called as functions
 """
 
 from __future__ import annotations
@@ -35,14 +37,19 @@ _MATH = _names("ceil fabs floor isqrt log log2 prod sqrt trunc")
 _BUILTINS = _names("abs bool float getattr int len max min pow round sum")
 _FORBIDDEN = _names("from_file record_stream set_ set_data")  # operators that reach beyond tensors: files, other memory
 _SPECIAL = _names("__and__ __iand__ __ilshift__ __ior__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__")
+_CHECKED_NUMBERS = _names("_assert_scalar sym_constrain_range sym_constrain_range_for_size")  # operators of no tensors
 _CHECKS = _names("_assert sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt")
 _METHODS = _names("""
     bfloat16 bool byte char contiguous cpu dim double element_size expand_as flatten float half int is_contiguous
     is_floating_point item long ndimension nelement numel shape short size stride to type type_as view_as
 """)
-_ATTRIBUTES = _names("H T device dtype imag is_cpu is_cuda layout mH mT ndim real requires_grad shape")
+_ATTRIBUTES = _names("""
+    H T device dtype imag indices is_cpu is_cuda is_meta is_quantized is_sparse itemsize layout mH mT
+    nbytes ndim real requires_grad shape values
+""")
 _VOCABULARY = {function.__name__: function for function in ops.VOCABULARY} | {"row_major_copy": row_major_copy}
 _OF_TORCH = {"torch": torch, "functional": functional}
+_BY_PREFIX = {"fft": torch.fft, "linalg": torch.linalg, "special": torch.special}  # torch.fft.rfft is called fft_rfft
 
 
 def name_of(target: Any) -> str:
@@ -52,7 +59,7 @@ def name_of(target: Any) -> str:
         return f"zen.{name}"
     if isinstance(target, torch._ops.OpOverload):
         full = f"{target.namespace}.{target._opname}.{target._overloadname}"
-        if target.namespace == "aten" and _is_operator(target._opname):
+        if target.namespace == "aten" and (_is_operator(target._opname) or target._opname in _CHECKED_NUMBERS):
             return full
         raise NotSaved(f"the operator {full}, which is none of PyTorch's own")
     for room, module, names in (("operator", operator, _OPERATORS), ("math", math, _MATH), ("", builtins, _BUILTINS)):
@@ -61,6 +68,11 @@ def name_of(target: Any) -> str:
     for room, of_torch in _OF_TORCH.items():
         if getattr(of_torch, name, None) is target and (_is_operator(name) or name in _CHECKS):
             return f"{room}.{name}"
+    for room, module in _BY_PREFIX.items():
+        if name.startswith(f"{room}_") and _in_room(module, room, name) is target:
+            return f"{room}.{name}"
+    if getattr(torch.Tensor, name, None) is target and (name in _METHODS or _is_operator(name)):
+        return f"tensor.{name}"
     where = getattr(target, "__module__", "") or type(target).__module__
     raise NotSaved(
         f"the function {where}.{name or type(target).__name__}, which is none of PyTorch's own: optimize what"
@@ -76,11 +88,15 @@ def function_of(name: Any) -> Callable[..., Any]:
         found = _VOCABULARY.get(rest)
     elif room == "aten":
         opname, _, overload = rest.partition(".")
-        if _is_operator(opname):
+        if _is_operator(opname) or opname in _CHECKED_NUMBERS:
             found = getattr(getattr(torch.ops.aten, opname), overload, None)
             found = found if isinstance(found, torch._ops.OpOverload) else None
     elif room in _OF_TORCH and (_is_operator(rest) or rest in _CHECKS):
         found = getattr(_OF_TORCH[room], rest, None)
+    elif room in _BY_PREFIX:
+        found = _in_room(_BY_PREFIX[room], room, rest)
+    elif room == "tensor":
+        found = getattr(torch.Tensor, rest, None) if rest in _METHODS or _is_operator(rest) else None
     else:
         tables = {"operator": (operator, _OPERATORS), "math": (math, _MATH), "builtins": (builtins, _BUILTINS)}
         module, names = tables.get(room, (None, frozenset[str]()))
@@ -89,6 +105,11 @@ def function_of(name: Any) -> Callable[..., Any]:
         raise FileError(f"no saved graph calls {str(name)[:80]!r}")
     function: Callable[..., Any] = found
     return function
+
+
+def _in_room(module: Any, room: str, name: str) -> Any:
+    """torch.fft.rfft for fft_rfft, None for what is no operator there."""
+    return getattr(module, name.removeprefix(f"{room}_"), None) if _is_operator(name) else None
 
 
 def check_method(name: Any, error: type[Exception]) -> str:

@@ -109,7 +109,10 @@ def _decode_structure(graph: fx.Graph, data: Any) -> None:
 def dump_structure(spec: pytree.TreeSpec) -> str:
     """Return the structure of arguments or results as text. Raises NotSaved for containers that have no name."""
     try:
-        return pytree.treespec_dumps(spec)
+        text = pytree.treespec_dumps(spec)
+        if pytree.treespec_loads(text) != spec:
+            raise ValueError("keys of dictionaries that are no text or numbers")
+        return text
     except Exception as error:  # whatever a container's own code raises
         inside = ", ".join(dict.fromkeys(_objects(spec))) or str(error)
         raise NotSaved(

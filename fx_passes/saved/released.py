@@ -6,9 +6,9 @@ As a loaded module, such a module is made of its graph and its parts, not by the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -63,14 +63,14 @@ def keep_parts(gm: OptimizedModule) -> None:
         guards, example = Guards.described(guards.description()), ((None,) * len(args), dict.fromkeys(kwargs))
     traced = replace(traced, graph=None, guards=guards, example=example, restored=True)
     parts = {name: Part.of(module) for name, module in gm._held.items() if name not in tree._modules}
-    gm._source = traced, build_released, {"graph": copy_graph(gm.graph), "parts": parts}
+    gm._source = traced, build_released, {"outer": Outer(copy_graph(gm.graph)), "parts": parts}
 
 
-def build_released(traced: Traced, *, graph: fx.Graph, parts: Mapping[str, Part]) -> OptimizedModule:
+def build_released(traced: Traced, *, outer: Outer, parts: Mapping[str, Part]) -> OptimizedModule:
     """Make the module of its graph and its parts."""
-    options = {"graph": graph, "parts": parts}
+    options = {"outer": outer, "parts": parts}
     made = {name: part.make(name, traced.root) for name, part in parts.items()}
-    gm = assembled(traced, build_released, options, copy_graph(graph), made)
+    gm = assembled(traced, build_released, options, copy_graph(outer.graph), made)
     gm._released = True
     gm.begin_watch()
     return gm
@@ -87,6 +87,61 @@ def assembled(
         gm._read_from(traced, graph)
     result: OptimizedModule = gm
     return result
+
+
+class Operator(NamedTuple):
+    """Stands for an operator of PyTorch's, which pickle does not take, in a graph."""
+
+    namespace: str
+    name: str
+    overload: str
+
+    @property
+    def operator(self) -> Any:
+        return getattr(getattr(getattr(torch.ops, self.namespace), self.name), self.overload)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.operator(*args, **kwargs)
+
+
+def _with_names(graph: fx.Graph) -> fx.Graph:
+    """A copy of the graph that pickle takes, with the notes that a file holds."""
+
+    def name_of(target: Any) -> Any:
+        is_operator = isinstance(target, torch._ops.OpOverload)
+        return Operator(target.namespace, target._opname, target._overloadname) if is_operator else target
+
+    return _with_targets(graph, name_of)
+
+
+def _with_operators(graph: fx.Graph) -> fx.Graph:
+    """A copy of what _with_names returned, with the operators themselves."""
+    return _with_targets(graph, lambda target: target.operator if isinstance(target, Operator) else target)
+
+
+def _with_targets(graph: fx.Graph, change: Callable[[Any], Any]) -> fx.Graph:
+    copied = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
+        copies[node] = copied.create_node(node.op, change(node.target), args, kwargs, node.name)
+        if "source" in node.meta:
+            copies[node].meta["source"] = node.meta["source"]
+    copied.set_codegen(graph._codegen)
+    return copied
+
+
+@dataclass
+class Outer:
+    """The graph that calls the parts, as pickle takes it."""
+
+    graph: fx.Graph
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"graph": _with_names(self.graph)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.graph = _with_operators(state["graph"])
 
 
 @dataclass
@@ -122,18 +177,20 @@ class Part:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: packed weights as in a file."""
-        state = dict(self.__dict__)
+        state = {**self.__dict__, "graph": _with_names(self.graph)}
         if isinstance(self.constants, Kept):
             layouts, tensors = Layouts(), Tensors()
             rows = encode_kept(self.constants, layouts, tensors)
-            state["constants"] = rows, layouts.written, {name: tensor.clone() for name, tensor in tensors.items()}
+            copies = {name: tensor.clone() for name, tensor in tensors.items()}
+            state["constants"] = rows, layouts.written, copies, self.constants.still
         return {**state, "is_kept": isinstance(self.constants, Kept)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state.pop("is_kept"):
-            rows, written, tensors = state["constants"]
-            state["constants"] = decode_kept(rows, Layouts(written), tensors)
+            rows, written, tensors, still = state["constants"]
+            state["constants"] = decode_kept(rows, Layouts(written), tensors, still)
         self.__dict__.update(state)
+        self.graph = _with_operators(self.graph)
 
 
 # The classes of parts, and what else they take than graph and constants.
@@ -164,8 +221,10 @@ def _plain_row(value: torch.Tensor, packed: Tensors) -> list[Any]:
     return [packed_as(as_it_lies(value, value.nbytes), packed), tuple(value.shape), encode(value.dtype, _no_special)]
 
 
-def decode_kept(rows: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str, torch.Tensor]) -> Kept:
-    """What encode_kept made rows of. Raises FileError for anything else."""
+def decode_kept(
+    rows: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str, torch.Tensor], still: Iterable[str] = ()
+) -> Kept:
+    """What encode_kept made rows of. Raises FileError for anything else. still  as Kept has it"""
     plain, forms = {}, {}
     for name, (source, shape, dtype_row, *layout) in rows.items():
         data, dtype, shape = tensors[source], decode(dtype_row, _no_special), torch.Size(shape)
@@ -183,7 +242,7 @@ def decode_kept(rows: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str,
         if not whole or data.nbytes < desc.size_bytes or (transposed and len(desc.dims) != 2):
             raise FileError(f"{name} does not lie as the file says")
         forms[name] = Form(Packed(data, desc, bool(transposed)), shape, dtype)
-    return Kept(plain, forms)
+    return Kept(plain, forms, map(str, still))
 
 
 def packed_as(tensor: torch.Tensor, packed: Tensors) -> str:

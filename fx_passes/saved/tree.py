@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fx_passes.candidates.layouts import contiguous_strides
 from fx_passes.graph.graph import get_attribute
 from fx_passes.saved.container import by_alignment
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
+from fx_passes.saved.memory import decode_memory, encode_memory
 from fx_passes.trace.traced import forward_signature
 
 
@@ -50,7 +50,7 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
         if id(tensor) not in names:
             _check(name, tensor)
             names[id(tensor)] = name
-            tensors[name] = tensor
+            tensors[name] = tensor.resolve_conj().resolve_neg()
         return names[id(tensor)]
 
     modules, parameters, buffers, known = [], [], [], set[str]()
@@ -73,8 +73,7 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
                 raise NotSaved(f"its graph reads {name}, a {type(value).__name__}")
             attributes.append([name, place(name, value)])
     rows = {"modules": modules, "parameters": parameters, "buffers": buffers, "attributes": attributes}
-    strides = {n: list(t.stride()) for n, t in tensors.items() if t.stride() != contiguous_strides(tuple(t.shape))}
-    return {**rows, "strides": strides, "signature": _encode_signature(root)}, by_alignment(
+    return {**rows, **encode_memory(tensors), "signature": _encode_signature(root)}, by_alignment(
         {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     )
 
@@ -95,35 +94,26 @@ def decode_tree(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) ->
         if path:
             owner, _, name = path.rpartition(".")
             root.get_submodule(owner).add_module(name, nn.Module())
+    tensors = {**tensors, **decode_memory(data, tensors)}
     made: dict[str, torch.Tensor] = {}
     for name, source, wants in data["parameters"]:
         if source is not None and source not in made:
-            made[source] = nn.Parameter(_strided(data, tensors, source), requires_grad=wants)
+            made[source] = nn.Parameter(tensors[source], requires_grad=wants)
         owner, _, last = name.rpartition(".")
         parameter: Any = None if source is None else made[source]
         root.get_submodule(owner).register_parameter(last, parameter)
     for name, source, persistent in data["buffers"]:
         if source is not None and source not in made:
-            made[source] = _strided(data, tensors, source)
+            made[source] = tensors[source]
         owner, _, last = name.rpartition(".")
         buffer = None if source is None else made[source]
         root.get_submodule(owner).register_buffer(last, buffer, persistent=persistent)
     for name, source in data["attributes"]:
         if source not in made:
-            made[source] = _strided(data, tensors, source)
+            made[source] = tensors[source]
         owner, _, last = name.rpartition(".")
         setattr(root.get_submodule(owner), last, made[source])
     return root.eval()
-
-
-def _strided(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """A tensor in the strides that it had."""
-    tensor, strides = tensors[name], data["strides"].get(name)
-    if strides is None:
-        return tensor
-    if (seen := torch.as_strided(tensor, tensor.shape, strides)).is_contiguous():  # but for dimensions of size 1
-        return seen
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
 def _encode_signature(root: nn.Module) -> list[Any]:

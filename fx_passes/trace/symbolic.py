@@ -17,6 +17,7 @@ from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told
+from fx_passes.trace.computed import computing_noted
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.kinds import Kinds
 from fx_passes.trace.named import Named
@@ -175,7 +176,8 @@ def trace_symbolically(
             hearing,
             settings_kept(reached.spaces) as set_otherwise,
         ):
-            graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
+            with computing_noted(traced_root) as computed:
+                graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())
             changed = before.changed()
@@ -198,6 +200,8 @@ def trace_symbolically(
         raise Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
     if changed:
         raise Untraceable(changed, tuple(changed))
+    if computed:
+        raise Untraceable({WHOLE: f"its forward calls {computed[0]}() on parameters that a graph would freeze"})
     held = list(graph.find_nodes(op="get_attr"))
     # those that forward creates, which the tracer left on its root
     created = {node.target for node in held if "." not in node.target and not hasattr(root, node.target)}

@@ -34,6 +34,15 @@ def test_equal_to_the_module() -> None:
     assert seen == ["mul", "norm", "reshape", "add"]
 
 
+def test_results_are_in_containers_that_can_be_changed() -> None:
+    """As generated code returns them, not in those of nodes."""
+    gm, x = fx.symbolic_trace(Model()), torch.randn(3, 4)
+    found = run(gm.graph, gm, (x,))
+    assert (type(found), type(found["a"]), type(found["a"][1])) == (dict, tuple, list)
+    found["a"][1].append(x)
+    assert len(run(gm.graph, gm, (x,))["a"][1]) == 1
+
+
 def test_a_default_and_constants_by_name() -> None:
     class Plain(nn.Module):
         def forward(self, x: Tensor, y: float = 3.0) -> Any:

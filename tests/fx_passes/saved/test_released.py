@@ -242,3 +242,85 @@ def test_memory_that_is_too_short_is_refused() -> None:
     assert [*decode_kept(rows, layouts, tensors)]
     with pytest.raises(FileError):
         decode_kept(rows, layouts, {name: tensor[:-1] for name, tensor in tensors.items()})
+
+
+class Shared(nn.Module):
+    """A scale that the caller gets to see, too: it is there after its product with the weights was packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.other = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.register_buffer("scale", noise(16))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x) * self.scale, self.scale
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_writes_to_what_is_still_there_are_noticed(how: str, tmp_path: Path) -> None:
+    """The packed weights would be those from before."""
+    gm = zendnn_cffi.optimize(Shared().eval(), tune="off", release_weights=True)
+    x = noise(4, 16)
+    gm(x)
+    assert gm.is_released
+    made = again(how, gm, tmp_path)
+    _, scale = made(x)
+    made(x)
+    with torch.no_grad():
+        scale.add_(1.0)
+    with pytest.raises(RuntimeError, match="parameters or layers were changed"):
+        made(x)
+
+
+class HalfTied(nn.Module):
+    """Of two regions one keeps its parameter, which is read outside of it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.tied = nn.Linear(32, 32), nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.tied(torch.sort(self.first(x)).values) + torch.sort(self.tied.weight).values
+        return result
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_writes_to_what_was_not_released_are_followed(how: str, tmp_path: Path) -> None:
+    model, x = HalfTied().eval(), noise(32, 32)
+    gm = zendnn_cffi.optimize(HalfTied().eval(), tune="off", release_weights=True)
+    gm(x)
+    made: Any = again(how, gm, tmp_path)
+    assert made.is_released and made.first.weight.numel() == 0
+    for _ in range(3):
+        with torch.no_grad():
+            made.tied.weight.mul_(1.5)
+            model.tied.weight.mul_(1.5)
+            assert_close(made(x), model(x), dtype=torch.float32, k=32)
+
+
+class Drawing(nn.Module):
+    """Its graph has operators that torch.export wrote, inside of a part and outside of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, add_bias_kv=True, add_zero_attn=True, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.attention(x, x, x)[0], torch.rand(3)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_operators_of_exported_graphs(how: str, tmp_path: Path) -> None:
+    """Pickle does not take them."""
+    gm = zendnn_cffi.optimize(Drawing().eval(), tune="off", release_weights=True)
+    x = noise(2, 5, 16)
+    expected, _ = gm(x)
+    assert gm.is_released
+    targets = {type(node.target) for node in gm.graph.nodes}
+    assert torch._ops.OpOverload in targets
+    for made in (again(how, gm, tmp_path), again("pickle", again(how, gm, tmp_path), tmp_path)):
+        result, drawn = made(x)
+        assert torch.equal(result, expected) and drawn.shape == (3,)
+        assert {type(node.target) for node in made.graph.nodes} == targets

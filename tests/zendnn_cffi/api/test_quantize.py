@@ -14,8 +14,9 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.lower.products import dynamic_rows
-from tests.support.lowering import noise
+from tests.support.lowering import net, noise
 from tests.support.quantized import ran
+from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization_report import QuantizationReport, sqnr_db
 
 
@@ -139,6 +140,63 @@ def test_layers_that_nobody_reads_are_dropped() -> None:
 
     _, report, _ = zendnn_cffi.quantize(Unread().eval(), [noise(4, 16)], dynamic=True, tune="off", compare=False)
     assert len(report.layers) == 1
+
+
+def net_of(fn: Callable[[Any, torch.Tensor], torch.Tensor], *layers: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return net(fn, *layers)
+
+
+NUMBERS = {
+    "a linear layer and a number": lambda m, x: m[0](x) + 2.0,
+    "a number and a linear layer": lambda m, x: 1 + m[0](x),
+    "then relu": lambda m, x: F.relu(m[0](x) + 3),
+    "in place": lambda m, x: m[0](x).add_(1),
+    "a convolution and a number": lambda m, x: m[0](x) + 1,
+    "a gate": lambda m, x: F.relu6(m[0](x) + 3) / 6,
+}
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_that_are_added_to_a_layer(case: str, dynamic: bool) -> None:
+    """The quantizer looked for a residual sum there, and raised AssertionError."""
+    is_image = case in ("a convolution and a number", "a gate")
+    layers = (nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 1)) if is_image else (nn.Linear(16, 16), nn.Linear(16, 4))
+    model = net_of(lambda m, x: m[1](NUMBERS[case](m, x)), *layers)
+    data = [noise(2, 4, 9, 9) if is_image else noise(4, 16)]
+    module, report, converted = zendnn_cffi.quantize(model, data, dynamic=dynamic, tune="off", compare=False)
+    assert sqnr_db(called(converted, data[0]), called(module, data[0])) > 30
+    assert (is_image and dynamic) or len(report.layers) == 2
+
+
+PADDED: dict[str, Callable[[], nn.Module]] = {
+    "reflect": lambda: nn.Conv2d(4, 8, 3, padding=1, padding_mode="reflect"),
+    "circular": lambda: nn.Conv2d(4, 8, (3, 5), padding=(1, 2), padding_mode="circular"),
+    "same": lambda: nn.Conv2d(4, 8, 3, padding="same", dilation=2),
+    "same, of an even window": lambda: nn.Conv2d(4, 8, (2, 4), padding="same"),
+    "valid": lambda: nn.Conv2d(4, 8, 3, padding="valid", stride=2),
+}
+
+
+@pytest.mark.parametrize("case", PADDED)
+def test_convolutions_that_pad_otherwise(case: str) -> None:
+    """The quantizer raised ValueError: no aten conv2d operator."""
+    model = net_of(lambda m, x: m[1](F.relu(m[0](x))), PADDED[case](), nn.Conv2d(8, 4, 1))
+    data = [noise(2, 4, 9, 11)]
+    module, report, converted = zendnn_cffi.quantize(model, data, tune="off", compare=False)
+    assert sqnr_db(called(model, data[0]), called(converted, data[0])) > 25
+    assert sqnr_db(called(converted, data[0]), called(module, data[0])) > 30
+    assert [row.computes_in for row in report.layers] == ["int8"] * 2
+
+
+@pytest.mark.parametrize("case", ("same, of an even window", "same", "valid"))
+def test_padding_is_written_out_exactly(case: str) -> None:
+    model, x = net_of(lambda m, x: m[0](x), PADDED[case]()), noise(2, 4, 9, 11)
+    exported = torch.export.export(model, (x,), strict=True).module()
+    write_out_padding(exported)
+    assert not exported.graph.find_nodes(op="call_function", target=torch.ops.aten.conv2d.padding)
+    torch.testing.assert_close(exported(x), model(x))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.sizes import attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, kind
+from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 
 
@@ -30,7 +31,15 @@ class Pt2e:
         """Insert observers: those of torchao's quantizer for x86, and those of products that it does not see."""
         config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
         quantizer = self._x86.X86InductorQuantizer().set_global(config)
-        annotate = quantizer.annotate
+        annotate, positions = quantizer.annotate, quantizer._get_input_idx_for_binary_node
+
+        def positions_of(product: fx.Node, binary: fx.Node) -> tuple[int | None, int | None]:
+            """As torchao's, which fails where a number is added: that is no sum that a product takes in."""
+            both = len(binary.args) > 1 and all(isinstance(arg, fx.Node) for arg in binary.args[:2])
+            found: tuple[int | None, int | None] = positions(product, binary) if both else (None, None)
+            return found
+
+        quantizer._get_input_idx_for_binary_node = positions_of
 
         def annotate_all(model: fx.GraphModule) -> fx.GraphModule:
             model = annotate(model)
@@ -87,7 +96,7 @@ def exported_graph(model: nn.Module, example: Call) -> fx.GraphModule:
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=True)
                 found: fx.GraphModule = program.module()
                 found.graph.eliminate_dead_code()  # torchao's quantizer fails on layers that nobody reads
-                found.recompile()
+                write_out_padding(found)
                 return found
         except Exception as error:  # whatever the model's own code or torch.export raises
             refused = error
