@@ -42,7 +42,7 @@ from zendnn_cffi.runtime.locations import Locations
 from zendnn_cffi.runtime.versions import Versions
 
 if TYPE_CHECKING:
-    from fx_passes.module import OptimizedModule
+    from fx_passes.watched_module import WatchedModule
 
 _version = operator.attrgetter("_version")
 _is_training = operator.itemgetter("training")
@@ -102,7 +102,7 @@ class Watch:
     structure  modules, their order, shapes and ties of parameters: with attributes, all that its graph may depend on
     """
 
-    def __init__(self, gm: OptimizedModule) -> None:
+    def __init__(self, gm: WatchedModule) -> None:
         root = gm._tree
         modules = list(_outside_leaves(root, frozenset(gm.leaves)))
         children = [m._modules for _, m in modules if m._modules or not is_torch_s(m) or isinstance(m, _CONTAINERS)]
@@ -145,7 +145,7 @@ class Watch:
         self.structure = self._describe(modules)
         self._written = [] if gm.written_inputs is None else gm.written_inputs.tensors_of(gm)
 
-    def unchanged(self, gm: OptimizedModule) -> bool:
+    def unchanged(self, gm: WatchedModule) -> bool:
         """Whether all is as it was, as far as can be noticed."""
         own = gm.__dict__
         try:
@@ -263,7 +263,7 @@ def _outside_leaves(root: nn.Module, leaves: frozenset[str]) -> Iterator[tuple[s
 
 
 def _constants(
-    gm: OptimizedModule, root: nn.Module, inside: set[int], owners: list[dict[str, Any]], names: list[str]
+    gm: WatchedModule, root: nn.Module, inside: set[int], owners: list[dict[str, Any]], names: list[str]
 ) -> dict[str, torch.Tensor]:
     """What regions and remembered results were made from, by name; attributes that are no parameters join owners."""
     found: dict[str, torch.Tensor] = {}
@@ -296,7 +296,7 @@ def changes_graph(names: Iterable[str]) -> bool:
 
 
 def _computed_from(
-    gm: OptimizedModule,
+    gm: WatchedModule,
     modules: list[tuple[str, nn.Module]],
     constants: dict[str, torch.Tensor],
     owners: list[dict[str, Any]],

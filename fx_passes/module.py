@@ -17,46 +17,31 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from fx_passes import first_call
-from fx_passes.aliasing.inputs import WrittenInputs
-from fx_passes.changes import Watch, changes_graph, count_fused_steps, has_global_hooks, in_functional_call
-from fx_passes.graph.graph import IN_WORK, copy_graph, lint
-from fx_passes.graph.hooks import HOOKS
-from fx_passes.graph.skeleton_module import SkeletonModule
+from fx_passes.changes import Watch, in_functional_call
+from fx_passes.graph.graph import IN_WORK, lint
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
-from fx_passes.region.kept import Kept
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.assumptions import Assumption
-from fx_passes.trace.trace import retrace
-from fx_passes.trace.traced import WHOLE, Traced
-from fx_passes.whole_model import is_whole_model_graph, whole_model_graph
+from fx_passes.trace.traced import Traced
+from fx_passes.watched_module import Build, WatchedModule
+from fx_passes.whole_model import is_whole_model_graph
 from zendnn_cffi.errors import NoDataError, ZenDNNError
-from zendnn_cffi.locks import new_lock
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
 log = logging.getLogger("zendnn_cffi.passes")
 
-Build = Callable[..., "OptimizedModule"]
-
-_OPTIMIZE = "change the original, and optimize it"
 _SHARED = (
     "inputs share memory, one of which this module writes to: a module from a file has no order of reads and writes for"
     " that. Give it copies, or call the original"
 )
-_RELEASED = (
-    "{}: this module was made by optimize(..., release_weights=True) and keeps packed weights alone, not the"
-    " parameters; use the original model, or optimize it without release_weights"
-)
-
-
 _KEPT = "zendnn_cffi: release_weights=True changes nothing, all parameters are kept: {}"
 
 
-class OptimizedModule(SkeletonModule):
+class OptimizedModule(WatchedModule):
     """An fx.GraphModule over a skeleton, in evaluation mode.
 
     build(traced, **options) -> OptimizedModule is what made it; a deep copy or an unpickled one is made the same way.
@@ -64,47 +49,18 @@ class OptimizedModule(SkeletonModule):
     of its parameters or layers. Where the next call finds the same, they are packed, or traced, again.
     """
 
-    _source: tuple[Traced, Build, dict[str, Any]]
     _owns_storage: bool
     _release_due: Callable[[OptimizedModule], str | None] | None
     _kept_because: str  # why release_weights=True releases nothing
-    _released: bool
-    _watch: Watch | None
-    _seen: Watch | None  # what a call found that was not as it was watched
-    _told: bool  # by invalidate()
-    _lock: Any
-    _awaits_call: int  # calls that may still give the example
     _calls_of_others: int  # with arguments that the graph is not for
-    _checked: bool
-    _is_whole: bool
-    _only_reads: bool  # calls change nothing that lasts
-    optimized_submodules: dict[str, OptimizedModule]  # of a model that stays PyTorch's as a whole
-    written_inputs: WrittenInputs | None
 
     def __init__(self, traced: Traced, build: Build, options: dict[str, Any]) -> None:
-        super().__init__(traced.root)
-        self._source = (traced, build, options)
+        super().__init__(traced, build, options)
         self._owns_storage = False
         self._release_due = None
         self._kept_because = ""
-        self._released = False
-        self._watch = self._seen = None
-        self._told = False
-        self._lock = new_lock()
-        self._awaits_call = first_call.TRIES if traced.awaits_call else 0
         self._calls_of_others = 0
-        self.optimized_submodules = {}
-        self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
         self.training = False
-
-    def _read_from(self, traced: Traced, graph: fx.Graph | None) -> None:
-        """Compute by this graph, which was made of the traced one, or by the model's forward."""
-        self._checked = not traced.is_for_all
-        self._is_whole = WHOLE in traced.leaves
-        self.graph = whole_model_graph(traced.root) if graph is None else graph
-        written = None if graph is None else WrittenInputs(self)
-        self.written_inputs = written or None
-        self._only_reads = written is not None and written.only_reads and not (traced.leaves or traced.restored)
 
     def rest_on(self, assumption: Assumption) -> None:
         """Compare each call with what a pass took for granted of the arguments."""
@@ -242,35 +198,6 @@ class OptimizedModule(SkeletonModule):
         with torch.no_grad():
             return (self._by_pytorch(*args, **kwargs),)
 
-    def _is_settled(self) -> bool:
-        """Whether graph and packed weights are those of the tree as it is; made again where it stayed for two calls.
-
-        One call in between would pay for packing, or for a graph, that the next change makes worthless.
-        """
-        self._adopt()
-        before, now = self._watch, Watch(self)
-        if before is None or has_global_hooks():
-            self._begin_watch(before or now)
-            return before is None
-        written = now.written(before)
-        same_graph = now.gives_graph_of(before) and not changes_graph(written)
-        if not same_graph and self._source[0].restored:
-            self._refuse_other_layers()
-        if written or not same_graph:
-            if not same_graph or self._went_into_released(written):
-                self._refuse_if_released("a call after its parameters or layers were changed")
-            is_new = not (same_graph and self._keeps_nothing and now.same_tensors(before))
-            is_known = self._told or self._released  # plain PyTorch cannot be asked, of a released module
-            if is_new and not is_known and not (self._seen is not None and self._seen.unchanged(self)):
-                self._seen = now
-                return False
-            with torch.inference_mode(False):
-                self._forget(written) if same_graph else self._rebuild()
-            now = Watch(self)
-        self._begin_watch(now)
-        self._seen, self._told = None, False
-        return True
-
     def _trace_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take these arguments as the example, if they are one."""
         dtype = self._source[0].dtype
@@ -289,58 +216,6 @@ class OptimizedModule(SkeletonModule):
                 self._awaits_call = 0
                 self._take_over(build(found, **options))
                 self._begin_watch(Watch(self))
-
-    def _rebuild(self) -> None:
-        """Trace the tree again, and take over the graph and the regions made of it."""
-        traced, build, options = self._source
-        log.info("%s was changed: it is traced again", type(self._tree).__name__)
-        try:
-            fresh = build(retrace(traced), **options)
-        except Exception as error:  # whatever a tree raises that does not fit together any longer
-            reason = f"it was changed, and cannot be traced again: {type(error).__name__}: {error}".splitlines()[0]
-            fresh = build(Traced(traced.root, None, {WHOLE: reason}), **options)
-        self._take_over(fresh)
-
-    def _take_over(self, fresh: OptimizedModule) -> None:
-        """Compute by the graph and the regions of another module over the same tree."""
-        awaits_call = self._awaits_call if fresh._source[0].awaits_call else 0
-        for name in [name for name in self._held if name not in self._tree._modules]:
-            del self._held[name]
-        self._held.update(fresh._held)
-        self._source = fresh._source
-        self._read_from(fresh._source[0], fresh.graph)
-        self.optimized_submodules.update(fresh.optimized_submodules)
-        self._awaits_call = awaits_call
-
-    def begin_watch(self) -> None:
-        """The graph and its regions are as they will be: notice from now on what is changed."""
-        count_fused_steps()
-        if self._watch is None:
-            self._is_open = False
-        self._begin_watch(Watch(self))
-
-    def _begin_watch(self, watch: Watch) -> None:
-        self._watch, self._own = watch, watch.own
-
-    def follow_changes(self) -> None:
-        """Before it is copied: the graph must be the tree's."""
-        for path, submodule in self.optimized_submodules.items():
-            submodule.follow_changes()
-            self._source[0].submodules[path] = submodule._source[0]
-        with self._lock:
-            if self._watch is not None and not self._watch.unchanged(self):
-                self._told = True
-                self._is_settled()
-
-    @property
-    def _keeps_nothing(self) -> bool:
-        """Whether nothing was made of the parameters yet."""
-        return not any(getattr(part, "lowered", None) or getattr(part, "kept", None) for part in self.keeping())
-
-    @property
-    def is_released(self) -> bool:
-        """Whether parameters were given up."""
-        return bool(self._released)
 
     @property
     def notes(self) -> list[str]:
@@ -363,38 +238,6 @@ class OptimizedModule(SkeletonModule):
             return about
         return [*about, "Parameters or layers were changed: the last call ran as plain PyTorch. The next one packs them"
                 " again, unless they were changed once more."]  # fmt: skip
-
-    def keeping(self) -> list[Any]:
-        """The parts that make something of parameters: they have `constants`, by name."""
-        own = (module for name, module in self._held.items() if name not in self._tree._modules)
-        return [module for module in own if hasattr(module, "constants")]
-
-    def _forget(self, names: set[str]) -> None:
-        self._forget_passed()
-        for part in self.keeping():
-            if names.intersection(part.constants):
-                part.forget() if hasattr(part, "forget") else part.invalidate()
-
-    def _refuse_other_layers(self) -> None:
-        """Raise ValueError where a graph from a file, which reads parameters and calls no layers, is wrong now."""
-        for path, module in self._tree.named_modules():
-            if path and (any(getattr(module, name, None) for name in HOOKS) or is_parametrized(module)):
-                what = f"{path} has a hook or a parametrization"
-                raise ValueError(f"{what}, and this module, from a file, calls no layers: {_OPTIMIZE}")
-        for constants, name in [(part.constants, name) for part in self.keeping() for name in part.constants]:
-            try:
-                constants[name]
-            except KeyError:
-                raise ValueError(f"{name}, which this module from a file reads, is gone: {_OPTIMIZE}") from None
-
-    def _went_into_released(self, names: set[str]) -> bool:
-        """Whether packed weights were made from one of these that cannot be made again."""
-        kept = [part.constants for part in self.keeping() if isinstance(part.constants, Kept)]
-        return any(names.intersection(each.still) for each in kept)
-
-    def _forget_passed(self) -> None:
-        if (refusals := self._source[0].refusals) is not None:
-            refusals.forget()
 
     def release_after_first_call(self, release: Callable[[OptimizedModule], str | None]) -> None:
         """Free, after the first call, the parameters of which only packed copies are needed from then on.
@@ -427,10 +270,6 @@ class OptimizedModule(SkeletonModule):
         if self._released:
             trim_heap()
 
-    def _refuse_if_released(self, what: str) -> None:
-        if self._released:
-            raise RuntimeError(_RELEASED.format(what))
-
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As nn.Module's. Raises RuntimeError once weights were released."""
         self._refuse_if_released("state_dict()")
@@ -440,28 +279,6 @@ class OptimizedModule(SkeletonModule):
     def leaves(self) -> dict[str, str]:
         """Submodules that could not be traced and stay whole ("": the model itself), with the reason."""
         return dict(self._source[0].leaves)
-
-    def regions(self) -> dict[str, nn.Module]:
-        """Return the region modules by name; those of optimized submodules with the submodule's path before it."""
-        own = {name: module for name, module in self._held.items() if hasattr(module, "invalidate")}
-        for path, submodule in self.optimized_submodules.items():
-            own |= {f"{path}.{name}": region for name, region in submodule.regions().items()}
-        return own
-
-    def invalidate(self) -> None:
-        """Tell everything that keeps what it made of parameters that they may have changed.
-
-        Needed after what PyTorch does not count: writes through .data or numpy, other numbers in a module's attributes.
-        """
-        self._told = True
-        self._forget_passed()
-        if self._watch is not None:
-            self._watch.expire()
-        for part in (*self.optimized_submodules.values(), *self.regions().values()):
-            part.invalidate()
-        for module in self._held.values():
-            if hasattr(module, "forget"):
-                module.forget()
 
     def train(self, mode: bool = True) -> OptimizedModule:
         """Stay in evaluation mode: train(False) is eval(); train(True) raises RuntimeError."""

@@ -47,6 +47,7 @@ ORDER = (
     "fx_passes.model_watch",  # the same, of a model whose forward was replaced
     "fx_passes.submodule",  # the forward of a part, where the whole is no graph
     "fx_passes.whole_model",  # the graph of a model that could not be traced
+    "fx_passes.watched_module",  # what makes its graph again
     "fx_passes.module",
     "fx_passes.report",  # for people: explain, debug folders
     "fx_passes.pipeline",  # states the order of the passes
@@ -159,6 +160,7 @@ TESTED_BY = {
     "trace.recurrent": "lower/recurrent/test_layer.py",
     "trace.seeding": "trace/test_trace.py",
     "trace.sizes": "trace/test_dynamic.py",
+    "watched_module": "test_changes.py",  # each change, by what the next calls return
 }
 
 MODULES = sorted(set(source_files()) - {"fx_passes"})
