@@ -11,8 +11,8 @@ ours after PyTorch's. `make` is optimize(), load(), compile() or the session; th
 Caches of compilers and ours lie in a folder of their own. It is empty in the cold rows; in the warm ones, a process
 before filled it. `ours_loaded` starts from a file that zendnn_cffi.save wrote. ONNX Runtime keeps nothing, and OpenVINO
 gets its model cache. Peers run in the environments that `make bench` makes. Those that are missing are skipped, each
-with a line. What other work disturbs while it is measured is not kept, so on a busy machine the warm row of ours
-measures again.
+with a line. Our modules have bytecode, as installed ones have. What other work disturbs while it is measured is not
+kept, so on a busy machine the warm row of ours measures again.
 
 --together N starts N processes of one contender at once, each with --threads threads (at_once.py). `cold`: they share
 an empty folder for caches; then comes one process more, alone. `warm`: a process before filled the folder.
@@ -21,7 +21,8 @@ an empty folder for caches; then comes one process more, alone. `warm`: a proces
 from __future__ import annotations
 
 import argparse
-import importlib
+import compileall
+import importlib.util
 import json
 import os
 import statistics
@@ -201,6 +202,14 @@ def _environment_of(name: str) -> str:
     return "onnx" if name in ("onnxruntime", "openvino") else peers.OURS
 
 
+def compile_ours() -> None:
+    """Write bytecode beside our modules, as pip does for installed packages, the peers' among them."""
+    for name in ("zendnn_cffi", "fx_passes"):
+        spec = importlib.util.find_spec(name)
+        for folder in spec.submodule_search_locations or () if spec is not None else ():
+            compileall.compile_dir(folder, quiet=2)
+
+
 def prepare(case: Case, names: Sequence[str]) -> None:
     """Write the files of the case; the ONNX file, which needs an environment of its own, for those who read it."""
     if any(_environment_of(name) == "onnx" for name in names):
@@ -236,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         at_once.serve(name, Case.from_json(case))
         return
     names = options.contenders or contenders(options.peers)
+    compile_ours()
     for model in options.models:
         case = Case(model, 1, options.dtype, options.threads)
         prepare(case, names)

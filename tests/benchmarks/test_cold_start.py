@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -100,3 +102,14 @@ def test_several_at_once_share_a_folder_that_one_fills_where_they_keep_something
 
 def test_memory_of_a_process_is_more_than_nothing() -> None:
     assert at_once.pss_bytes() > 1 << 20
+
+
+def test_our_modules_have_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("zendnn_cffi", "fx_passes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("number = 1\n")
+    found = importlib.machinery.PathFinder.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found(name, [str(tmp_path)]))
+    cold_start.compile_ours()
+    for name in ("zendnn_cffi", "fx_passes"):
+        assert Path(importlib.util.cache_from_source(str(tmp_path / name / "__init__.py"))).exists()
