@@ -28,7 +28,7 @@ log = logging.getLogger("zendnn_cffi.search")
 
 FIRST_SECONDS, LAST_SECONDS = 5.0, 600.0  # between two looks; it doubles each time
 QUIET_SECONDS = 2.0  # without a call
-RELEASE_SECONDS = 0.012  # between two times that calls end their threads, which costs 0.12 ms
+RELEASE_SECONDS = 0.006  # for each thread, between two times that calls end their threads: of two it costs 0.12 ms
 _POLL_SECONDS = 0.25
 
 
@@ -68,7 +68,7 @@ class Later(OneForEachProcess):
     def let_have_threads(self) -> None:
         """After a call: end the threads that it computed with, not so often that it would be felt."""
         now = time.monotonic()
-        if now - self._released > RELEASE_SECONDS:
+        if now - self._released > RELEASE_SECONDS * torch.get_num_threads():
             self._released = now
             release_team()
 

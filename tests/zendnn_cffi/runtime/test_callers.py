@@ -19,6 +19,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     monkeypatch.setattr(module, "release_team", lambda: found.append("own"))
     monkeypatch.setattr(module, "release_main_team", lambda: found.append("main's"))
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda process: range(3))
     return found
 
 
@@ -48,11 +49,24 @@ def test_callers_in_turns_are_never_alone(released: list[str]) -> None:
     assert released.count("own") == 6 * module._IN_A_ROW
 
 
-@pytest.mark.parametrize("kind", ("one thread", "few loops", "beside another call"))
-def test_threads_stay_where_ending_them_saves_nothing(released: list[str], kind: str) -> None:
-    few = module._FEWEST_CALLS - 1 if kind == "few loops" else 20
+@pytest.mark.parametrize(
+    ("kind", "found"), [("one thread", []), ("few loops", ["main's"]), ("beside another call", ["main's"])]
+)
+def test_threads_stay_where_ending_them_saves_nothing(released: list[str], kind: str, found: list[str]) -> None:
+    few = 2 * module._CALLS_PER_THREAD - 1 if kind == "few loops" else 20
     Callers().called(ONE, program(few, kind == "beside another call"), 1 if kind == "one thread" else 2)
-    assert released == ["main's"]
+    assert released == found
+
+
+def test_threads_stay_while_there_are_cores_for_all(released: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda process: range(6))
+    callers = Callers()
+    for caller in (ONE, OTHER, ONE):
+        callers.called(caller, program(), 2)
+    assert not released, "three callers of two threads"
+    callers.called(3, program(), 2)
+    callers.called(ONE, program(), 2)
+    assert released == ["main's", "own", "main's", "own"]
 
 
 SERVER = """
