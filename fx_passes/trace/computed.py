@@ -35,8 +35,10 @@ _HANDING = ("_named_members", "state_dict")
 
 
 @contextmanager
-def computing_noted(root: nn.Module) -> Iterator[list[str]]:
+def computing_noted(root: nn.Module, is_handed: bool = False) -> Iterator[list[str]]:
     """Yield a list that gets the name of each function of PyTorch's that computes from tensors of root alone.
+
+    is_handed  whether a forward has them without being handed any, from the dictionaries in which modules keep them
 
     Calls are heard once code outside of PyTorch was handed tensors, not before. A mode of PyTorch's hears them, and
     within one some functions ask traced values for their class.
@@ -65,6 +67,8 @@ def computing_noted(root: nn.Module) -> Iterator[list[str]]:
 
             return hand_out
 
+        if is_handed:
+            hear()
         for name, function in own.items():
             setattr(nn.Module, name, handing(function))
         try:

@@ -35,6 +35,7 @@ from fx_passes.trace.theirs import is_theirs
 _PROXIES = (RecordingProxy, RecordingAttribute)
 _LIBRARY = os.path.dirname(os.__file__) + os.sep  # Python's own
 _UNCOUNTED = frozenset(("data", "numpy", "data_ptr", "untyped_storage", "from_dlpack", "set_"))
+_DICTIONARIES = frozenset(("_parameters", "_buffers"))
 _MOST = 3000  # functions that are looked at
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -141,8 +142,16 @@ class Reached:
     @property
     def may_write_uncounted(self) -> bool:
         """Whether code of no installed library names a way to write that no version counter tells of."""
+        return self._names_one_of(_UNCOUNTED)
+
+    @property
+    def reads_dictionaries(self) -> bool:
+        """Whether such code names the dictionaries in which modules keep parameters and buffers."""
+        return self._names_one_of(_DICTIONARIES)
+
+    def _names_one_of(self, names: frozenset[str]) -> bool:
         near = (function for function in self.functions if is_near(function.__module__ or ""))
-        return any(not _UNCOUNTED.isdisjoint(names_in(function.__code__)) for function in near)
+        return any(not names.isdisjoint(names_in(function.__code__)) for function in near)
 
     @property
     def catches_exceptions(self) -> bool:

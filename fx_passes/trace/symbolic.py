@@ -176,7 +176,7 @@ def trace_symbolically(
             hearing,
             settings_kept(reached.spaces) as set_otherwise,
         ):
-            with computing_noted(traced_root) as computed:
+            with computing_noted(traced_root, reached.reads_dictionaries) as computed:
                 graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())

@@ -35,6 +35,8 @@ COMPUTED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "the state": lambda m, x: m.first(x) + m.state_dict()["second.weight"].sum(),
     "a number": lambda m, x: m.first(x) * float(next(m.second.parameters()).detach().sum()),
     "a branch": lambda m, x: m.first(x) if next(m.second.parameters()).sum() > 0 else m.second(x),
+    "a dictionary of parameters": lambda m, x: m.first(x) * m.second._parameters["weight"].sum(),
+    "a dictionary of buffers": lambda m, x: m.first(x) * (m._buffers["scale"] + 1),
     "a vector": lambda m, x: m.first(x) + nn.utils.parameters_to_vector(m.second.parameters()).detach().norm(),
 }
 # These ask what writes do not change, or are nodes of a graph.
@@ -42,6 +44,7 @@ TRACED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a dtype": lambda m, x: m.first(x).to(next(m.parameters()).dtype),
     "numbers of elements": lambda m, x: m.first(x) * sum(p.numel() for p in m.parameters()),
     "by name": lambda m, x: m.first(x) + m.second.weight.sum() * m.scale,
+    "as they are in a dictionary": lambda m, x: m.first(x) @ m.second._parameters["weight"] + m._buffers["scale"],
     "beside a traced value": lambda m, x: m.first(x) + next(m.buffers()),
 }
 
