@@ -155,6 +155,7 @@ TESTED_BY = {
         ("trace.compared", "trace.instructions", "trace.kinds", "trace.proxies", "trace.reached"),
         "trace/test_questions.py",
     ),
+    "trace.guards": "trace/test_export.py",
     "trace.held": "trace/test_state.py",  # each row by a forward that changes such an object
     "trace.inline": "trace/test_export.py",
     "trace.recurrent": "lower/recurrent/test_layer.py",

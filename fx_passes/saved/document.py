@@ -40,7 +40,7 @@ from fx_passes.saved.programs import Context, decode_program, encode_program, pa
 from fx_passes.saved.released import assembled, decode_kept, encode_kept, keep_parts, packed_as
 from fx_passes.saved.tree import decode_tree, encode_tree
 from fx_passes.trace.assumptions import Assumption, Bare, Present
-from fx_passes.trace.export import Description, Guards
+from fx_passes.trace.guards import Description, Guards
 from fx_passes.trace.sizes import ALL, Free, FreeSizes
 from fx_passes.trace.states import State
 from fx_passes.trace.traced import WHOLE, Traced

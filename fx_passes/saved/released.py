@@ -26,7 +26,7 @@ from fx_passes.saved.container import PACKED
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError
 from fx_passes.saved.layouts import Layouts, NoForm
-from fx_passes.trace.export import Guards
+from fx_passes.trace.guards import Guards
 from fx_passes.trace.traced import Traced
 from zendnn_cffi.primitives.memory import MemoryDesc
 

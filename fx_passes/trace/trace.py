@@ -28,7 +28,8 @@ from fx_passes.aliasing.effects import is_known_function, may_write_to_held, qua
 from fx_passes.graph.graph import is_call
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.compared import differs_on_example
-from fx_passes.trace.export import Arguments, Call, StateChanged, export, fill_tables_of_dynamo, is_exported
+from fx_passes.trace.export import StateChanged, export, fill_tables_of_dynamo, is_exported
+from fx_passes.trace.guards import Arguments, Call
 from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.own_memory import own_what_is_written

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph
 from fx_passes.trace.assumptions import Assumption
-from fx_passes.trace.export import Call, Guards, export
+from fx_passes.trace.export import export
+from fx_passes.trace.guards import Call, Guards
 from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.refusals import CAPTURED, Refusals

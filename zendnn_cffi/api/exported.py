@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from fx_passes.trace.export import Arguments
+    from fx_passes.trace.guards import Arguments
 
 
 def as_module(model: Any) -> tuple[nn.Module, Arguments | None]:
@@ -29,7 +29,7 @@ def as_module(model: Any) -> tuple[nn.Module, Arguments | None]:
         raise TypeError(f"model must be {kinds}, got {type(model).__name__}")
     if model.example_inputs is None:
         return model.module(), None
-    from fx_passes.trace.export import Arguments
+    from fx_passes.trace.guards import Arguments
 
     args, kwargs = model.example_inputs
     return model.module(), Arguments(tuple(args), dict(kwargs))

@@ -98,7 +98,8 @@ def optimize(
     from fx_passes.pipeline import build
     from fx_passes.region.options import RegionOptions
     from fx_passes.region.region import RegionFactory
-    from fx_passes.trace.export import Arguments, is_exported
+    from fx_passes.trace.export import is_exported
+    from fx_passes.trace.guards import Arguments
     from fx_passes.trace.trace import trace
 
     if model.training and not is_exported(model):
@@ -146,7 +147,7 @@ def _arguments(
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
 ) -> tuple[Any, ...] | dict[str, Any] | None:
     """Positional arguments, or keyword arguments where they were given by name."""
-    from fx_passes.trace.export import Arguments
+    from fx_passes.trace.guards import Arguments
 
     if example_inputs is None or isinstance(example_inputs, Arguments):
         return example_inputs

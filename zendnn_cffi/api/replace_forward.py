@@ -101,7 +101,7 @@ class ReplacedForward:
         return True
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule:
-        from fx_passes.trace.export import Arguments
+        from fx_passes.trace.guards import Arguments
 
         self.model.__dict__.pop("forward")  # it is the model itself that is optimized
         try:

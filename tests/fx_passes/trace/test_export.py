@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes import ops
 from fx_passes.pipeline import compile_graph
-from fx_passes.trace.export import Guards
+from fx_passes.trace.guards import Guards
 from fx_passes.trace.traced import WHOLE
 from tests.support.graphs import check_equal, count, image, model_of, outside
 

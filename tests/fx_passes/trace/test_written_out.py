@@ -14,7 +14,7 @@ import zendnn_cffi
 from fx_passes.pipeline import build
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.region import RegionFactory
-from fx_passes.trace.export import Arguments
+from fx_passes.trace.guards import Arguments
 from fx_passes.trace.trace import trace
 from tests.support.lowering import noise
 from tests.tolerance import assert_close

@@ -1,0 +1,203 @@
+"""Conditions on the arguments of a call under which an exported graph computes what the model would.
+
+torch.export checks sizes. Whatever else its graph takes for granted of the example's arguments is compared here: their
+structure, dtypes, ranks and numbers, and what the forward asked of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fx_passes.trace.asked import Asked, arrangement, part_in_gradients
+from fx_passes.trace.assumptions import own_attributes
+from fx_passes.trace.conditions import Conditions, conditions_of
+from fx_passes.trace.sizes import ALL, FreeSizes
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
+class Arguments(NamedTuple):
+    """Example inputs by position and by name at once."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _TensorLike(NamedTuple):
+    """What a graph takes for granted of a tensor input, other than sizes; None where it does not depend on it."""
+
+    dtype: torch.dtype
+    device: torch.device
+    ndim: int
+    is_parameter: bool = False
+    arrangement: tuple[Any, ...] | None = None
+    part_in_gradients: tuple[bool, ...] | None = None
+    is_bare: bool = False
+
+    @classmethod
+    def of(cls, value: torch.Tensor, asked: Asked | None) -> _TensorLike:
+        """What a graph takes for granted whose forward asked this of its tensors."""
+        return cls(
+            value.dtype,
+            value.device,
+            value.ndim,
+            type(value) is nn.Parameter,
+            arrangement(value) if asked and asked.strides else None,
+            part_in_gradients(value) if asked and asked.gradients else None,
+            is_bare=asked is not None,
+        )
+
+    def describes(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and value.dtype == self.dtype
+            and value.device == self.device
+            and value.layout is torch.strided
+            and not value.is_nested
+            and value.ndim == self.ndim
+            and (type(value) is nn.Parameter) == self.is_parameter
+            and not (value.requires_grad and torch.is_grad_enabled())
+            and (self.arrangement is None or arrangement(value) == self.arrangement)
+            and (self.part_in_gradients is None or part_in_gradients(value) == self.part_in_gradients)
+            and not (self.is_bare and value.__dict__ and own_attributes(value))
+        )
+
+
+class Description(NamedTuple):
+    """What a file keeps of guards.
+
+    structure   of the arguments
+    leaves      of each argument (True, (dtype, device, rank, ...)) if it is a tensor, else (False, itself)
+    sizes       sizes and strides that the check let through; None: all are right
+    conditions  the check as data; None where it cannot be written down
+    without_gradients  whether gradients must be off
+    """
+
+    structure: pytree.TreeSpec
+    leaves: Sequence[tuple[bool, Any]]
+    sizes: list[Any] | None
+    conditions: list[Any] | None
+    without_gradients: bool
+
+
+_MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
+
+
+class Guards:
+    """Conditions on the inputs under which an exported graph is the model.
+
+    check    raises AssertionError for sizes that the graph is not right for (None: all are)
+    example  the arguments that the graph was made from: others must have their structure, dtypes and numbers
+    without_gradients  whether the model computes something else where gradients are enabled
+    asked    what else of tensors must be as the example's; None for a graph whose code could not ask
+    sizes    which ones torch.export left free where it could
+    """
+
+    def __init__(
+        self,
+        check: Callable[..., Any] | None,
+        example: Call,
+        without_gradients: bool = False,
+        asked: Asked | None = None,
+        sizes: FreeSizes = ALL,
+    ) -> None:
+        self._check, self._without_gradients, self.sizes = check, without_gradients, sizes
+        leaves, self._in_spec = pytree.tree_flatten(example)
+        self._leaves = [_TensorLike.of(x, asked) if isinstance(x, torch.Tensor) else x for x in leaves]
+        only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
+        self._n_flat = len(leaves) if only_leaves and not example[1] else None
+        self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
+
+    def forbid_gradients(self) -> None:
+        """The graph is for calls without gradients alone."""
+        self._without_gradients = True
+
+    def description(self) -> Description:
+        """The guards as data; the sizes known so far among them."""
+        leaves = [(True, tuple(leaf)) if isinstance(leaf, _TensorLike) else (False, leaf) for leaf in self._leaves]
+        passed = [[[list(shape), list(strides)] for shape, strides in sizes] for sizes in self._passed]
+        check = self._conditions()
+        return Description(
+            self._in_spec,
+            leaves,
+            sizes=None if self._check is None else passed,
+            conditions=None if check is None else check.rows,
+            without_gradients=self._without_gradients,
+        )
+
+    def _conditions(self) -> Conditions | None:
+        """The check as data."""
+        if self._check is None or isinstance(self._check, Conditions):
+            return self._check
+        known = []
+        for sizes in self._passed:
+            shapes = iter(shape for shape, _ in sizes)
+            known.append([next(shapes) if isinstance(leaf, _TensorLike) else None for leaf in self._leaves])
+        return conditions_of(self._check, self._leaves, known)
+
+    @classmethod
+    def described(cls, description: Description) -> Guards:
+        """The guards of this description: without conditions, those sizes alone that were let through before."""
+        structure, leaves, sizes, conditions, without_gradients = description
+        found = cls.__new__(cls)
+        check = _refuse if conditions is None else Conditions(conditions, len(leaves))
+        found._check, found._in_spec = None if sizes is None else check, structure
+        found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
+        found._n_flat, found._without_gradients, found.sizes = None, without_gradients, ALL
+        found._passed = {tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ()}
+        return found
+
+    def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for."""
+        if torch.is_autocast_enabled("cpu") or (self._without_gradients and torch.is_grad_enabled()):
+            return False
+        flat: Any = args
+        if self._n_flat != len(args) or kwargs:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self._in_spec:
+                return False
+        for value, like in zip(flat, self._leaves, strict=True):
+            if not (like.describes(value) if type(like) is _TensorLike else _is_same(value, like)):
+                return False
+        if self._check is None:
+            return True
+        sizes = _sizes(flat)
+        if sizes in self._passed:
+            return True
+        try:
+            self._check(*flat)
+        except AssertionError:
+            return False
+        if len(self._passed) >= _MOST_PASSED:
+            self._passed.clear()
+        if sizes is not None:
+            self._passed.add(sizes)
+        return True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
+        return self
+
+
+def _refuse(*flat: Any) -> None:
+    """The check of a graph from a file: what it was called with before is known, and no more."""
+    raise AssertionError("other sizes than those that the module was called with before it was saved")
+
+
+def _sizes(flat: Any) -> tuple[Any, ...] | None:
+    """Sizes and strides of the tensors; None where there are none to compare (symbolic ones, sparse tensors)."""
+    try:
+        sizes = tuple([(x.shape, x.stride()) for x in flat if isinstance(x, torch.Tensor)])
+        hash(sizes)
+    except (TypeError, RuntimeError):
+        return None
+    return sizes
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether an argument that is no tensor is what the example had."""
+    return value is other or (type(value) is type(other) and not isinstance(value, torch.Tensor) and value == other)
