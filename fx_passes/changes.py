@@ -187,6 +187,11 @@ class Watch:
         """Whether the graph that was made when `before` was is this one's, too."""
         return self.structure == before.structure and before._plain.unchanged()
 
+    def has_dtypes_of(self, before: Watch) -> bool:
+        """Whether parameters and buffers have the dtypes that they had when `before` was made."""
+        now, then = ([kind and kind[2] for _, _, kind in watch.structure[0]] for watch in (self, before))
+        return now == then
+
     def expire(self) -> None:
         """Let unchanged() be False."""
         self._hooks = -1

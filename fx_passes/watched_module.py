@@ -89,7 +89,7 @@ class WatchedModule(SkeletonModule):
         written = now.written(before)
         same_graph = now.gives_graph_of(before) and not changes_graph(written)
         if not same_graph and self._source[0].restored:
-            self._refuse_other_layers()
+            self._refuse_other_layers(is_converted=not now.has_dtypes_of(before))
         if written or not same_graph:
             if not same_graph or self._went_into_released(written):
                 self._refuse_if_released("a call after its parameters or layers were changed")
@@ -168,17 +168,35 @@ class WatchedModule(SkeletonModule):
             if names.intersection(part.constants):
                 part.forget() if hasattr(part, "forget") else part.invalidate()
 
-    def _refuse_other_layers(self) -> None:
-        """Raise ValueError where a graph from a file, which reads parameters and calls no layers, is wrong now."""
+    def _refuse_other_layers(self, is_converted: bool) -> None:
+        """Raise ValueError where a graph from a file, which reads parameters and calls no layers, is wrong now.
+
+        is_converted  whether dtypes of parameters were changed: tensors that forward makes keep theirs, and promote
+        """
         for path, module in self._tree.named_modules():
             if path and (any(getattr(module, name, None) for name in HOOKS) or is_parametrized(module)):
                 what = f"{path} has a hook or a parametrization"
                 raise ValueError(f"{what}, and this module, from a file, calls no layers: {_OPTIMIZE}")
         for constants, name in [(part.constants, name) for part in self.keeping() for name in part.constants]:
             try:
-                constants[name]
+                value = constants[name]
             except KeyError:
                 raise ValueError(f"{name}, which this module from a file reads, is gone: {_OPTIMIZE}") from None
+            if is_converted and value is not None and self._is_made(name) and self._is_wider(value.dtype):
+                raise ValueError(
+                    f"the parameters' dtypes were changed, and the forward of this module, from a file, makes tensors"
+                    f" of {value.dtype}: {_OPTIMIZE}"
+                )
+
+    def _is_wider(self, dtype: torch.dtype) -> bool:
+        """Whether tensors of a dtype promote what is computed from parameters."""
+        dtypes = {p.dtype for p in self._tree.parameters() if p.is_floating_point()}
+        return dtype.is_floating_point and any(torch.promote_types(own, dtype) != own for own in dtypes)
+
+    def _is_made(self, name: str) -> bool:
+        """Whether a constant is neither a parameter nor a buffer: conversions leave it as it is."""
+        path, _, attribute = name.rpartition(".")
+        return attribute in self._tree.get_submodule(path).__dict__
 
     def _went_into_released(self, names: set[str]) -> bool:
         """Whether packed weights were made from one of these that cannot be made again."""

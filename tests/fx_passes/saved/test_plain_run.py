@@ -234,3 +234,36 @@ def test_dtypes_of_a_loaded_module_may_change(tmp_path: Path) -> None:
     loaded = loaded_from(model, x, tmp_path / "m")
     for _ in range(3):
         torch.testing.assert_close(loaded.double()(x.double()), model.double()(x.double()))
+
+
+class Made(nn.Module):
+    """Its forward makes tensors, or reads a buffer in their place."""
+
+    def __init__(self, makes: bool) -> None:
+        super().__init__()
+        self.fc, self.makes = nn.Linear(8, 8), makes
+        self.register_buffer("ones", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) * (torch.ones(8) if self.makes else self.ones)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64), ids=str)
+@pytest.mark.parametrize("makes", (True, False))
+def test_converted_modules_refuse_calls_where_made_tensors_would_promote(
+    makes: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, x = Made(makes).eval(), noise(4, 8)
+    fast: Any = zendnn_cffi.optimize(copy.deepcopy(model), tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "model.safetensors")
+    loaded: Any = zendnn_cffi.load(tmp_path / "model.safetensors")
+    torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    loaded, model, x = loaded.to(dtype), model.to(dtype), x.to(dtype)
+    for _ in range(3):
+        if makes and dtype == torch.bfloat16:
+            assert model(x).dtype == torch.float32
+            with pytest.raises(ValueError, match=r"makes tensors of torch\.float32: change the original"):
+                loaded(x)
+        else:
+            torch.testing.assert_close(loaded(x), model(x), atol=2e-2, rtol=2e-2)
