@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import math
 import threading
 import time
 import weakref
@@ -51,7 +52,7 @@ class Later(OneForEachProcess):
 
     def _begin_anew(self) -> None:
         self.waits_for_threads = False  # those of calls make this thread's sleep
-        self._released = 0.0
+        self._released = -math.inf
         self._lock: Any = new_lock()
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
