@@ -133,11 +133,12 @@ class SkeletonModule(NamedParts):
         """As fx.GraphModule's; the code finds parts of any name."""
         code = super().recompile()
         cls: Any = type(self)
-        if "_tree" in self.__dict__ and self.has_clashing_names():
+        if "_tree" not in self.__dict__:
+            return code
+        if self.has_clashing_names():
             cls.forward = _by_parts(cls.forward)
-        for node in self.graph.find_nodes(op="call_module"):
-            name = str(node.target)
-            if name in self._held and "_tree" in self.__dict__ and name not in self._tree._modules:
+        for name in {str(node.target) for node in self.graph.find_nodes(op="call_module")}:
+            if name in self._held and name not in self._tree._modules:
                 setattr(cls, name, _OwnPart(name))
         return code
 

@@ -51,9 +51,7 @@ _MAX_RUNS_FROM_MEMORY = 5  # emptying the caches takes longer than the run
 # A first run so much slower than the best candidate's time is not repeated: this many times, and by more than what a
 # kernel takes that makes its code then (2.6 ms were seen).
 _HOPELESS, _FIRST_NS = 2.0, 10e6
-_TOUCHING_NS = (
-    1e6  # a first run may take so long by the pages that it touches first: tables of 600 MB took 70 ms, not 0.4
-)
+_TOUCHING_NS = 1e6  # a longer first run may touch its pages for the first time: tables of 600 MB took 70 ms, not 0.4
 _BEHIND = 1.2  # after a few runs, the fastest of them so many times slower ends it
 _KEPT_BYTES = 256 << 20  # of operands in candidates' layouts
 _ENOUGH_NUMBERS, _MOST_DRAWS = 32, 12  # compared before a candidate counts as right; times operands are drawn for it

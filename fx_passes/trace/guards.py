@@ -88,6 +88,16 @@ class Description(NamedTuple):
 _MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
 
 
+class Passed(set[tuple[Any, ...]]):
+    """Calls, by their sizes, that were found to be right; not more than a graph should remember."""
+
+    def remember(self, sizes: tuple[Any, ...]) -> None:
+        """Add one, in place of all where these are many."""
+        if len(self) >= _MOST_PASSED:
+            self.clear()
+        self.add(sizes)
+
+
 class Guards:
     """Conditions on the inputs under which an exported graph is the model.
 
@@ -111,7 +121,7 @@ class Guards:
         self._leaves = [_TensorLike.of(x, asked) if isinstance(x, torch.Tensor) else x for x in leaves]
         only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
-        self._passed: set[tuple[Any, ...]] = set()  # sizes and strides that the check let through; it takes longer
+        self._passed = Passed()  # sizes and strides that the check let through; it takes longer
 
     def forbid_gradients(self) -> None:
         """The graph is for calls without gradients alone."""
@@ -149,7 +159,7 @@ class Guards:
         found._check, found._in_spec = None if sizes is None else check, structure
         found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
         found._n_flat, found._without_gradients, found.sizes = None, without_gradients, ALL
-        found._passed = {tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ()}
+        found._passed = Passed(tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ())
         return found
 
     def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -173,10 +183,8 @@ class Guards:
             self._check(*flat)
         except AssertionError:
             return False
-        if len(self._passed) >= _MOST_PASSED:
-            self._passed.clear()
         if sizes is not None:
-            self._passed.add(sizes)
+            self._passed.remember(sizes)
         return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:

@@ -26,11 +26,11 @@ from fx_passes.graph.graph import get_attribute, is_shape
 from fx_passes.graph.hooks import has_hooks
 from fx_passes.graph.interpreter import call_node
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, STRICT, overload_builder
+from fx_passes.trace.guards import Passed
 from zendnn_cffi.primitives.ambient import is_watched
 
 log = logging.getLogger("zendnn_cffi.passes")
 
-MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
 # Of these even torch.export and TorchDynamo follow what eager PyTorch refuses.
 CAPTURED = frozenset(("addmm", "einsum"))
 IN_PLACE = "in place"
@@ -45,8 +45,8 @@ class Refusals:
         self._root, self._strict, self._nodes = root, strict, _up_to(strict, graph)
         self._placeholders = [str(node.target) for node in graph.find_nodes(op="placeholder")]
         self._held: dict[fx.Node, Any] | None = None  # what get_attr and call_module nodes stand for, on meta
-        self._passed: set[tuple[Any, ...]] = set()
-        self._passed_by_position: set[tuple[Any, ...]] = set()  # of calls with tensors alone
+        self._passed = Passed()
+        self._passed_by_position = Passed()  # of calls with tensors alone
 
     @classmethod
     def of(cls, root: nn.Module, graph: fx.Graph | None, names: Collection[str] | None = None) -> Refusals | None:
@@ -63,9 +63,7 @@ class Refusals:
         if not self.allow({**dict(zip(names, args, strict=False)), **kwargs}):
             return False
         if key is not None and not is_watched():
-            if len(self._passed_by_position) >= MOST_PASSED:
-                self._passed_by_position.clear()
-            self._passed_by_position.add(key)
+            self._passed_by_position.remember(key)
         return True
 
     def allow(self, values: Mapping[str, Any]) -> bool:
@@ -78,10 +76,8 @@ class Refusals:
         if (refused := self._refused(values)) is not None:
             log.info("a call runs as plain PyTorch, which refuses it: %s", refused)
             return False
-        if len(self._passed) >= MOST_PASSED:
-            self._passed.clear()
         if key is not None:
-            self._passed.add(key)
+            self._passed.remember(key)
         return True
 
     def allow_flat(self, values: Sequence[Any]) -> bool:

@@ -45,20 +45,19 @@ class Locations:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._known = [(t, known) for t in tensors if (known := described(t)) is not None]
-        self._storages: list[torch.UntypedStorage] = []  # held: new memory lies elsewhere
         self._asked: list[torch.Tensor] = []
-        objects, impls, data = [], [], []
+        objects, impls, storages = list[int](), list[int](), list[torch.UntypedStorage]()
         places = PLACES or _NOWHERE
         for tensor, _ in self._known:
             storage = tensor.untyped_storage()
-            self._storages.append(storage)
+            storages.append(storage)
             if _is_certain(tensor, storage):
                 objects.append(id(tensor) + 8 * places.impl)
                 impls += [tensor._cdata + 8 * place for place in places.views]
-                data.append(storage._cdata + 8 * places.data)
             else:
                 self._asked.append(tensor)
-        self._objects, self._impls, self._data = Words(objects, 8), Words(impls, 8), Words(data, 8)
+        self._objects, self._impls = Words(objects, 8), Words(impls, 8)
+        self._addresses = Addresses(storages)  # which holds them: new memory lies elsewhere
         self._answers = list(map(described, self._asked))
 
     def unchanged(self) -> bool:
@@ -66,7 +65,7 @@ class Locations:
         return (
             self._objects.unchanged()
             and self._impls.unchanged()
-            and self._data.unchanged()
+            and self._addresses.unchanged()
             and list(map(described, self._asked)) == self._answers
         )
 
@@ -107,15 +106,13 @@ def described(tensor: torch.Tensor) -> tuple[Any, ...] | None:
 
 
 def _is_certain(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-    """Whether all words of this tensor lie where PLACES says."""
+    """Whether all words of this tensor but its address lie where PLACES says."""
     if PLACES is None or type(tensor) not in PLAIN or tensor.is_nested or tensor.dim() > _INLINE_DIMENSIONS:
         return False
     impl = tensor._cdata
-    return (
-        words_at(id(tensor) + 8 * PLACES.impl, 1) == [impl]
-        and words_at(impl + 8 * PLACES.storage, 1) == [storage._cdata]
-        and words_at(storage._cdata + 8 * PLACES.data, 1) == [storage.data_ptr()]
-    )
+    return words_at(id(tensor) + 8 * PLACES.impl, 1) == [impl] and words_at(impl + 8 * PLACES.storage, 1) == [
+        storage._cdata
+    ]
 
 
 def find_places() -> Places | None:
