@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import operator
 import sys
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from fx_passes.aliasing.inputs import Places
 from fx_passes.graph.graph import CREATED
 from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.graph.inner import find, is_plain, plain_tensors, value_of
 from fx_passes.region.kept import Kept
 from fx_passes.trace.attributes import Attributes
 from fx_passes.trace.skeleton import OF_MODULES, tensors_in
@@ -75,11 +77,13 @@ class Contents:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = list(tensors)
+        self._parts = list(map(plain_tensors, self.tensors))
+        plain = list(itertools.chain(*self._parts))
         # Inference tensors have no version counter.
-        self._counted = [t for t in self.tensors if not t.is_inference()]
+        self._counted = [t for t in plain if not t.is_inference()]
         self._versions = list(map(_version, self._counted))
         self._quickly = Versions(self._counted)
-        self._locations = Locations(self.tensors)
+        self._locations = Locations(plain)
 
     def unwritten(self) -> bool:
         """Whether nobody wrote to them in place."""
@@ -92,8 +96,8 @@ class Contents:
     def changed(self) -> list[int]:
         """The positions of those that somebody wrote to, or gave other memory."""
         written = {id(t) for t, version in zip(self._counted, self._versions, strict=True) if t._version != version}
-        moved = set(map(id, self._locations.changed()))
-        return [i for i, tensor in enumerate(self.tensors) if id(tensor) in written | moved]
+        changed = written.union(map(id, self._locations.changed()))
+        return [i for i, tensors in enumerate(self._parts) if not changed.isdisjoint(map(id, tensors))]
 
 
 class Watch:
@@ -140,7 +144,8 @@ class Watch:
         self._made_of = self._ids()
         self._known_names = list(map(list, self._by_name))
         self._plain = Attributes(self._modules)
-        dictionaries = [*self._children, *self._by_name, *self._plain.dictionaries]
+        of_wrapped = [each.__dict__ for each in self._tensors if isinstance(each, torch.Tensor) and not is_plain(each)]
+        dictionaries = [*self._children, *self._by_name, *self._plain.dictionaries, *of_wrapped]
         self._dictionaries = Dictionaries(dictionaries, self._holds_the_same)
         self.structure = self._describe(modules)
         self._written = [] if gm.written_inputs is None else gm.written_inputs.tensors_of(gm)
@@ -274,10 +279,9 @@ def _constants(
     found: dict[str, torch.Tensor] = {}
     read = (part.constants.still if isinstance(part.constants, Kept) else part.constants for part in gm.keeping())
     for name in dict.fromkeys(name for names_of_part in read for name in names_of_part):
-        path, _, attribute = name.rpartition(".")
         try:
-            owner = root.get_submodule(path)
-            value = getattr(owner, attribute)
+            owner, attribute, part = find(root, name)
+            value = value_of(owner, attribute, part)
         except AttributeError:
             continue  # the structure changed, as where a parameter became None
         if id(owner) not in inside or attribute in computed_weights(owner):
@@ -287,9 +291,20 @@ def _constants(
         if attribute in owner.__dict__:
             owners.append(owner.__dict__)
             names.append(attribute)
+        if part:
+            _join(owner, attribute, part, owners, names)
         if attribute in RUNNING and isinstance(counter := owner._buffers.get(COUNTER), torch.Tensor):
-            found[f"{path}.{COUNTER}" if path else COUNTER] = counter
+            found[f"{name.removesuffix(attribute)}{COUNTER}"] = counter
     return found
+
+
+def _join(owner: nn.Module, attribute: str, part: str, owners: list[dict[str, Any]], names: list[str]) -> None:
+    """Let a tensor that a tensor is made of be one of owners' names, too: another object may take its place."""
+    *between, last = part.split(".")
+    holder = functools.reduce(getattr, between, getattr(owner, attribute))
+    if last in holder.__dict__:
+        owners.append(holder.__dict__)
+        names.append(last)
 
 
 _FROM = "computed from "  # before a name: of what the graph's constants may have been made of

@@ -55,6 +55,11 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
             made[key] = gm.graph.call_function(function, arguments)
         return made[key]
 
+    for node in [node for node in gm.graph.nodes if is_call(node, *_SHARED)]:
+        first = made.setdefault((node.target, node.args, *node.kwargs.items()), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            gm.graph.erase_node(node)
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
         readers = _layers(node, gm)
         choice = match_choice(node, gm, readers) if readers else None
@@ -74,6 +79,7 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 _AS_A_WHOLE = ops.choose_scale, ops.quantize_by, ops.dynamic_linear
+_SHARED = ops.choose_scale, ops.choose_row_scales, ops.quantize_by, ops.quantize_rows_by
 _BY_ROWS = ops.choose_row_scales, ops.quantize_rows_by, ops.row_scaled_linear
 
 

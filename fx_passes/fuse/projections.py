@@ -62,7 +62,7 @@ class Projection:
         src, *rest = self.operands
         weight = _tensor(gm, self.weight)
         how = self.node.args[-2].args[3:] if self.scales is not None else ()
-        return self.node.target, _value(src), *rest, weight.dtype, weight.shape[1], how
+        return self.node.target, self.node.kwargs.get("dtype"), _value(src), *rest, weight.dtype, weight.shape[1], how
 
 
 def _value(node: Any) -> Any:
@@ -135,7 +135,7 @@ def widen(gm: fx.GraphModule, group: list[Projection]) -> None:
         if any(part.bias is not None for part in group):
             rows = [part.bias or graph.call_function(ops.no_bias, (part.scales or part.weight,)) for part in group]
             bias = graph.call_function(ops.concat, (tuple(rows), 0))
-        wide = graph.call_function(first.target, (*group[0].operands, weight, bias), {"post_ops": ()})
+        wide = graph.call_function(first.target, (*group[0].operands, weight, bias), dict(first.kwargs))
         wide.meta["source"] = "; ".join(str(part.node.meta.get("source", part.node.name)) for part in group)
         start, pieces = 0, []
         for part, size in zip(group, sizes, strict=True):

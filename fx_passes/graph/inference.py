@@ -229,7 +229,7 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
     if node.target in (ops.choose_scale, ops.choose_row_scales):
         return torch.float32
     if node.target in (ops.dynamic_linear, ops.row_scaled_linear):
-        return (yield node.args[2])
+        return node.kwargs.get("dtype") or (yield node.args[2])
     if node.target in (ops.quantize, ops.dequantize, ops.quantize_by, ops.quantize_rows_by):
         return node.args[-1]
     if node.target is ops.binary:

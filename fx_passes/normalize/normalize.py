@@ -38,10 +38,11 @@ from fx_passes.graph.graph import (
     signature_of,
 )
 from fx_passes.graph.inference import LAYER, RANK, dtype, is_tensor, rank
+from fx_passes.graph.inner import is_plain, parts
 from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.constants import fold_function, is_folded
 from fx_passes.normalize.recurrent import build_recurrent
-from fx_passes.spellings import movement
+from fx_passes.spellings import int8_linear, movement
 from fx_passes.spellings.recurrent import CELLS, STACKS
 from fx_passes.spellings.registry import (
     FIRST_RESULT,
@@ -100,6 +101,7 @@ class Normalizer:
         self.attributes: dict[str, fx.Node] = {}
         self.aliasing = Aliasing(gm)
         self.varying: set[fx.Node] = set()  # nodes walked over that depend on an input, or on who knows what
+        self.wrapped: dict[fx.Node, torch.Tensor] = {}  # tensors of subclasses: what functions do with them is theirs
         self.written = {n.target for n in gm.graph.find_nodes(op="get_attr") if self.aliasing.is_written(n)}
 
     def run(self) -> None:
@@ -133,6 +135,10 @@ class Normalizer:
         node.meta["constant"] = isinstance(value, torch.Tensor) and node.target not in self.written
         if isinstance(value, torch.Tensor):
             node.meta[RANK] = value.ndim
+            if not is_plain(value):
+                self.wrapped[node] = value
+                self.varying.add(node)
+                node.meta["constant"] = False
 
     def visit(self, node: fx.Node) -> None:
         """Rewrite one node, if a builder knows it."""
@@ -141,28 +147,65 @@ class Normalizer:
             if isinstance(value, torch.Tensor):
                 _read_as(node, value.dtype)
                 return
-        built = self.build(node)
+        if (part := self.read_part(node)) is not None:
+            node.replace_all_uses_with(part)
+            self.graph.erase_node(node)
+            return
+        built = self.unwrapped(self.build(node))
         if isinstance(built, Alias):
             node.replace_all_uses_with(built.value)
             self.graph.erase_node(node)
         elif isinstance(built, Call) and not (built.op in ops.MOVEMENT and self.aliasing.is_written(node)):
             node.meta.setdefault("source", self.describe(node))
-            args = tuple(self.materialize(argument, node) for argument in built.args)
+            made: dict[int, fx.Node] = {}
+            args = tuple(self.materialize(argument, node, made) for argument in built.args)
             node.op, node.target, node.args, node.kwargs = "call_function", built.op, args, built.kwargs
         elif built is None and node not in self.varying and not self.aliasing.is_written(node):
             fold_function(node)
 
-    def materialize(self, argument: Any, node: fx.Node) -> Any:
-        """An argument that is itself a Call, or a tuple of them, becomes nodes in front."""
+    def read_part(self, node: fx.Node) -> fx.Node | None:
+        """The get_attr node of what node, as torch.export writes it, takes out of a tensor; None for other nodes."""
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "export":
+            return None
+        if node.target._opname != "access_subclass_inner_tensor" or node.args[0] not in self.wrapped:
+            return None
+        weight, name = node.args
+        known = name in parts(self.wrapped[weight]) and weight.target not in self.written
+        return self.part(weight, name) if known else None
+
+    def unwrapped(self, built: Built) -> Built:
+        """The same from plain tensors; None where a function does with a tensor of a subclass who knows what."""
+        if not self.wrapped or not isinstance(built, Call):
+            return built
+        if built.op is ops.linear and isinstance(weight := built.args[1], fx.Node) and weight in self.wrapped:
+            src, _, bias = built.args
+            wrapped = self.wrapped[weight]
+            is_read = weight.target not in self.written and dtype(src, self.gm) in (None, wrapped.dtype)
+            if is_read and not any(each in self.wrapped for each in nodes_in((src, bias))):
+                return int8_linear.linear(src, wrapped, lambda name: self.part(weight, name), bias)
+        return None if any(each in self.wrapped for each in nodes_in((built.args, built.kwargs))) else built
+
+    def part(self, weight: fx.Node, name: str) -> fx.Node:
+        """The get_attr node of a tensor that a tensor is made of."""
+        target = f"{weight.target}.{name}"
+        if target not in self.attributes:
+            with self.graph.inserting_after(weight):
+                self.attributes[target] = self.graph.create_node("get_attr", target)
+            self.mark(self.attributes[target])
+        return self.attributes[target]
+
+    def materialize(self, argument: Any, node: fx.Node, made: dict[int, fx.Node]) -> Any:
+        """An argument that is itself a Call, or a tuple of them, becomes nodes in front; made has those by id of it."""
         if type(argument) is tuple:
-            return tuple(self.materialize(entry, node) for entry in argument)
+            return tuple(self.materialize(entry, node, made) for entry in argument)
         if not isinstance(argument, Call):
             return argument
-        args = tuple(self.materialize(a, node) for a in argument.args)
-        with self.graph.inserting_before(node):
-            made = self.graph.create_node("call_function", argument.op, args, argument.kwargs)
-        made.meta["source"] = self.describe(node)
-        return made
+        if id(argument) not in made:
+            args = tuple(self.materialize(a, node, made) for a in argument.args)
+            with self.graph.inserting_before(node):
+                made[id(argument)] = self.graph.create_node("call_function", argument.op, args, argument.kwargs)
+            made[id(argument)].meta["source"] = self.describe(node)
+        return made[id(argument)]
 
     def build(self, node: fx.Node) -> Built:
         """What the node becomes, or None."""

@@ -89,12 +89,16 @@ def dequantize(src: Tensor, scale: Any, zero_point: Any, axis: Axis, dtype: torc
 
 
 @op(kind=COMPUTE, light=True, opens_region=False)
-def choose_scale(src: Tensor, low: int, high: int, eps: float, dtype: torch.dtype, symmetric: bool) -> Tensor:
+def choose_scale(
+    src: Tensor, low: int, high: int, eps: float, dtype: torch.dtype, symmetric: bool, *, of: torch.dtype | None = None
+) -> Tensor:
     """Return how src is quantized as a whole, as operators choose_qparams of quantized_decomposed choose it.
 
     src      float32 [...], not empty
+    of       the dtype that src must have; None: any
     Returns  float32 [4]: scale, 1 / scale, zero point, and the bits of the zero point as an int32
     """
+    _check_dtype(src, of)
     import torch.ao.quantization.fx._decomposed  # registers the operators
 
     form = "choose_qparams_symmetric" if symmetric else "choose_qparams"
@@ -110,15 +114,19 @@ def quantize_by(src: Tensor, chosen: Tensor, low: int, high: int, dtype: torch.d
 
 
 @op(kind=COMPUTE, light=True, opens_region=False)
-def choose_row_scales(src: Tensor, how: str, low: int, high: int, eps: float) -> Tensor:
+def choose_row_scales(
+    src: Tensor, how: str, low: int, high: int, eps: float, *, of: torch.dtype | None = None
+) -> Tensor:
     """Return how each row of src along its last dimension is quantized.
 
-    src      float32 [..., K], K > 0
+    src      float32 or bf16 [..., K], K > 0; scales are rounded to its dtype
     how      "largest": scale max(|x|) / high, as choose_qparams_per_token
              "symmetric", "asymmetric": as choose_qparams_affine
              "nearest": as choose_qparams_per_token_asymmetric
+    of       the dtype that src must have; None: any
     Returns  float32 [3, ..., 1]: scales, 1 / scales, zero points
     """
+    _check_dtype(src, of)
     lowest, highest = src.amin(-1, keepdim=True).clamp(max=0), src.amax(-1, keepdim=True).clamp(min=0)
     largest = torch.maximum(-lowest, highest)
     if how == "largest":
@@ -130,7 +138,13 @@ def choose_row_scales(src: Tensor, how: str, low: int, high: int, eps: float) ->
     else:
         scale = (highest - lowest).div(high - low).clamp(min=eps)
         zero_point = row_zero_points(how, lowest / scale, highest / scale, low, high)
-    return torch.stack((scale, 1.0 / scale, zero_point)).float()
+    return torch.stack((scale.float(), 1.0 / scale.float(), zero_point.float()))
+
+
+def _check_dtype(src: Tensor, wanted: torch.dtype | None) -> None:
+    """Raise TypeError for another dtype: a layer whose result has the dtype of its input is a graph for one."""
+    if wanted is not None and src.dtype != wanted:
+        raise TypeError(f"a quantized layer of {wanted} is given {src.dtype}: convert what it is given, or the layer")
 
 
 def row_zero_points(how: str, lowest: Tensor, highest: Tensor, low: int, high: int) -> Tensor:
@@ -149,14 +163,23 @@ def quantize_rows_by(src: Tensor, chosen: Tensor, low: int, high: int, dtype: to
 
 @op(kind=COMPUTE, post_ops=True, shape="rank")
 def row_scaled_linear(
-    src: Tensor, chosen: Tensor, weight: Tensor, bias: Tensor | None = None, *, post_ops: PostOps = ()
+    src: Tensor,
+    chosen: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    post_ops: PostOps = (),
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return post_ops(real @ weight.T + bias), where real = (src - zero_points) * scales.
 
     src [..., K] of uint8 or int8, chosen [3, ..., 1] as choose_row_scales has it, weight [N, K], bias [N]
+
+    dtype  what the sum is rounded to before post_ops; None: it has weight's
     """
     real = src.to(weight.dtype).sub_(chosen[2]).mul_(chosen[0])
-    return apply_post_ops(F.linear(real, weight, bias), post_ops)
+    found = F.linear(real, weight, bias if bias is None else bias.to(weight.dtype))
+    return apply_post_ops(found if dtype is None else found.to(dtype), post_ops)
 
 
 @op(kind=COMPUTE, post_ops=True, shape="rank")

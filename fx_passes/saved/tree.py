@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes.graph.graph import get_attribute
+from fx_passes.graph.inner import parts
 from fx_passes.saved.container import by_alignment
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
@@ -38,6 +39,8 @@ class Restored(nn.Module):
 def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return what there is in the tree as JSON, and its tensors by name.
 
+    A parameter that is made of others (torchao's Int8Tensor) becomes a module that has these as buffers.
+
     graphs  those that read tensors of it, which may be plain attributes, too
     Raises  NotSaved for tensors that a file does not hold
     """
@@ -53,12 +56,20 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
             tensors[name] = tensor.resolve_conj().resolve_neg()
         return names[id(tensor)]
 
-    modules, parameters, buffers, known = [], [], [], set[str]()
+    modules, parameters, buffers, known, wrapped = [], [], [], set[str](), set[str]()
     for path, module in root.named_modules(remove_duplicate=False):  # graphs may name any path of a shared module
         modules.append(path)
         prefix = f"{path}." if path else ""
         for name, parameter in module._parameters.items():
             known.add(prefix + name)
+            made_of = {} if parameter is None else parts(parameter)
+            if made_of and all(map(str.isidentifier, made_of)):
+                wrapped.add(prefix + name)
+                modules.append(prefix + name)
+                for part, tensor in made_of.items():
+                    known.add(below := f"{prefix}{name}.{part}")
+                    buffers.append([below, place(below, tensor), True])
+                continue
             wants = parameter is not None and parameter.requires_grad
             parameters.append([prefix + name, place(prefix + name, parameter), wants])
         for name, buffer in module._buffers.items():
@@ -67,9 +78,9 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
             buffers.append([prefix + name, place(prefix + name, buffer), persistent])
     attributes = []
     for name in dict.fromkeys(str(node.target) for graph in graphs for node in graph.find_nodes(op="get_attr")):
-        if name not in known:
+        if name not in known or name in wrapped:
             value = get_attribute(root, name)
-            if not isinstance(value, torch.Tensor):
+            if name in wrapped or not isinstance(value, torch.Tensor):
                 raise NotSaved(f"its graph reads {name}, a {type(value).__name__}")
             attributes.append([name, place(name, value)])
     rows = {"modules": modules, "parameters": parameters, "buffers": buffers, "attributes": attributes}

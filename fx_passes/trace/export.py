@@ -31,6 +31,7 @@ from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.modes import keep_modes_whole
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
+from fx_passes.trace.quantized_layers import AsOperators
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
 from fx_passes.trace.skeleton import Held, skeleton
@@ -256,7 +257,7 @@ def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
 @contextlib.contextmanager
 def _followed(mode: AbstractContextManager[Any]) -> Iterator[None]:
     """In the mode of an attempt, what holds while torch.export follows a forward: it does what it does in eager."""
-    with _written_out(), refuse_seeding(), sizes_written(), mode, without_cache():
+    with _written_out(), refuse_seeding(), sizes_written(), mode, without_cache(), AsOperators():
         yield
 
 

@@ -147,13 +147,17 @@ def quantized(src: TensorSpec, scale: Any, zero_point: Any, axis: Any, *rest: An
     return replace(elementwise(src), dtype=rest[-1])
 
 
-def chosen_scale(src: TensorSpec, *rest: Any) -> TensorSpec:
+def chosen_scale(src: TensorSpec, *rest: Any, of: torch.dtype | None = None) -> TensorSpec:
     """ops.choose_scale."""
+    if of not in (None, src.dtype):
+        raise Unclear
     return row_major((4,), torch.float32)
 
 
-def chosen_row_scales(src: TensorSpec, *rest: Any) -> TensorSpec:
+def chosen_row_scales(src: TensorSpec, *rest: Any, of: torch.dtype | None = None) -> TensorSpec:
     """ops.choose_row_scales."""
+    if of not in (None, src.dtype):
+        raise Unclear
     return row_major((3, *src.shape[:-1], 1), torch.float32)
 
 

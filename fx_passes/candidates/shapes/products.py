@@ -71,5 +71,18 @@ def _empty_like(spec: TensorSpec) -> TensorSpec:
 def dynamic_linear(
     src: TensorSpec, chosen: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, **rest: Any
 ) -> TensorSpec:
-    """ops.dynamic_linear and ops.row_scaled_linear."""
+    """ops.dynamic_linear."""
     return linear(replace(src, dtype=weight.dtype), weight, bias, **rest)
+
+
+def row_scaled_linear(
+    src: TensorSpec,
+    chosen: TensorSpec,
+    weight: TensorSpec,
+    bias: TensorSpec | None = None,
+    dtype: torch.dtype | None = None,
+    **rest: Any,
+) -> TensorSpec:
+    """ops.row_scaled_linear."""
+    found = linear(replace(src, dtype=weight.dtype), weight, bias and replace(bias, dtype=weight.dtype), **rest)
+    return found if dtype is None else replace(found, dtype=dtype)

@@ -76,7 +76,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.pad: windows.padded,
     ops.linear: products.linear,
     ops.dynamic_linear: products.dynamic_linear,
-    ops.row_scaled_linear: products.dynamic_linear,
+    ops.row_scaled_linear: products.row_scaled_linear,
     ops.matmul: products.matmul,
     ops.attention: products.attention,
     ops.cached_attention: products.attention,

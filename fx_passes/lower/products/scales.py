@@ -82,6 +82,10 @@ class Primitives:
         descs = seen(src), seen(dst)
         self.add(first_optimized(args, self.kind, descriptors.reduction, kind, *descs, post_ops=post_ops))
 
+    def reorder(self, src: Argument, dst: Argument) -> None:
+        """Append dst = src, rounded to its dtype."""
+        self.add(reordering(src, dst, self.kind))
+
     def add(self, template: PrimitiveTemplate | None) -> None:
         if template is None or self.templates is None:
             self.templates = None
@@ -111,6 +115,7 @@ class Range:
     low, high  the smallest and the largest integer
     eps        the smallest scale
     middle     the zero point where there is one for all
+    rounded    what scales of symmetric ranges are rounded to
     """
 
     how: str
@@ -118,6 +123,7 @@ class Range:
     high: int
     eps: float
     middle: int = 0
+    rounded: torch.dtype = F32
 
 
 def choose(calls: Primitives, how: Range, shape: tuple[int, int], dtype: torch.dtype, *, by_rows: bool) -> None:
@@ -136,6 +142,10 @@ def choose(calls: Primitives, how: Range, shape: tuple[int, int], dtype: torch.d
         return
     steps = float(how.high) if how.how == "largest" else (how.high - how.low) / 2
     _scale(calls, ("max", highest, lowest), steps, how, poison, scale)
+    if how.rounded != F32:
+        half = Temporary(_FIRST, row_major((1, count), how.rounded))
+        calls.reorder(scale, half)
+        calls.reorder(half, scale)
     calls.eltwise(("pow", 1.0, -1.0), scale, inverse)
     calls.eltwise(("clip", float(how.middle), float(how.middle)), scale, zero_point)
 
@@ -205,14 +215,16 @@ def number(value: float) -> Weights:
 def zero_point_bits(calls: Primitives) -> None:
     """Append the zero point of all values as an int32 to a result of scale, inverse and zero point."""
     one, size = row_major((1, 1), F32), row_major((1, 1), F32).size_bytes
-    bits = row_major((1, 1), torch.int32)
+    calls.reorder(Result(one, 2 * size), Result(row_major((1, 1), torch.int32), 3 * size))
+
+
+def reordering(src: Argument, dst: Argument, kind: str) -> PrimitiveTemplate | None:
+    """A reorder from src to dst; None where the library has none."""
     try:
-        pd = PrimitiveDesc.reorder(one, bits)
+        pd = PrimitiveDesc.reorder(seen(src), seen(dst))
     except ZenDNNError:
-        calls.add(None)
-        return
-    args: dict[int, Argument] = {ARG_SRC: Result(one, 2 * size), ARG_DST: Result(bits, 3 * size)}
-    calls.add(primitive_template(pd, args, calls.kind))
+        return None
+    return primitive_template(pd, {ARG_SRC: src, ARG_DST: dst}, kind)
 
 
 def choice(node: fx.Node, context: LoweringContext, calls: Primitives, src: MemoryDesc, dst: MemoryDesc) -> Operation:

@@ -20,6 +20,8 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.saved.errors import FileError, NotSaved
+from tests.support.int8_tensors import CONFIGS
+from tests.support.int8_tensors import block as int8_block
 from tests.support.lowering import net, noise
 
 
@@ -391,3 +393,28 @@ def test_a_decoder_with_a_growing_cache_goes_on_where_it_was_saved(tmp_path: Pat
                 loaded(noise(2, 1, 32), noise(2, 2, 5, 16), noise(2, 2, 5, 16))
             with pytest.raises(ValueError, match="saved for other arguments"):
                 loaded(noise(1, 1, 32), noise(1, 3, 5, 16), noise(1, 3, 5, 16))
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_layers_of_torchao_need_no_torchao(tmp_path: Path, config: str, asks: bool) -> None:
+    """What an Int8Tensor is made of is saved, under its name."""
+    model, x, path = int8_block(config, asks=asks), noise(3, 64), tmp_path / "model.safetensors"
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    with torch.no_grad():
+        expected = fast(x)
+        zendnn_cffi.save(fast, path)
+        again = zendnn_cffi.load(path)
+        assert torch.equal(again(x), expected)
+        assert {"up.weight.qdata", "up.weight.scale"} <= again.state_dict().keys()
+        torch.testing.assert_close(again(x[:2]), model(x[:2]), atol=1e-4, rtol=1e-4)
+        with pytest.raises((TypeError, ValueError, RuntimeError), match=r"dtype|other arguments|quantized layer"):
+            again(x.bfloat16())
+        again.get_buffer("up.weight.scale").mul_(2)
+        layer: Any = model.up
+        layer.weight.scale.mul_(2)
+        for _ in range(2):
+            torch.testing.assert_close(again(x), model(x), atol=1e-3, rtol=1e-3)
+    program = f"import sys, zendnn_cffi; zendnn_cffi.load({str(path)!r}); print('torchao' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -107,7 +107,8 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ops.pad: [((src, (1, 2, 0, 1)), {}) for src in (X, Y, TOKENS)],
     ops.linear: [((TOKENS, tensor(4, 8), vector(4)), {}), ((tensor(3, 8), tensor(4, 8)), {})],
     ops.row_scaled_linear: [
-        ((replace(TOKENS, dtype=torch.int8), tensor(3, *TOKENS.shape[:-1], 1), tensor(4, 8), vector(4)), {})
+        ((replace(TOKENS, dtype=torch.int8), tensor(3, *TOKENS.shape[:-1], 1), tensor(4, 8), bias), {"dtype": dtype})
+        for bias, dtype in ((vector(4), None), (replace(vector(4), dtype=torch.bfloat16), torch.bfloat16))
     ],
     ops.dynamic_linear: [((replace(TOKENS, dtype=torch.uint8), vector(4), tensor(4, 8), vector(4)), {})],
     ops.matmul: [((tensor(5, 8), tensor(8, 3)), {}), ((HEADS, TensorSpec((2, 4, 8, 5), F32, (160, 8, 1, 32))), {})],

@@ -161,10 +161,9 @@ def _no_clipping(w: Any, x: Tensor) -> Tensor:
     return F.linear(by_block(x, "SYMMETRIC_NO_CLIPPING_ERR", [1, 16]), w[0](), w[0].bias)
 
 
-def test_fewer_integers_are_made_by_pytorch() -> None:
+def test_fewer_integers_are_bounded() -> None:
     fast = optimized(Integers(_seven_bits, Weight(8, 16)), noise(5, 16), least_db=45)
-    assert [kind for kind, _, name in ran(fast) if name == "torch"] == ["quantize_rows_by"]
-    assert len(products(fast)) == 1
+    assert not [kind for kind, _, name in ran(fast) if name == "torch"] and len(products(fast)) == 1
 
 
 @pytest.mark.parametrize("forward", [_read_elsewhere, _scales_of_another, _groups_of_a_row, _no_clipping])

@@ -1,0 +1,59 @@
+"""Linear layers of integers for torch.export, which would follow torchao's functions to the products inside of them.
+
+While a forward is followed, F.linear of an Int8Tensor is one operator, zendnn_cffi::int8_linear, of its plain tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from fx_passes.graph.int8_tensor import Weight, understood
+from fx_passes.spellings.int8_linear import evaluate, layer
+
+_SCHEMA = (
+    "(Tensor input, Tensor qdata, Tensor scale, Tensor? zero_point, Tensor? bias, int[] axis, str how,"
+    " bool by_rows, int low, int high, ScalarType dtype) -> Tensor"
+)
+
+
+class AsOperators(TorchFunctionMode):
+    """A mode in which these layers are operators."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and (found := _linear(*args, **kwargs)) is not None:
+            return found
+        return func(*args, **kwargs)
+
+
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """The layer as an operator; None where its weight is no Int8Tensor that is understood."""
+    known = understood(weight)
+    if known is None or not isinstance(input, torch.Tensor) or input.dtype != weight.dtype:
+        return None
+    zero_point = weight.zero_point if known.has_zero_points else None
+    return _operator()(input, weight.qdata, weight.scale, zero_point, bias, *known.numbers)
+
+
+@functools.cache
+def _operator() -> Any:
+    """The operator, which is made where a model needs it."""
+    torch.library.define("zendnn_cffi::int8_linear", _SCHEMA)
+    torch.library.impl("zendnn_cffi::int8_linear", "CPU", _compute)
+    torch.library.register_fake("zendnn_cffi::int8_linear", _shaped)
+    return torch.ops.zendnn_cffi.int8_linear
+
+
+def _compute(input: Any, qdata: Any, scale: Any, zero_point: Any, bias: Any, *numbers: Any) -> torch.Tensor:
+    result: torch.Tensor = evaluate(layer(input, qdata, scale, zero_point, bias, Weight.of_numbers(*numbers)))
+    return result
+
+
+def _shaped(input: Any, qdata: Any, scale: Any, zero_point: Any, bias: Any, *numbers: Any) -> torch.Tensor:
+    result: torch.Tensor = input.new_empty((*input.shape[:-1], qdata.shape[0]))
+    return result

@@ -1,0 +1,65 @@
+"""Models whose linear layers torchao's quantize_() made layers of integers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    MappingType,
+    PerGroup,
+    PerRow,
+    PerTensor,
+    quantize_,
+)
+
+DYNAMIC: dict[str, Callable[[], Any]] = {
+    "rows": Int8DynamicActivationInt8WeightConfig,
+    "rows, one scale of the weight": lambda: Int8DynamicActivationInt8WeightConfig(granularity=[PerRow(), PerTensor()]),
+    "rows, asymmetric": lambda: Int8DynamicActivationInt8WeightConfig(act_mapping_type=MappingType.ASYMMETRIC),
+    "rows, reduced": lambda: Int8DynamicActivationInt8WeightConfig(reduce_range=True),
+    "whole": lambda: Int8DynamicActivationInt8WeightConfig(granularity=PerTensor()),
+    "whole, asymmetric": lambda: Int8DynamicActivationInt8WeightConfig(
+        granularity=PerTensor(), act_mapping_type=MappingType.ASYMMETRIC
+    ),
+}
+WEIGHTS_ALONE: dict[str, Callable[[], Any]] = {
+    "outputs": Int8WeightOnlyConfig,
+    "one scale": lambda: Int8WeightOnlyConfig(granularity=PerTensor()),
+    "groups": lambda: Int8WeightOnlyConfig(granularity=PerGroup(16)),
+}
+CONFIGS = DYNAMIC | WEIGHTS_ALONE
+
+
+class Block(nn.Module):
+    """Two layers with a GELU between them, one without a bias; with a question that torch.fx cannot follow."""
+
+    def __init__(self, features: int = 64, hidden: int = 48, *, asks: bool = False) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(features, hidden), nn.Linear(hidden, features, bias=False)
+        self.asks = asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(torch.nn.functional.gelu(self.up(x)))
+        if self.asks and x.shape[0] > 1:
+            y = y * 2
+        return y.tanh()
+
+
+def quantized(model: nn.Module, config: str = "rows", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A copy of model in dtype, its linear layers quantized."""
+    made = copy.deepcopy(model).eval().to(dtype)
+    quantize_(made, CONFIGS[config]())
+    return made
+
+
+def block(config: str = "rows", dtype: torch.dtype = torch.float32, *, asks: bool = False, seed: int = 0) -> nn.Module:
+    """A quantized Block of the same weights for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return quantized(Block(asks=asks), config, dtype)
