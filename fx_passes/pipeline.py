@@ -34,6 +34,7 @@ from fx_passes.graph.interpreter import run
 from fx_passes.graph.verify import verify
 from fx_passes.memoize.per_mask import memoize_masks
 from fx_passes.memoize.per_size import memoize_sizes
+from fx_passes.memoize.shared_masks import share_masks
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.normalize.created import renew_created
@@ -83,6 +84,7 @@ def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]
         _with(memoize_masks, root=root),
         move_lookups_in,
         _with(partition, make_region=make_region, root=root),
+        share_masks,
         write_out_structure,
     )
 

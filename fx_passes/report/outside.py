@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
+from fx_passes.memoize.shared_masks import asked_once
 from fx_passes.report.drawing import called
 from fx_passes.report.explanation import NodeExplanation
 from fx_passes.trace.outputs import Remake
@@ -57,7 +58,7 @@ def _became(node: fx.Node) -> str:
         return "number"
     pieces = node.target is operator.getitem and isinstance(node.args[0], fx.Node)
     moved = node.args[0].target if pieces else node.target  # a piece of what was split
-    return "movement" if moved in ops.MOVEMENT or moved is torch.unbind else "torch"
+    return "movement" if moved in ops.MOVEMENT or moved in (torch.unbind, asked_once) else "torch"
 
 
 def _is_number(node: Any) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from fx_passes import ops
+from fx_passes.memoize.shared_masks import asked_once
 from fx_passes.region.compile import row_major_copy
 from fx_passes.saved.errors import FileError, NotSaved
 
@@ -47,7 +48,8 @@ _ATTRIBUTES = _names("""
     H T device dtype imag indices is_cpu is_cuda is_meta is_quantized is_sparse itemsize layout mH mT
     nbytes ndim real requires_grad shape values
 """)
-_VOCABULARY = {function.__name__: function for function in ops.VOCABULARY} | {"row_major_copy": row_major_copy}
+_OURS = (*ops.VOCABULARY, row_major_copy, asked_once)
+_VOCABULARY = {function.__name__: function for function in _OURS}
 _OF_TORCH = {"torch": torch, "functional": functional}
 _BY_PREFIX = {"fft": torch.fft, "linalg": torch.linalg, "special": torch.special}  # torch.fft.rfft is called fft_rfft
 

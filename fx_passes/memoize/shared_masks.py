@@ -1,0 +1,67 @@
+"""Masks that are computed in each call and read by several regions: the first one looks at them, for all.
+
+    mask -> region, region, region
+becomes
+    mask -> asked_once -> region, region, region
+
+Each region asks what its mask says, and makes it additive: ten small operations of PyTorch. A decoder whose cache is
+written to between its layers has a region for each layer, and one mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, fx
+
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import finish
+from fx_passes.memoize.masks import mask_inputs, remember
+from fx_passes.memoize.memoised import Memoised
+
+
+def asked_once(mask: Tensor) -> Tensor:
+    """Return mask as a tensor of its own, for one call: what regions ask of it is remembered."""
+    alone = mask.detach()
+    remember(alone)
+    return alone
+
+
+def share_masks(gm: fx.GraphModule) -> fx.GraphModule:
+    """Let regions that read one mask, which nobody writes to, ask once what it says."""
+    readers = {mask: calls for mask, calls in _readers(gm).items() if len(calls) > 1 and not _is_remembered(gm, mask)}
+    aliasing = Aliasing(gm) if readers else None
+    for mask, calls in readers.items():
+        assert aliasing is not None
+        if aliasing.is_written(mask):
+            continue
+        with gm.graph.inserting_before(calls[0]):
+            asked = gm.graph.call_function(asked_once, (mask,))
+        asked.meta.update({key: value for key, value in mask.meta.items() if key == "val"})
+        for call in calls:
+            call.replace_input_with(mask, asked)
+    return finish(gm) if readers else gm
+
+
+def _readers(gm: fx.GraphModule) -> Mapping[fx.Node, list[fx.Node]]:
+    """The calls of regions that read a node as a mask alone, in order."""
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for call in gm.graph.find_nodes(op="call_module"):
+        region: Any = gm.get_submodule(str(call.target))
+        if not hasattr(region, "invalidate") or not isinstance(getattr(region, "graph", None), fx.Graph):
+            continue
+        numbers = mask_inputs(region.graph)
+        for mask in {call.args[number] for number in numbers}:
+            alone = all(number in numbers for number, source in enumerate(call.args) if source is mask)
+            if isinstance(mask, fx.Node) and alone:
+                found.setdefault(mask, []).append(call)
+    return found
+
+
+def _is_remembered(gm: fx.GraphModule, mask: fx.Node) -> bool:
+    """Whether a mask is what a Memoised keeps: that is asked once for good."""
+    source = mask.args[0] if mask.op == "call_function" and mask.args else None
+    if not isinstance(source, fx.Node) or source.op != "call_module":
+        return False
+    return isinstance(gm.get_submodule(str(source.target)), Memoised)
