@@ -20,6 +20,7 @@ ORDER = (
     "zendnn_cffi.log",
     "zendnn_cffi.locks",
     "zendnn_cffi.collector",
+    "zendnn_cffi.values",
     "zendnn_cffi.build_ffi",
     "zendnn_cffi.engine",  # the library: found, loaded, checked
     "zendnn_cffi.primitives",  # owners of its handles

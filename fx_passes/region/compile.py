@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from zendnn_cffi.primitives.verification.unchecked import unchecked
 from zendnn_cffi.runtime.program import Program
 from zendnn_cffi.runtime.sharing import Sharing
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.lower")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +12,7 @@ from fx_passes.candidates.specs import TensorSpec
 from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.programs import Signature, threads_of
 from fx_passes.search.noise import made_up
+from zendnn_cffi.values import dataclass
 
 
 @dataclass(frozen=True)

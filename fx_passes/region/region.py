@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import get_ident
 from typing import Any
 
@@ -46,6 +46,7 @@ from zendnn_cffi.locks import is_awaited, making, new_lock
 from zendnn_cffi.primitives.checks import check_storage, strides_overlap
 from zendnn_cffi.runtime.callers import callers
 from zendnn_cffi.runtime.courtesy import giving_way
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.region")
 

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,7 @@ from fx_passes.search.turn import Turn
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.runtime.program import OutputSpec, Program
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.lower")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ from zendnn_cffi.primitives.lpgemm import Gemm, GemmPostOp
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 from zendnn_cffi.primitives.verification.unchecked import unchecked
+from zendnn_cffi.values import dataclass
 
 _NOWHERE = torch.empty(0, dtype=torch.float32, device="cpu")  # what packed weights were made of is not looked at again
 

@@ -24,12 +24,13 @@ import types
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
 from torch import fx, nn
+
+from zendnn_cffi.values import dataclass
 
 ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, range,
          slice)  # fmt: skip

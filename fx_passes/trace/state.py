@@ -11,7 +11,6 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -31,6 +30,7 @@ from fx_passes.trace.held import (
     within,
 )
 from fx_passes.trace.instructions import names_in
+from zendnn_cffi.values import dataclass
 
 _MAX_CALLS = 2  # how deep functions are followed that forward calls
 OF_TRACING = "_tensor_constant"  # torch.fx puts tensors that forward makes on the root

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.refusals import CAPTURED, Refusals
 from fx_passes.trace.sizes import ALL, FreeSizes
 from fx_passes.trace.states import State
+from zendnn_cffi.values import dataclass
 
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 

@@ -15,7 +15,6 @@ by it, and it stands in place of the ones. Causal attention in blocks of rows le
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,6 +38,7 @@ from fx_passes.lower.products.step import product
 from zendnn_cffi.primitives import allocation, descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 # Sums of exponentials between these are those of rows whose largest score is between -58 and 58 or so (trained models
 # have 46), and are so far from where f32 and bf16 end that products with values below 1e12 are none too large.
