@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.lowered import LoweredRegion
 from fx_passes.region.programs import Signature, threads_of
 from fx_passes.search.noise import made_up
 from zendnn_cffi.values import dataclass

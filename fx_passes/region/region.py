@@ -29,10 +29,10 @@ from fx_passes.memoize.masks import OTHER, kind_of, mask_inputs, specialize
 from fx_passes.memoize.watched import is_watched
 from fx_passes.plan.heap import free_recent_cycles, give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
-from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.keep import Known
 from fx_passes.region.kept import Kept
 from fx_passes.region.later import later
+from fx_passes.region.lowered import LoweredRegion
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.packed import PackedSequences, place_of_sequence, stack_of
 from fx_passes.region.programs import Borrowed, Programs, Signature, threads_of

@@ -35,7 +35,7 @@ from zendnn_cffi.runtime.gemm_call import GemmCall
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
-    from fx_passes.region.compile import LoweredRegion
+    from fx_passes.region.lowered import LoweredRegion
     from fx_passes.region.region import ZenRegion
 
 log = logging.getLogger("zendnn_cffi.passes")

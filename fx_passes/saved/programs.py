@@ -36,7 +36,7 @@ from fx_passes.lower.products.gated_rows import cover_gated_rows
 from fx_passes.lower.rules import Readers, lower_node
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
-from fx_passes.region.compile import LoweredRegion, Lowering, NodeReport, boundary
+from fx_passes.region.lowered import LoweredRegion, Lowering, NodeReport, boundary
 from fx_passes.region.options import RegionOptions
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError
