@@ -106,6 +106,9 @@ class Temporary:
     offset_bytes: int = 0
 
 
+EXPONENTIALS = "exponentials"  # a kind of guards: attention without the row maximum
+
+
 @dataclass(frozen=True)
 class Guard:
     """What must hold of the f32 numbers in temporary number `index` when all of a program has run.

@@ -186,10 +186,6 @@ ROWS = (
     Row((random.Random,), lambda value, inner: value.getstate(), random.Random.getstate, random.Random.setstate),
     Row((torch.Generator,), lambda value, inner: value.get_state().numpy().tobytes(), torch.Generator.get_state,
         torch.Generator.set_state),
-    Row((numpy.random.Generator,), lambda value, inner: repr(value.bit_generator.state),
-        lambda value: value.bit_generator.state, lambda value, content: setattr(value.bit_generator, "state", content)),
-    Row((numpy.random.RandomState,), lambda value, inner: repr(value.get_state()), numpy.random.RandomState.get_state,
-        numpy.random.RandomState.set_state),
     Row((contextvars.ContextVar,), lambda value, inner: inner(value.get(None)), lambda value: (value.get(_UNSET),),
         _put_back_variable, lambda value: (value.get(None),)),
     Row((threading.local,), lambda value, inner: inner(value.__dict__), lambda value: dict(value.__dict__),
@@ -203,8 +199,36 @@ ROWS = (
     Row((functools.partial,), lambda value, inner: inner((value.func, value.args, value.keywords)),
         within=lambda value: (value.func, value.args, value.keywords)),
 )  # fmt: skip
-STATEFUL = tuple(kind for row in ROWS for kind in row.types if kind not in (tuple, types.MappingProxyType, frozenset))
 _OTHER = Row((object,), lambda value, inner: repr(value) if type(value).__module__ == "itertools" else None)
+
+
+@functools.cache
+def _all_rows(with_random: bool) -> tuple[Row, ...]:
+    if not with_random:
+        return ROWS
+    generator, state = numpy.random.Generator, numpy.random.RandomState
+    return (
+        *ROWS,
+        Row((generator,), lambda value, inner: repr(value.bit_generator.state), lambda value: value.bit_generator.state,
+            lambda value, content: setattr(value.bit_generator, "state", content)),
+        Row((state,), lambda value, inner: repr(value.get_state()), state.get_state, state.set_state),
+    )  # fmt: skip
+
+
+def _rows() -> tuple[Row, ...]:
+    """All rows. Importing numpy.random takes 6 ms: where nobody did, there are no objects of it."""
+    return _all_rows("numpy.random" in sys.modules)
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether a row names its type, one whose objects can be changed."""
+    return isinstance(value, _stateful("numpy.random" in sys.modules))
+
+
+@functools.cache
+def _stateful(with_random: bool) -> tuple[Any, ...]:
+    kinds = (kind for row in _all_rows(with_random) for kind in row.types)
+    return tuple(kind for kind in kinds if kind not in (tuple, types.MappingProxyType, frozenset))
 
 
 def _is_told(value: Any) -> bool:
@@ -244,7 +268,7 @@ def row_of(value: Any) -> Row:
 
 @functools.lru_cache(4096)
 def _row_of_type(cls: type) -> Row:
-    return next((row for row in ROWS if issubclass(cls, row.types)), _OTHER)
+    return next((row for row in _rows() if issubclass(cls, row.types)), _OTHER)
 
 
 def _is_ours(value: Any) -> bool:

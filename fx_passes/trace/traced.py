@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph
 from fx_passes.trace.assumptions import Assumption
-from fx_passes.trace.export import export
 from fx_passes.trace.guards import Call, Guards
 from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import is_plain
@@ -209,6 +208,8 @@ class Traced:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.example is not None and not self.restored:
+            from fx_passes.trace.export import export  # what is exported already does without
+
             self.graph, self.guards = export(self.root, *self.example, self.sizes)
         if (values := state["named"]) is not None:
             self.named = Named.read_again(self.root, values, is_new=self.example is not None and not self.restored)
