@@ -36,6 +36,7 @@ ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
          slice)  # fmt: skip
 # Compared by identity alone.
 CODE = (type, types.FunctionType, types.ModuleType, property)
+_PLAIN_CONTAINERS = frozenset((dict, list, collections.OrderedDict))
 _LARGE = 4096  # entries of a container beyond which its size alone is compared
 _KEPT_NUMBERS = 1 << 22  # elements of a tensor that are put back
 _COMPARED_NUMBERS = 1 << 16  # elements of a tensor that are compared by their numbers, too
@@ -285,6 +286,8 @@ def describe(value: Any, keep: Kept, seen: dict[int, Any] | None = None, depth: 
     seen = {} if seen is None else seen
     if isinstance(value, ATOMS):
         return type(value), value if value == value else repr(value)  # a NaN differs from itself
+    if type(value) in _PLAIN_CONTAINERS and not value and not getattr(value, "__dict__", None):
+        return type(value), []  # as most dictionaries of a module are
     keep.append(value)
     if isinstance(value, torch.Tensor):
         return (id(value), version_of(value), row_of(value).told(value, id)) if keep.in_place else (id(value), 0)
@@ -313,13 +316,15 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def _slots(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if not name.startswith("__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return found
+    cls: Any = type(value)
+    return {name: getattr(value, name) for name in _slot_names(cls) if hasattr(value, name)}
+
+
+@functools.lru_cache(4096)
+def _slot_names(cls: type) -> tuple[str, ...]:
+    every = [base.__dict__.get("__slots__", ()) for base in cls.__mro__]
+    names = (name for slots in every for name in ((slots,) if isinstance(slots, str) else slots))
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 def within(value: Any, seen: set[int] | None = None, depth: int = 0) -> Iterator[Any]:
