@@ -90,6 +90,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 OF_MODULES = ("_parameters", "_buffers", "_modules")
 _ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))  # what nobody can change
 _CONTAINERS = frozenset((dict, list, set, collections.OrderedDict))
+_FILL_GAPS = (nn.modules.conv._ConvNd,)  # in __setstate__, where an attribute of now is missing in an old pickle
 _METHODS = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__new__", "__getnewargs__")
 
 
@@ -100,6 +101,8 @@ def _is_copied_plainly(cls: type) -> bool:
     for base in cls.__mro__:
         if base in (nn.Module, object):
             return True
+        if base in _FILL_GAPS:
+            continue
         if "__slots__" in vars(base) or any(name in vars(base) for name in (*_METHODS, "__getnewargs_ex__")):
             return False
     return False
