@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.memoize.watched import changes_functions
 from fx_passes.trace.compared import copy_of_example
-from fx_passes.trace.trace import trace_by_call
 from fx_passes.trace.traced import Traced
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -48,6 +47,8 @@ def means_what_it_says(dtype: torch.dtype) -> bool:
 
 def traced_by(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:
     """Trace the same tree by a call; None where its arguments are no example of one."""
+    from fx_passes.trace.trace import trace_by_call  # a loaded module does without
+
     try:
         return trace_by_call(traced, *copy_of_example((args, kwargs)))
     except Exception as error:  # ExampleRefused, mostly

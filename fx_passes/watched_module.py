@@ -21,7 +21,6 @@ from fx_passes.graph.graph import copy_graph
 from fx_passes.graph.hooks import HOOKS
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.region.kept import Kept
-from fx_passes.trace.trace import retrace
 from fx_passes.trace.traced import WHOLE, Traced
 from fx_passes.whole_model import whole_model_graph
 from zendnn_cffi.locks import new_lock
@@ -107,6 +106,8 @@ class WatchedModule(SkeletonModule):
 
     def _rebuild(self) -> None:
         """Trace the tree again, and take over the graph and the regions made of it."""
+        from fx_passes.trace.trace import retrace  # a loaded module that nobody changes does without
+
         traced, build, options = self._source
         log.info("%s was changed: it is traced again", type(self._tree).__name__)
         try:

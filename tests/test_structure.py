@@ -20,6 +20,7 @@ ORDER = (
     "zendnn_cffi.log",
     "zendnn_cffi.locks",
     "zendnn_cffi.collector",
+    "zendnn_cffi.values",
     "zendnn_cffi.build_ffi",
     "zendnn_cffi.engine",  # the library: found, loaded, checked
     "zendnn_cffi.primitives",  # owners of its handles
@@ -139,6 +140,7 @@ TESTED_BY = {
     "region.compile": "region/test_region.py",
     "region.keep": "saved/test_programs.py",
     "region.kept": "region/test_release.py",
+    "region.lowered": "region/test_region.py",
     "region.options": "region/test_region.py",
     "report.drawing": "report/test_picture.py",
     "report.explanation": "report/test_explain.py",

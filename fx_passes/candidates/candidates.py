@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from zendnn_cffi.primitives.attributes import ARG_SCRATCHPAD
 from zendnn_cffi.primitives.lpgemm import Gemm
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.values import dataclass
 
 # 15 to 60 us were seen on a Zen 4 core: a sum of 12,288 numbers took 6 us alone, 69 in an encoder.
 _COLD_TORCH_NS = 15e3
@@ -103,6 +104,9 @@ class Temporary:
     index: int
     desc: MemoryDesc
     offset_bytes: int = 0
+
+
+EXPONENTIALS = "exponentials"  # a kind of guards: attention without the row maximum
 
 
 @dataclass(frozen=True)

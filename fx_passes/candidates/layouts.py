@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.memory import DATA_TYPES, MemoryDesc
+from zendnn_cffi.values import dataclass
 
 BLOCK = 16  # channels of a block of nChw16c
 _KEPT = 512  # descriptors that stay made, 2 KB each: a large network has some hundreds, each input size its own

@@ -59,6 +59,9 @@ class Constants(MutableMapping[fx.Node, Any]):
 
     def _evaluate(self, wanted: fx.Node, values: MutableMapping[fx.Node, Any]) -> None:
         """Not recursive: folds may be deeper than Python's stack."""
+        if wanted.op == "get_attr":  # most are: nothing is computed
+            values[wanted] = self._parameter(wanted)
+            return
         waiting = [wanted]
         with torch.no_grad(), single_threaded():
             while waiting:
@@ -68,10 +71,14 @@ class Constants(MutableMapping[fx.Node, Any]):
                     continue
                 waiting.pop()
                 if node.op == "get_attr":
-                    values[node] = _resolved(self._parameters[node.target].detach())
+                    values[node] = self._parameter(node)
                 elif node not in values:
                     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                     values[node] = _resolved(node.target(*args, **kwargs))
+
+    def _parameter(self, node: fx.Node) -> torch.Tensor:
+        found: torch.Tensor = _resolved(self._parameters[node.target].detach())
+        return found
 
     def __contains__(self, node: object) -> bool:
         return node in self._nodes

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from fx_passes import ops
 from fx_passes.graph.graph import finish, is_call, tensor_of
 from fx_passes.graph.inference import dtype as dtype_of
 from fx_passes.ops.quantized import TOKEN, plain_axis
+from zendnn_cffi.values import dataclass
 
 _DTYPES = (torch.uint8, torch.int8)
 _SMALLEST_F32 = torch.finfo(torch.float32).tiny

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from fx_passes.graph.graph import argument, finish, is_call, is_constant
 from fx_passes.graph.inference import dtype
 from fx_passes.graph.pattern import Either, Parts, Value, binary, call, eltwise, match, once
 from fx_passes.spellings.registry import Call, is_number, static
+from zendnn_cffi.values import dataclass
 
 aten = torch.ops.aten
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -19,6 +18,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace, set_example
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.passes")
 

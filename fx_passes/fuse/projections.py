@@ -11,7 +11,6 @@ integers, the integers are joined, and their scales.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.graph.graph import finish, get_attribute, is_call, only_values_count, tensor_of
 from fx_passes.ops.quantized import plain_axis
+from zendnn_cffi.values import dataclass
 
 _MAX_GROUP = 8
 

@@ -226,6 +226,9 @@ def sort(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]] = MappingP
     placed: set[fx.Node] = set()
     opened: set[fx.Node] = set()
     for node in list(graph.nodes):
+        if node not in before and placed.issuperset(node.all_input_nodes):  # as nearly all are
+            placed.add(node)
+            continue
         pending = [node]
         while pending:
             top = pending[-1]

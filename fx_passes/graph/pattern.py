@@ -11,13 +11,13 @@ commute. A pattern only reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from fx_passes import ops
 from fx_passes.graph.graph import is_call, only_user
+from zendnn_cffi.values import dataclass
 
 Found = dict[str, Any]
 _COMMUTING = ("add", "mul", "max", "min")

@@ -164,7 +164,14 @@ class SkeletonModule(NamedParts):
         if module is None:
             return super().get_submodule(target)
         self.__dict__["_is_open"] = self._is_open or first in self._tree._modules
-        return module.get_submodule(rest) if rest else module
+        while rest:  # nn.Module's way takes three times as long, for names that only a submodule has
+            name, _, further = rest.partition(".")
+            held = module.__dict__
+            child = None if name in held or hasattr(type(module), name) else held["_modules"].get(name)
+            if child is None:
+                return module.get_submodule(rest)
+            module, rest = child, further
+        return module
 
     def _is_of_the_skeleton(self, name: str, value: Any) -> bool:
         """Whether an attribute that this has not is one that forward reads: what was a buffer may become a tensor."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import fx
@@ -22,6 +21,7 @@ from torch import fx
 from fx_passes.candidates.candidates import Candidate, Operation
 from fx_passes.candidates.layouts import Layout, same_bytes
 from zendnn_cffi.runtime.courtesy import give_way
+from zendnn_cffi.values import dataclass
 
 MAX_TABLE = 1 << 20
 Table = tuple[tuple[int, ...], np.ndarray]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc, is_describable
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import signature_of
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
+from zendnn_cffi.values import dataclass
 
 MAX_LAYOUTS = 4  # of one value, that readers offer views of
 PRIMITIVE_DTYPES = (torch.float32, torch.bfloat16)

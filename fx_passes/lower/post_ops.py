@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fx_passes.candidates.layouts import Layout, row_major, strided
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from zendnn_cffi.primitives.attributes import ARG_SRC_1, ELTWISE, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 # x -> kind(x, number) as alpha * x + beta
 _LINEAR = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from fx_passes.lower.post_ops import BinaryPostOp, Chain, EltwisePostOp, PostOp,
 from fx_passes.ops.quantized import plain_axis
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 RANGES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
 _VIEWS = ops.having(view=True)

@@ -41,6 +41,13 @@ def remember(mask: Tensor) -> None:
     mask._zendnn_cffi_known = {}
 
 
+def asked_once(mask: Tensor) -> Tensor:
+    """Return mask as a tensor of its own, for one call: what regions ask of it is remembered."""
+    alone = mask.detach()
+    remember(alone)
+    return alone
+
+
 def kind_of(mask: Tensor, *, keys: bool = True) -> str:
     """As describe, remembered for tensors that say so."""
     known: dict[Any, Any] | None = getattr(mask, "_zendnn_cffi_known", None)

@@ -13,19 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish
-from fx_passes.memoize.masks import mask_inputs, remember
+from fx_passes.memoize.masks import asked_once, mask_inputs
 from fx_passes.memoize.memoised import Memoised
-
-
-def asked_once(mask: Tensor) -> Tensor:
-    """Return mask as a tensor of its own, for one call: what regions ask of it is remembered."""
-    alone = mask.detach()
-    remember(alone)
-    return alone
 
 
 def share_masks(gm: fx.GraphModule) -> fx.GraphModule:

@@ -116,6 +116,8 @@ class Normalizer:
 
     def make_out_of_place(self) -> bool:
         """Respell in-place nodes where that cannot be told, first ones first. Return whether fewer nodes write now."""
+        if not self.aliasing.writers:
+            return False  # run() lets no node write that did not
         aliasing = Aliasing(self.gm)
         respelled = sum(aliasing.out_of_place(node) for node in aliasing.writers)
         return respelled > 0 or len(aliasing.writers) < len(self.aliasing.writers)

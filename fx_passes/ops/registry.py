@@ -9,8 +9,9 @@ The sets that stages ask for are derived by `having`: an operation that is added
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from zendnn_cffi.values import dataclass
 
 COMPUTE = "compute"  # numbers from numbers: what primitives are for
 MOVEMENT = "movement"  # the same numbers elsewhere, or seen otherwise

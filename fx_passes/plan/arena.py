@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from zendnn_cffi.runtime.huge_pages import ALIGNMENT_BYTES
+from zendnn_cffi.values import dataclass
 
 
 @dataclass(frozen=True)

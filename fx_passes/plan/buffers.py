@@ -7,10 +7,10 @@ where a piece of a concatenation is written straight into the whole. Only outerm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fx_passes.plan.arena import Lifetime, plan_arena
 from zendnn_cffi.runtime.places import Slot
+from zendnn_cffi.values import dataclass
 
 END = 1 << 60
 

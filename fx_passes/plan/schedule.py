@@ -8,7 +8,7 @@ Views, sums into a residual, element-wise steps in place and pieces of concatena
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,7 @@ from zendnn_cffi.runtime.calls import Call
 from zendnn_cffi.runtime.courtesy import give_way
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import OutputSpec, Program
+from zendnn_cffi.values import dataclass
 
 Holds = Callable[[torch.Tensor], bool]
 

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from fx_passes.plan.schedule import build_program
 from fx_passes.plan.sparing import LITTLE, spare_weights
 from fx_passes.plan.transforms import limit_transforms
 from fx_passes.region.kept import Kept
+from fx_passes.region.lowered import LoweredRegion, Lowering, NodeReport, boundary, row_major_copy
 from fx_passes.region.options import RegionOptions
 from fx_passes.search.measure import is_rival
 from fx_passes.search.progress import ProgressBar
@@ -32,87 +32,8 @@ from fx_passes.search.tuner import Tuner
 from fx_passes.search.turn import Turn
 from zendnn_cffi.primitives.verification.unchecked import unchecked
 from zendnn_cffi.runtime.program import Program
-from zendnn_cffi.runtime.sharing import Sharing
-from zendnn_cffi.runtime.sliced_program import SlicedProgram
 
 log = logging.getLogger("zendnn_cffi.lower")
-
-_SHORT_NS = 50e3  # what takes less is not watched for other work
-
-
-@dataclass(frozen=True)
-class NodeReport:
-    """What one node of the region became.
-
-    name            name of the node
-    source          what it was in the model
-    kind            primitive, "view" or "torch"
-    implementation  the implementation that runs, "view" or "torch"
-    layout          of the result; its dtype, too, where that is float32 in a region that computes in bf16
-    post_ops        what was absorbed
-    reason          why plain PyTorch runs, else empty
-    flops           floating point operations of one run, 0 where not counted
-    time_ns         of the chosen implementation alone, measured or estimated; 0 for views
-    """
-
-    name: str
-    source: str
-    kind: str
-    implementation: str
-    layout: str
-    post_ops: tuple[str, ...]
-    reason: str
-    flops: int
-    time_ns: float = 0.0
-
-
-@dataclass(frozen=True)
-class Lowering:
-    """What a program was built from: what a file keeps of it (fx_passes.saved).
-
-    graph       with what lowering edited
-    operations  an operation for every node that computes something
-    choice      a candidate for each
-    """
-
-    graph: fx.Graph
-    operations: Sequence[Operation]
-    choice: Sequence[Candidate]
-
-
-@dataclass(frozen=True)
-class LoweredRegion:
-    """A program, and what it is made of.
-
-    alone_ns  what one run would take if each operation took no longer than its fastest implementation in any layout,
-              alone, its operands in cache, and nothing were reordered; 0 where that was not measured
-    is_measured  whether implementations were timed; estimates are given as times otherwise
-    times_ns     what each stage of lowering took, of this variant alone, in order
-    inputs       what it was lowered for
-    lowering     where it was asked for
-    sharing      what runs the program beside other work, where it is worth it
-    """
-
-    program: Program | SlicedProgram
-    nodes: tuple[NodeReport, ...]
-    alone_ns: float = 0.0
-    is_measured: bool = False
-    times_ns: Mapping[str, int] = field(default_factory=dict)
-    inputs: tuple[TensorSpec, ...] = ()
-    lowering: Lowering | None = None
-    sharing: Sharing | None = None
-
-    def shared_by(self, threads: int) -> LoweredRegion:
-        """The same, which takes fewer than so many threads while other work takes cores; where it is not too short."""
-        if threads == 1 or sum(node.time_ns for node in self.nodes) * self.program.slices < _SHORT_NS:
-            return self
-        return replace(self, sharing=Sharing(self.program, threads))
-
-    def close(self) -> None:
-        """As Program.close."""
-        self.program.close()
-        if self.sharing is not None:
-            self.sharing.close()
 
 
 class Laps:
@@ -209,13 +130,6 @@ def lower_region(
     return LoweredRegion(program, reports, alone_ns, measures, laps.times_ns, tuple(inputs), lowering)
 
 
-def boundary(graph: fx.Graph, values: RegionValues) -> tuple[dict[fx.Node, Layout], list[tuple[fx.Node, TensorSpec]]]:
-    """The inputs with the layout each arrives in, and the outputs with the tensor each becomes."""
-    arriving = {node: eager_layout(values.specs[node]) for node in graph.find_nodes(op="placeholder")}
-    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
-    return arriving, [(node, values.specs[node]) for node in results]
-
-
 def _let_go(operations: Sequence[Operation], values: RegionValues) -> None:
     """Free folded weights now: nodes, operations and graphs refer to each other, and the collector comes much later."""
     for operation in operations:
@@ -245,11 +159,6 @@ def _copy_inputs(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> None:
             with graph.inserting_after(node):
                 copied = graph.call_function(row_major_copy, (node,))
             node.replace_all_uses_with(copied, delete_user_cb=lambda user, copied=copied: user is not copied)
-
-
-def row_major_copy(src: torch.Tensor) -> torch.Tensor:
-    """An input in strides that the library takes. No vocabulary: PyTorch runs it."""
-    return src.contiguous()
 
 
 def _choose(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.lowered import LoweredRegion
 from fx_passes.region.programs import Signature, threads_of
-from fx_passes.search.noise import made_up
+from zendnn_cffi.values import dataclass
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,8 @@ def lowered_to_keep(region: Lowerable, threads: Sequence[int] | None = None) -> 
 
     threads  for which numbers of them (None: those of the signatures)
     """
+    from fx_passes.search.noise import made_up  # a loaded module does without
+
     wanted: dict[Any, tuple[int, Sequence[TensorSpec], tuple[str, ...]]] = {}
     for signature, lowered in region.lowered.items():
         kinds = region.kinds_of(signature)

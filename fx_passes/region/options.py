@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from zendnn_cffi.values import dataclass
 
 TUNE_SECONDS = 1.0
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.region.compile import LoweredRegion
+from fx_passes.region.lowered import LoweredRegion
 from zendnn_cffi.runtime.locations import Addresses
 
 MAX_PROGRAMS = 32

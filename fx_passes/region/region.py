@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import get_ident
 from typing import Any
 
@@ -20,25 +20,22 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from fx_passes.candidates.candidates import EXPONENTIALS
 from fx_passes.candidates.specs import TensorSpec, evaluate_constants
 from fx_passes.graph.free_sizes import growing_inputs
 from fx_passes.graph.interpreter import Interpreter
-from fx_passes.lower.attention.exponentials import KIND as EXPONENTIALS
 from fx_passes.lower.context import NotLowered
 from fx_passes.memoize.masks import OTHER, kind_of, mask_inputs, specialize
 from fx_passes.memoize.watched import is_watched
 from fx_passes.plan.heap import free_recent_cycles, give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
-from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.keep import Known
 from fx_passes.region.kept import Kept
 from fx_passes.region.later import later
+from fx_passes.region.lowered import LoweredRegion
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.packed import PackedSequences, place_of_sequence, stack_of
 from fx_passes.region.programs import Borrowed, Programs, Signature, threads_of
-from fx_passes.region.variants import choose_variant, turn_of
-from fx_passes.search.noise import made_up
-from fx_passes.search.tuner import database_of
 from zendnn_cffi.engine.brief_waits import Start
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.engine.openmp import release_team
@@ -46,6 +43,7 @@ from zendnn_cffi.locks import is_awaited, making, new_lock
 from zendnn_cffi.primitives.checks import check_storage, strides_overlap
 from zendnn_cffi.runtime.callers import callers
 from zendnn_cffi.runtime.courtesy import giving_way
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.region")
 
@@ -233,6 +231,9 @@ class ZenRegion(nn.Module):
 
         interrupted  asked before each measurement: whether to leave it for now
         """
+        from fx_passes.search.noise import made_up
+        from fx_passes.search.tuner import database_of
+
         provisional = self.programs.provisional
         if isinstance(self.constants, Kept):  # released: the weights are there in one layout alone
             provisional.clear()
@@ -325,6 +326,8 @@ class ZenRegion(nn.Module):
             with torch.inference_mode(False), torch.no_grad(), _on_cpu():
                 if self.known is not None and (found := self.known(self, inputs, kinds, keep)) is not None:
                     return found, "", False
+                from fx_passes.region.variants import choose_variant, turn_of  # 60 modules that files do without
+
                 turn = turn_of(self.options, interrupted)
                 lowered = choose_variant(
                     self.graph_for(kinds),

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,14 +18,14 @@ from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import NotLowered
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.region.batch import is_batchwise
-from fx_passes.region.compile import LoweredRegion, lower_region, region_key
+from fx_passes.region.compile import lower_region, region_key
+from fx_passes.region.lowered import LoweredRegion, sliced
 from fx_passes.region.options import RegionOptions
 from fx_passes.search.database import Result, kept_ns
 from fx_passes.search.tuner import database_of
 from fx_passes.search.turn import Turn
 from zendnn_cffi.collector import collector_paused
-from zendnn_cffi.runtime.program import OutputSpec, Program
-from zendnn_cffi.runtime.sliced_program import SlicedProgram
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.lower")
 
@@ -241,26 +241,6 @@ def variant_names(graph: fx.Graph, values: RegionValues, weights_bytes: int) -> 
     if enough is None:
         return [WHOLE, *map(str, sorted(slices))]
     return [*map(str, sorted({*slices, enough}))]
-
-
-def sliced(
-    size: int,
-    values: RegionValues,
-    specs: Sequence[TensorSpec],
-    graph: fx.Graph,
-    lower: Callable[..., LoweredRegion],
-) -> LoweredRegion:
-    """The region lowered for `size` samples, run over the batch slice by slice."""
-    lowered = lower([replace(spec, shape=(size, *spec.shape[1:])) for spec in specs])
-    results = next(iter(graph.find_nodes(op="output"))).all_input_nodes
-    outputs = [OutputSpec(s.shape, s.strides, s.dtype) for s in (values.specs[node] for node in results)]
-    for whole, part in zip(outputs, lowered.program.outputs, strict=True):
-        if (size, *whole.shape[1:]) != part.shape or whole.strides != part.strides:
-            raise NotLowered(f"a slice gives {part}, the batch {whole}")
-    assert isinstance(lowered.program, Program)
-    program = SlicedProgram(lowered.program, size, outputs)
-    alone_ns = program.slices * lowered.alone_ns
-    return replace(lowered, program=program, alone_ns=alone_ns, inputs=tuple(specs))
 
 
 def measure_in_turns(runs: Mapping[str, Run], inputs: Sequence[torch.Tensor]) -> dict[str, float]:

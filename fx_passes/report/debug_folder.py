@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from fx_passes.report.drawing import draw
 from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.gemm_call import GemmCall
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
-    from fx_passes.region.compile import LoweredRegion
+    from fx_passes.region.lowered import LoweredRegion
     from fx_passes.region.region import ZenRegion
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -113,6 +112,7 @@ class CompileNotes:
         append(self.folder / "times.txt", f"{seconds * 1e3:7.2f}  {len(gm.graph.nodes):5}  {stage}{note}")
 
     def _result(self, gm: OptimizedModule) -> None:
+        from fx_passes.report.drawing import draw
         from fx_passes.report.explain import explain
 
         assert self.folder is not None
@@ -123,6 +123,8 @@ class CompileNotes:
             own.mkdir()
             graph: Any = region.graph
             (own / "graph.txt").write_text(text_of(graph))
+            from fx_passes.report.drawing import draw
+
             (own / "graph.svg").write_text(draw(graph))
             region.on_lowered = RegionNotes(own)
 

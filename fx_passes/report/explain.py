@@ -19,7 +19,7 @@ from zendnn_cffi.engine.library import is_available, unavailable_reason
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
-    from fx_passes.region.compile import NodeReport
+    from fx_passes.region.lowered import NodeReport
     from fx_passes.report.profile import Profile
 
 

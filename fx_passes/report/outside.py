@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
-from fx_passes.memoize.shared_masks import asked_once
+from fx_passes.memoize.masks import asked_once
 from fx_passes.report.drawing import called
 from fx_passes.report.explanation import NodeExplanation
 from fx_passes.trace.outputs import Remake

@@ -25,12 +25,11 @@ from fx_passes.memoize.memoised import Memoised
 from fx_passes.module import OptimizedModule
 from fx_passes.partition.partition import Constants
 from fx_passes.plan.prepack import as_it_lies, layout_digest
-from fx_passes.region.compile import LoweredRegion
 from fx_passes.region.keep import ToKeep, lowered_to_keep
 from fx_passes.region.kept import Kept
+from fx_passes.region.lowered import LoweredRegion, sliced
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.region import ZenRegion
-from fx_passes.region.variants import sliced
 from fx_passes.saved.container import padded
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved

@@ -21,8 +21,8 @@ import torch
 from torch.nn import functional
 
 from fx_passes import ops
-from fx_passes.memoize.shared_masks import asked_once
-from fx_passes.region.compile import row_major_copy
+from fx_passes.memoize.masks import asked_once
+from fx_passes.region.lowered import row_major_copy
 from fx_passes.saved.errors import FileError, NotSaved
 
 

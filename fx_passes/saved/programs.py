@@ -1,15 +1,14 @@
 """What was chosen for a region, as JSON; and the program made of it again, without choosing or measuring.
 
-A candidate of primitives and AOCL-BLIS's products is written as what it is. One that calls PyTorch is found again: its
-rule lowers the node once more, and the candidate is recognised among what the rule offers.
+A candidate of primitives and AOCL-BLIS's products is written as what it is. One that calls PyTorch is found again by
+its rule (fx_passes.saved.by_rule).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -31,23 +30,24 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
-from fx_passes.lower.context import LoweringContext, torch_operation
-from fx_passes.lower.products.gated_rows import cover_gated_rows
-from fx_passes.lower.rules import Readers, lower_node
+from fx_passes.lower.context import torch_operation
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
-from fx_passes.region.compile import LoweredRegion, Lowering, NodeReport, boundary
+from fx_passes.region.lowered import LoweredRegion, Lowering, NodeReport, boundary
 from fx_passes.region.options import RegionOptions
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError
 from fx_passes.saved.graphs import decode_graph, encode_graph
 from fx_passes.saved.layouts import Layouts, NoForm, decode_descriptor, encode_descriptor
-from fx_passes.search.measure import fingerprint
 from zendnn_cffi.primitives.attributes import ARG_ATTR_ZERO_POINTS
 from zendnn_cffi.primitives.lpgemm import Gemm, GemmPostOp
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 from zendnn_cffi.primitives.verification.unchecked import unchecked
+from zendnn_cffi.values import dataclass
+
+if TYPE_CHECKING:
+    from fx_passes.saved.by_rule import Rules
 
 _NOWHERE = torch.empty(0, dtype=torch.float32, device="cpu")  # what packed weights were made of is not looked at again
 
@@ -93,18 +93,24 @@ def decode_program(
     nodes = {node.name: node for node in graph.nodes}
     computed = {row["node"] for row in data["operations"]}
     is_all = all(node.op != "call_function" or node.name in computed for node in values.specs)
-    covering = {} if is_all else cover_gated_rows(graph, values)
-    overwritable = Readers(graph).last_to_read
-    rules = LoweringContext(values, options.dtype, overwritable, options.allow_winograd, options.without, covering)
-    operations, choice = [], []
+    operations: dict[fx.Node, Operation] = {}
+    covering, rules = {}, None
+    if not is_all:
+        from fx_passes.lower.products.gated_rows import cover_gated_rows
+
+        covering = cover_gated_rows(graph, values)
+    if any("rule" in row for row in data["operations"]):
+        from fx_passes.saved.by_rule import Rules
+
+        rules = Rules(graph, values, options, operations, covering)
+    choice = []
     for row in data["operations"]:
-        operation, candidate = _decode_operation(row, nodes, rules, layouts)
-        rules.operations[operation.node] = operation
-        operations.append(operation)
+        operation, candidate = _decode_operation(row, nodes, values, rules, layouts)
+        operations[operation.node] = operation
         choice.append(candidate)
-    program = build_program(operations, choice, *boundary(graph, values), context.weights)
+    program = build_program([*operations.values()], choice, *boundary(graph, values), context.weights)
     reports = tuple(NodeReport(**{**row, "post_ops": tuple(row["post_ops"])}) for row in data["reports"])
-    lowering = Lowering(graph, operations, choice) if keep else None
+    lowering = Lowering(graph, [*operations.values()], choice) if keep else None
     return LoweredRegion(
         program, reports, data["alone_ns"], data["is_measured"], inputs=tuple(inputs), lowering=lowering
     )
@@ -134,23 +140,22 @@ def _encode_operation(operation: Operation, candidate: Candidate, layouts: Layou
             "cost_ns": candidate.cost_ns,
         }
     except NoForm:
-        return {**row, "rule": _identity(candidate)}
+        from fx_passes.saved.by_rule import identity
+
+        return {**row, "rule": identity(candidate)}
 
 
 def _decode_operation(
-    row: Mapping[str, Any], nodes: Mapping[str, fx.Node], rules: LoweringContext, layouts: Layouts
+    row: Mapping[str, Any], nodes: Mapping[str, fx.Node], values: RegionValues, rules: Rules | None, layouts: Layouts
 ) -> tuple[Operation, Candidate]:
     node = nodes[row["node"]]
-    spec = rules.values.specs[node]
+    spec = values.specs[node]
     if "torch" in row:
-        operation = torch_operation(node, rules.values, row["torch"])
+        operation = torch_operation(node, values, row["torch"])
         return operation, operation.candidates[0]
     if "rule" in row:
-        operation = lower_node(node, rules)
-        for candidate in operation.candidates:
-            if _identity(candidate) == row["rule"]:
-                return operation, candidate
-        raise FileError(f"{node.name}: what was chosen is not offered any longer")
+        assert rules is not None
+        return rules.find(node, row["rule"])
     srcs = tuple(layouts.at(place) for place in row["srcs"])
     candidate = Candidate(
         row["implementation"],
@@ -166,15 +171,6 @@ def _decode_operation(
     operands = tuple(nodes[name] for name in row["operands"])
     _check(candidate, len(operands), node.name)
     return Operation(node, row["name"], row["kind"], operands, spec, [candidate], row["flops"]), candidate
-
-
-def _identity(candidate: Candidate) -> str:
-    """What a candidate is recognised by among those of one operation."""
-    layouts = [getattr(desc, "key", None) or repr(desc).encode() for desc in (*candidate.srcs, candidate.dst)]
-    kinds = [(type(t).__name__, getattr(t, "key", ""), getattr(t, "into", False)) for t in candidate.calls]
-    about = (candidate.implementation, candidate.overwrites, candidate.offset_bytes, candidate.slices_bytes, kinds)
-    text = repr(about).encode() + b"|".join(layouts) + fingerprint(candidate).encode()
-    return hashlib.sha256(text).hexdigest()[:32]
 
 
 def _encode_call(template: Template, layouts: Layouts) -> list[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from fx_passes.saved.layouts import Layouts, NoForm
 from fx_passes.trace.guards import Guards
 from fx_passes.trace.traced import Traced
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 Tensors = dict[str, torch.Tensor]
 

@@ -5,7 +5,6 @@ The rates are those of one Zen 4 core with AVX-512; only their ratios matter to 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +18,7 @@ from fx_passes.candidates.candidates import (
     weights_bytes,
 )
 from fx_passes.candidates.layouts import Layout
+from fx_passes.search.averages import median
 
 _FLOPS_PER_NS = 110.0  # f32, per core
 _TIMES_FLOAT32 = {torch.bfloat16: 2.0, torch.uint8: 4.0, torch.int8: 4.0}
@@ -79,7 +79,7 @@ def completed(table_ns: Sequence[float], known_ns: Sequence[float | None]) -> li
     pairs = [(known, table) for known, table in zip(known_ns, table_ns, strict=True) if known is not None]
     if not pairs:
         return list(table_ns)
-    scale = statistics.median(known / max(1.0, table) for known, table in pairs)
+    scale = median(known / max(1.0, table) for known, table in pairs)
     least = _NOT_BEFORE * min(known for known, _ in pairs)
     return [max(least, scale * t) if k is None else k for k, t in zip(known_ns, table_ns, strict=True)]
 

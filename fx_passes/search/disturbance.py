@@ -18,12 +18,12 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
 from fx_passes.search.database import Database
 from zendnn_cffi.engine.contention import involuntary_switches, waited_ns
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.search")
 

@@ -12,7 +12,6 @@ every implementation is tried.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,6 +20,7 @@ import torch
 from fx_passes.candidates.candidates import Candidate, Operation, measurable, weights_of
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.plan.prepack import as_wanted
+from fx_passes.search.averages import median
 from fx_passes.search.database import Database, Result, kept_ns
 from fx_passes.search.from_memory import is_bound_by_weights
 from fx_passes.search.measure import fingerprint
@@ -120,14 +120,14 @@ def _measure(
         for k, name in enumerate(own):
             rounds = per_operation[k].get(operation.name)
             if name and rounds:
-                database.put(name, Result(kept_ns(statistics.median(rounds)), 0.0, True))
+                database.put(name, Result(kept_ns(median(rounds)), 0.0, True))
     for program in programs[1:]:
         program.close()
     refined = build(_fastest(choices, keys, database))
     before, after = ([sum(calls) for calls in t] for t in _take_turns([programs[0], refined], tensors))
-    database.put(f"{key} alone", Result(kept_ns(statistics.median(before)), 0.0, True))
-    database.put(f"{key} inside", Result(kept_ns(statistics.median(after)), 0.0, True))
-    log.debug("chosen alone %.3f ms, inside %.3f ms", *(statistics.median(t) / 1e6 for t in (before, after)))
+    database.put(f"{key} alone", Result(kept_ns(median(before)), 0.0, True))
+    database.put(f"{key} inside", Result(kept_ns(median(after)), 0.0, True))
+    log.debug("chosen alone %.3f ms, inside %.3f ms", *(median(t) / 1e6 for t in (before, after)))
     for program in (programs[0], refined):
         program.close()
 

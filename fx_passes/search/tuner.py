@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTempl
 from fx_passes.candidates.layouts import Layout
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.lower.products.matrix_vector import NAME as MATRIX_VECTOR
+from fx_passes.search.averages import geometric_mean
 from fx_passes.search.cost import completed, estimate_ns, reorder_ns
 from fx_passes.search.database import CHECKED, Database, Result, cache_folder, kept_ns
 from fx_passes.search.equal_work import EqualWork
@@ -179,7 +179,7 @@ class Tuner:
         ratios = [hint / max(1.0, c.cost_ns) for c in rivals if (hint := hints[id(c)]) is not None]
         if not ratios:
             return candidates
-        scale = statistics.geometric_mean(ratios)
+        scale = geometric_mean(ratios)
         scale = scale if self._learned is not None else max(1.0, scale)
         best_ns = min(hint for hint in hints.values() if hint is not None)
 
@@ -261,9 +261,9 @@ class Tuner:
             elif result.right:
                 known.append((candidate, result.time_ns))
         ratios = [time_ns / max(1.0, candidate.cost_ns) for candidate, time_ns in known] or self._ratios or [1.0]
-        scale = statistics.geometric_mean(ratios)
+        scale = geometric_mean(ratios)
         found = self._ratios_from_memory if operation in self._from_memory else {}
-        scales = {name: statistics.geometric_mean(own) for name, own in found.items()}
+        scales = {name: geometric_mean(own) for name, own in found.items()}
         layouts = {(*candidate.srcs, candidate.dst) for candidate, _ in known}
         estimated = [
             c for c in unknown

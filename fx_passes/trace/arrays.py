@@ -20,6 +20,8 @@ from zendnn_cffi.primitives.checks import extent_bytes
 
 _MAX_DEPTH = 4  # of containers in attributes that are searched
 _ALIGNMENT = 64
+_CONTAINERS = (list, tuple, dict)
+_HOLDERS = (*_CONTAINERS, numpy.ndarray)
 Shared: TypeAlias = torch.Tensor | numpy.ndarray
 
 
@@ -27,9 +29,10 @@ def arrays_in(value: Any, depth: int = 0) -> Iterator[numpy.ndarray]:
     """Arrays in value and in lists, tuples and dictionaries in it."""
     if type(value) is numpy.ndarray:
         yield value
-    elif depth < _MAX_DEPTH and isinstance(value, list | tuple | dict):
+    elif depth < _MAX_DEPTH and isinstance(value, _CONTAINERS):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from arrays_in(item, depth + 1)
+            if isinstance(item, _HOLDERS):
+                yield from arrays_in(item, depth + 1)
 
 
 def place_of(value: Shared) -> tuple[int, int]:

@@ -24,17 +24,19 @@ import types
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
 from torch import fx, nn
 
+from zendnn_cffi.values import dataclass
+
 ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, range,
          slice)  # fmt: skip
 # Compared by identity alone.
 CODE = (type, types.FunctionType, types.ModuleType, property)
+_PLAIN_CONTAINERS = frozenset((dict, list, collections.OrderedDict))
 _LARGE = 4096  # entries of a container beyond which its size alone is compared
 _KEPT_NUMBERS = 1 << 22  # elements of a tensor that are put back
 _COMPARED_NUMBERS = 1 << 16  # elements of a tensor that are compared by their numbers, too
@@ -185,10 +187,6 @@ ROWS = (
     Row((random.Random,), lambda value, inner: value.getstate(), random.Random.getstate, random.Random.setstate),
     Row((torch.Generator,), lambda value, inner: value.get_state().numpy().tobytes(), torch.Generator.get_state,
         torch.Generator.set_state),
-    Row((numpy.random.Generator,), lambda value, inner: repr(value.bit_generator.state),
-        lambda value: value.bit_generator.state, lambda value, content: setattr(value.bit_generator, "state", content)),
-    Row((numpy.random.RandomState,), lambda value, inner: repr(value.get_state()), numpy.random.RandomState.get_state,
-        numpy.random.RandomState.set_state),
     Row((contextvars.ContextVar,), lambda value, inner: inner(value.get(None)), lambda value: (value.get(_UNSET),),
         _put_back_variable, lambda value: (value.get(None),)),
     Row((threading.local,), lambda value, inner: inner(value.__dict__), lambda value: dict(value.__dict__),
@@ -202,8 +200,36 @@ ROWS = (
     Row((functools.partial,), lambda value, inner: inner((value.func, value.args, value.keywords)),
         within=lambda value: (value.func, value.args, value.keywords)),
 )  # fmt: skip
-STATEFUL = tuple(kind for row in ROWS for kind in row.types if kind not in (tuple, types.MappingProxyType, frozenset))
 _OTHER = Row((object,), lambda value, inner: repr(value) if type(value).__module__ == "itertools" else None)
+
+
+@functools.cache
+def _all_rows(with_random: bool) -> tuple[Row, ...]:
+    if not with_random:
+        return ROWS
+    generator, state = numpy.random.Generator, numpy.random.RandomState
+    return (
+        *ROWS,
+        Row((generator,), lambda value, inner: repr(value.bit_generator.state), lambda value: value.bit_generator.state,
+            lambda value, content: setattr(value.bit_generator, "state", content)),
+        Row((state,), lambda value, inner: repr(value.get_state()), state.get_state, state.set_state),
+    )  # fmt: skip
+
+
+def _rows() -> tuple[Row, ...]:
+    """All rows. Importing numpy.random takes 6 ms: where nobody did, there are no objects of it."""
+    return _all_rows("numpy.random" in sys.modules)
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether a row names its type, one whose objects can be changed."""
+    return isinstance(value, _stateful("numpy.random" in sys.modules))
+
+
+@functools.cache
+def _stateful(with_random: bool) -> tuple[Any, ...]:
+    kinds = (kind for row in _all_rows(with_random) for kind in row.types)
+    return tuple(kind for kind in kinds if kind not in (tuple, types.MappingProxyType, frozenset))
 
 
 def _is_told(value: Any) -> bool:
@@ -243,7 +269,7 @@ def row_of(value: Any) -> Row:
 
 @functools.lru_cache(4096)
 def _row_of_type(cls: type) -> Row:
-    return next((row for row in ROWS if issubclass(cls, row.types)), _OTHER)
+    return next((row for row in _rows() if issubclass(cls, row.types)), _OTHER)
 
 
 def _is_ours(value: Any) -> bool:
@@ -260,6 +286,8 @@ def describe(value: Any, keep: Kept, seen: dict[int, Any] | None = None, depth: 
     seen = {} if seen is None else seen
     if isinstance(value, ATOMS):
         return type(value), value if value == value else repr(value)  # a NaN differs from itself
+    if type(value) in _PLAIN_CONTAINERS and not value and not getattr(value, "__dict__", None):
+        return type(value), []  # as most dictionaries of a module are
     keep.append(value)
     if isinstance(value, torch.Tensor):
         return (id(value), version_of(value), row_of(value).told(value, id)) if keep.in_place else (id(value), 0)
@@ -288,13 +316,15 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def _slots(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if not name.startswith("__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return found
+    cls: Any = type(value)
+    return {name: getattr(value, name) for name in _slot_names(cls) if hasattr(value, name)}
+
+
+@functools.lru_cache(4096)
+def _slot_names(cls: type) -> tuple[str, ...]:
+    every = [base.__dict__.get("__slots__", ()) for base in cls.__mro__]
+    names = (name for slots in every for name in ((slots,) if isinstance(slots, str) else slots))
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 def within(value: Any, seen: set[int] | None = None, depth: int = 0) -> Iterator[Any]:

@@ -16,12 +16,14 @@ import pickle
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
+
+from zendnn_cffi.values import dataclass
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
 _CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, type(None), type)

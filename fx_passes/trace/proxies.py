@@ -35,6 +35,7 @@ _OF_THE_LIBRARY = tuple(sys.stdlib_module_names)
 _ABC_ASKS = abc.ABCMeta.__instancecheck__.__code__
 _PARAMETER_ASKS = type(nn.Parameter).__instancecheck__.__code__
 _IS_TENSOR = torch.is_tensor.__code__
+_FUNCTIONAL = nn.functional.__name__
 _NO_TENSORS = ("grad", "grad_fn", "_base", "names")  # of a tensor: each may be None
 
 # Names in functions that write values out for people: no branch depends on that.
@@ -270,7 +271,9 @@ class RecordingProxy(fx.Proxy):
 
     @classmethod
     def __torch_function__(cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None) -> Any:
-        result = super().__torch_function__(orig_method, types, args, kwargs)
+        result = _recorded(orig_method, args or (), kwargs or {})
+        if result is None:
+            result = super().__torch_function__(orig_method, types, args, kwargs)
         if isinstance(result, RecordingProxy) and (questions := _questions(result)) is not None:
             questions.recorded(sys._getframe(1))
         return result
@@ -321,6 +324,29 @@ class RecordingAttribute(RecordingProxy, Attribute):
         if (frame := sys._getframe(1)) is asking_frame(frame):
             found.check_use(frame)
         return found
+
+
+def _recorded(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Proxy | None:
+    """The call of a function that surely is no method of tensors, as torch.fx records it; None where it is to decide.
+
+    It lists all methods of tensors first, and so all functions of PyTorch: 6 ms.
+    """
+    if type(function) is not types.BuiltinFunctionType and getattr(function, "__module__", "") != _FUNCTIONAL:
+        return None
+    tracers: dict[Any, None] = {}
+
+    def note(value: Any) -> Any:
+        if isinstance(value, RecordingProxy):
+            tracers[value.tracer] = None
+        return value
+
+    fx.node.map_aggregate((args, kwargs), note)
+    if len(tracers) != 1:
+        return None
+    tracer = next(iter(tracers))
+    name = tracer.graph._target_to_str(function.__name__)
+    found: fx.Proxy = tracer.create_proxy("call_function", function, args, kwargs, name=name)
+    return found
 
 
 def _asks_for_class(frame: types.FrameType, row: Any) -> bool:

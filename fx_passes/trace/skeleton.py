@@ -88,8 +88,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 OF_MODULES = ("_parameters", "_buffers", "_modules")
-_ATOMS = (bool, int, float, complex, str, bytes, type(None))  # what nobody can change
-_CONTAINERS = (dict, list, set, collections.OrderedDict)
+_ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))  # what nobody can change
+_CONTAINERS = frozenset((dict, list, set, collections.OrderedDict))
+_FILL_GAPS = (nn.modules.conv._ConvNd,)  # in __setstate__, where an attribute of now is missing in an old pickle
 _METHODS = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__new__", "__getnewargs__")
 
 
@@ -100,6 +101,8 @@ def _is_copied_plainly(cls: type) -> bool:
     for base in cls.__mro__:
         if base in (nn.Module, object):
             return True
+        if base in _FILL_GAPS:
+            continue
         if "__slots__" in vars(base) or any(name in vars(base) for name in (*_METHODS, "__getnewargs_ex__")):
             return False
     return False
@@ -274,7 +277,14 @@ def tensors_in(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iter
             seen.add(id(value))
             items = fields_of(value).values()
         for item in items:
-            yield from tensors_in(item, depth + 1, seen)
+            if not _is_nothing(item):
+                yield from tensors_in(item, depth + 1, seen)
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether there is surely no tensor in it: so it is with most of the twenty attributes of a module."""
+    cls = type(value)
+    return cls in _ATOMS or (cls in _CONTAINERS and not value)
 
 
 def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:

@@ -11,7 +11,6 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -21,16 +20,17 @@ from fx_passes.trace.held import (
     ATOMS,
     CODE,
     METHODS,
-    STATEFUL,
     Held,
     Kept,
     copy_of_iterator,
     describe,
     function_in,
     gives_once,
+    is_stateful,
     within,
 )
 from fx_passes.trace.instructions import names_in
+from zendnn_cffi.values import dataclass
 
 _MAX_CALLS = 2  # how deep functions are followed that forward calls
 OF_TRACING = "_tensor_constant"  # torch.fx puts tensors that forward makes on the root
@@ -125,7 +125,7 @@ _OF_MODULES: dict[tuple[str, str], Callable[[], Any]] = {
 def _is_kept(value: Any) -> bool:
     """Whether a value may be changed by a forward that reads it from a global, a cell or a class."""
     value = getattr(value, "__self__", None) if isinstance(value, METHODS) else value
-    if isinstance(value, (*_NUMBERS, *STATEFUL)):
+    if isinstance(value, _NUMBERS) or is_stateful(value):
         return True
     return type(value).__module__.partition(".")[0] not in _NOT_THEIRS and not isinstance(value, (nn.Module, *CODE))
 

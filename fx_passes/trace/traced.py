@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph
 from fx_passes.trace.assumptions import Assumption
-from fx_passes.trace.export import export
 from fx_passes.trace.guards import Call, Guards
 from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.refusals import CAPTURED, Refusals
 from fx_passes.trace.sizes import ALL, FreeSizes
 from fx_passes.trace.states import State
+from zendnn_cffi.values import dataclass
 
 WHOLE = ""  # the name of the root among the leaves: the model as a whole stays as it is
 
@@ -208,6 +208,8 @@ class Traced:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.example is not None and not self.restored:
+            from fx_passes.trace.export import export  # what is exported already does without
+
             self.graph, self.guards = export(self.root, *self.example, self.sizes)
         if (values := state["named"]) is not None:
             self.named = Named.read_again(self.root, values, is_new=self.example is not None and not self.restored)

@@ -96,7 +96,7 @@ def test_a_region_that_cannot_be_lowered_is_no_right_answer(monkeypatch: pytest.
     def refuse(*_: object, **__: object) -> None:
         raise ValueError("no")
 
-    monkeypatch.setattr("fx_passes.region.region.choose_variant", refuse)
+    monkeypatch.setattr("fx_passes.region.variants.choose_variant", refuse)
     with pytest.raises(UserWarning, match="could not be lowered"):
         check("squeezenet1_1", tune="off")
 

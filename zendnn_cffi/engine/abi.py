@@ -242,10 +242,19 @@ def quiet_stderr() -> Iterator[None]:
             yield
         finally:
             os.dup2(saved, 2)
-            time.sleep(_LATE_WRITE_SECONDS)  # a write that had begun before lands in the memory file a moment later
+            if not _is_only_thread():
+                time.sleep(_LATE_WRITE_SECONDS)  # a write that had begun before lands in the memory file a moment later
             rest = without_banner(os.pread(caught, os.fstat(caught).st_size, 0))
             if rest:
                 os.write(2, rest)
+
+
+def _is_only_thread() -> bool:
+    """Whether this process has no thread but the calling one."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 def without_banner(written: bytes) -> bytes:

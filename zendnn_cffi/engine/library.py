@@ -13,7 +13,6 @@ import json
 import os
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from zendnn_cffi.engine.loaded import Library, exports
 from zendnn_cffi.errors import LibraryError, MissingFunctionError
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
+from zendnn_cffi.values import dataclass
 
 log = get_logger(__name__)
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd import profiler
 
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD
+from zendnn_cffi.values import dataclass
 
 if TYPE_CHECKING:
     from zendnn_cffi.primitives.memory_desc import MemoryDesc

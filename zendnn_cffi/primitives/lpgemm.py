@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from zendnn_cffi.engine.library import load
+from zendnn_cffi.values import dataclass
 
 MAX_POST_OPS = 8
 THREADS_VARIABLE = "BLIS_NUM_THREADS"  # read once by the library; where it is set, torch.set_num_threads counts no more

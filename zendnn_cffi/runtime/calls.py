@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +15,7 @@ from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive
 from zendnn_cffi.runtime.context import Context
 from zendnn_cffi.runtime.places import Slot, TensorView
+from zendnn_cffi.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import Stream
 from zendnn_cffi.runtime import arenas
 from zendnn_cffi.runtime.places import Slot, TensorView
+from zendnn_cffi.values import dataclass
 
 _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 

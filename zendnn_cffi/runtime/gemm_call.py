@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from zendnn_cffi.primitives.lpgemm import Gemm
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.runtime.context import Context
 from zendnn_cffi.runtime.places import Slot
+from zendnn_cffi.values import dataclass
 
 
 @dataclass(frozen=True)

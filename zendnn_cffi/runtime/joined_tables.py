@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from zendnn_cffi.primitives import allocation
 from zendnn_cffi.runtime import huge_pages
+from zendnn_cffi.values import dataclass
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 MODES = {"sum": 0, "mean": 1}  # those whose kernel only reads the rows asked for; aten's numbers

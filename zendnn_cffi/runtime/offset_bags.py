@@ -12,13 +12,13 @@ The kernel adds the same rows in the same order as in a call per table, so the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from zendnn_cffi.runtime import huge_pages
 from zendnn_cffi.runtime.joined_tables import MODES, Joined, join_tables, whole
+from zendnn_cffi.values import dataclass
 
 MOST_PARTS = 8  # joined tables; of more, each would be few tables, and their calls as many
 _address = torch.Tensor.data_ptr

@@ -8,7 +8,7 @@ those calls keep their threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from zendnn_cffi.runtime.gemm_call import GemmCall
 from zendnn_cffi.runtime.places import Slot, TensorView
 from zendnn_cffi.runtime.program import Program
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
+from zendnn_cffi.values import dataclass
 
 _ALIGNMENT = 64
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
+
+from zendnn_cffi.values import dataclass
 
 
 @dataclass(frozen=True)

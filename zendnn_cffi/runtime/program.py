@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
@@ -24,6 +23,7 @@ from zendnn_cffi.primitives.labels import Label, profiler
 from zendnn_cffi.runtime import arenas, recycled
 from zendnn_cffi.runtime.calls import Call, TorchCall
 from zendnn_cffi.runtime.context import _NOTHING, Context
+from zendnn_cffi.values import dataclass
 
 
 def _nothing() -> torch.Tensor:

@@ -158,9 +158,15 @@ class Sharing:
         return now > self._again or (now > self._soon and not runnable_elsewhere())
 
     def _share(self, tried_seconds: float) -> None:
+        """Go on with fewer threads; all were tried for so long, 0 where they were not.
+
+        Then they are tried at the next look where nobody else computes: what made calls slow may be over, such as a
+        start beside the threads of another caller of this process.
+        """
+        now = time.monotonic()
         wait = max(_SHARED_SECONDS, min(tried_seconds / _SHARE_OF_TRYING, _LONGEST_SHARED_SECONDS))
-        self._soon = time.monotonic() + _SHARED_SECONDS
-        self._again = time.monotonic() + wait
+        self._soon = now + _SHARED_SECONDS if tried_seconds else now
+        self._again = now + wait
         self._enter(State.SHARED)
 
     def _enter(self, state: State) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from fx_passes.candidates.layouts import contiguous_strides
+from zendnn_cffi.values import dataclass
 
 _LAST_2D, _LAST_3D = (1, 3, 2, 0), (1, 4, 3, 2, 0)  # dimensions of channels-last layouts, innermost first
 

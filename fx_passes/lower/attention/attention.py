@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, fx
 
 from fx_passes import ops
-from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
+from fx_passes.candidates.candidates import EXPONENTIALS, Candidate, Operation, TorchTemplate
 from fx_passes.candidates.layouts import Numerics, is_known_dtype, row_major, strided
 from fx_passes.candidates.specs import TensorSpec
-from fx_passes.lower.attention.exponentials import KIND as EXPONENTIALS
 from fx_passes.lower.attention.exponentials import in_exponentials
 from fx_passes.lower.attention.steps import Heads, in_steps
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout, torch_operation

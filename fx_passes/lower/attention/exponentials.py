@@ -15,12 +15,12 @@ by it, and it stands in place of the ones. Causal attention in blocks of rows le
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fx_passes.candidates.candidates import (
+    EXPONENTIALS,
     Argument,
     Arguments,
     Candidate,
@@ -39,11 +39,11 @@ from fx_passes.lower.products.step import product
 from zendnn_cffi.primitives import allocation, descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 # Sums of exponentials between these are those of rows whose largest score is between -58 and 58 or so (trained models
 # have 46), and are so far from where f32 and bf16 end that products with values below 1e12 are none too large.
 _LEAST, _MOST = 2.0**-84, 2.0**84
-KIND = "exponentials"
 _MOST_BLOCKS, _FEWEST_ROWS = 4, 64  # of causal attention
 _SLICE_BYTES = 4 << 20  # f32 scores of samples whose shares stay in second-level caches
 _SHARES, _SUMS, _KEPT, _VALUES = range(4)  # temporaries
@@ -98,7 +98,7 @@ class _Exponentials:
             return None
         weighing = [] if heads.mask is None else [self._weighing()]
         calls: tuple[PrimitiveTemplate | TorchTemplate, ...] = (*weighing, *products, division)
-        name, guard = f"{implementations(products)}, no softmax", Guard(KIND, _SUMS, in_range)
+        name, guard = f"{implementations(products)}, no softmax", Guard(EXPONENTIALS, _SUMS, in_range)
         return Candidate(name, heads.srcs, heads.result, calls, guard=guard)
 
     def _blocks(self) -> Iterator[_Block]:

@@ -10,7 +10,6 @@ Faster than one flash kernel while the scores fit the caches, which they do for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from fx_passes.lower.products.step import product
 from zendnn_cffi.primitives import allocation, descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 _MAX_SCORES_BYTES = 32 << 20  # beyond a third-level cache a flash kernel, which keeps no scores, is the better one
 

@@ -9,8 +9,6 @@ dynamic_linear  post_ops((src @ weight.T + summand) * factors), inner_product on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, fx
 
@@ -49,6 +47,7 @@ from zendnn_cffi.primitives.attributes import (
 )
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.values import dataclass
 
 _INVERSE_BYTES, _ZERO_POINT_BYTES = 4, 12  # where in what choose_scale returns
 

@@ -10,8 +10,6 @@ row_scaled_linear  inner_product on integers, then one binary primitive in place
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, fx
 
@@ -43,6 +41,7 @@ from fx_passes.ops.quantized import ASYMMETRIC
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 _SCALE, _INVERSE, _ZERO_POINT = range(3)  # along dimension 0 of what choose_row_scales returns
 

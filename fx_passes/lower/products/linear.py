@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ from fx_passes.lower.residuals import kept_dtype
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 
 def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, PostOps, arg_post_op
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.values import dataclass
 
 F32 = torch.float32
 _LARGEST = torch.finfo(F32).max

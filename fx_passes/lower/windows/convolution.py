@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from fx_passes.lower.windows.winograd import result_dtypes, takes_winograd
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_WEIGHTS
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.values import dataclass
 
 _FEW_CHANNELS = 4  # up to here a kernel may read plain nchw and write blocks: the first layer of a network
 

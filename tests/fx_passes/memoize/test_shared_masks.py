@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import zendnn_cffi
 from fx_passes.memoize import masks
-from fx_passes.memoize.shared_masks import asked_once
+from fx_passes.memoize.masks import asked_once
 from tests.support.lowering import noise
 from tests.tolerance import assert_close
 

@@ -488,7 +488,7 @@ def test_defects_end_in_plain_pytorch(gm: Any, model: nn.Module, monkeypatch: py
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr(region_module, "choose_variant", fail)
+    monkeypatch.setattr("fx_passes.region.variants.choose_variant", fail)
     x = noise(2, 3, 6, 6)
     with pytest.warns(UserWarning, match="zen_region_0 could not be lowered.*ZeroDivisionError: a defect") as caught:
         same(gm, model, x)

@@ -117,7 +117,7 @@ def test_nothing_is_chosen_measured_or_packed(tmp_path: Path, monkeypatch: pytes
     expected = fast(x)
     zendnn_cffi.save(fast, tmp_path / "m")
     for name in (
-        "fx_passes.region.region.choose_variant",
+        "fx_passes.region.variants.choose_variant",
         "fx_passes.plan.prepack.prepack",
         "fx_passes.search.measure.Bench.check_and_time",
         "fx_passes.trace.trace.trace",
@@ -355,6 +355,35 @@ print("equal")
     command = [sys.executable, "-c", code, str(tmp_path / "m"), str(tmp_path / "expected")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr
+
+
+UNWANTED = """
+torch._dynamo torch.export sympy numpy.random sqlite3 statistics html
+fx_passes.trace.trace fx_passes.trace.symbolic fx_passes.trace.export fx_passes.normalize fx_passes.fold fx_passes.fuse
+fx_passes.lower.rules fx_passes.lower.windows fx_passes.layout.assign fx_passes.search
+fx_passes.region.compile fx_passes.region.variants fx_passes.report fx_passes.pipeline
+zendnn_cffi.functional zendnn_cffi.backend zendnn_cffi.api zendnn_cffi.serving zendnn_cffi.cli
+"""
+
+
+def test_a_convolutional_network_starts_without_the_compiler(tmp_path: Path) -> None:
+    """Importing it takes longer than the rest of such a start."""
+    layers = (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 4)).eval()
+    fast = zendnn_cffi.optimize(model, tune="off")
+    expected = fast(torch.ones(1, 3, 16, 16)).tolist()
+    zendnn_cffi.save(fast, tmp_path / "m")
+    code = f"""
+import sys, torch
+given = set(sys.modules)
+import zendnn_cffi
+fast = zendnn_cffi.load(sys.argv[1])
+assert fast(torch.ones(1, 3, 16, 16)).tolist() == {expected}
+assert [region.known.used for region in fast.regions().values()] == [1]
+print([name for name in {UNWANTED.split()} if name in sys.modules and name not in given])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m")], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 class Step(nn.Module):

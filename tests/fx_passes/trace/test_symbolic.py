@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 import zendnn_cffi
 from fx_passes.pipeline import compile_graph
 from fx_passes.trace.seeding import refuse_seeding
+from fx_passes.trace.trace import trace
 from tests.support.graphs import check, image, model_of, outside
 
 
@@ -143,3 +145,19 @@ def test_hooks_run(where: str) -> None:
     gm = compile_graph(model)
     torch.testing.assert_close(gm(image()), model(image()))
     assert len(seen) == 2 and seen[0] == seen[1]
+
+
+def _calls_functions(m: Any, x: Tensor) -> Tensor:
+    y = F.silu(F.pad(m.c(x), (1, 1)), inplace=False)
+    y = torch.cat([y, torch.sigmoid(y)], 1).add(F.max_pool2d(x, 1).mean())
+    return F.gelu(torch.stack((y, y.neg())), approximate="tanh") + torch.abs(input=y) * y.shape[0]
+
+
+def test_functions_are_recorded_as_torch_fx_has_them() -> None:
+    """Whether they are methods is told without its list of all that tensors have."""
+    model = model_of(_calls_functions, c=nn.Conv2d(3, 3, 1))
+    graph = trace(model).graph
+    assert graph is not None
+    expected = fx.symbolic_trace(model).graph
+    rows = [[(n.op, n.name, n.target, str(n.args), str(n.kwargs)) for n in each.nodes] for each in (graph, expected)]
+    assert rows[0] == rows[1]

@@ -417,6 +417,26 @@ thread.join()
     assert "ZenDNN Info" not in done.stderr
 
 
+def test_only_late_writers_are_waited_for(run_python) -> None:
+    """A write is on its way where there is another thread alone; without one, a start would wait for nothing."""
+    code = """
+import threading
+from zendnn_cffi.engine import abi
+waited = []
+abi.time.sleep = waited.append
+with abi.quiet_stderr():
+    pass
+print(len(waited))
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+with abi.quiet_stderr():
+    pass
+end.set()
+print(len(waited))
+"""
+    assert run_python(code).stdout.split() == ["0", "1"]
+
+
 # ---- BLIS beside the engine
 
 

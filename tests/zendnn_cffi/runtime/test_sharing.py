@@ -114,6 +114,18 @@ def test_beside_other_work_fewer_threads_compute_until_it_is_quiet(machine: Mach
     assert run(shared, machine, 5.0)[-1] == 1 and machine.made == [1]  # it is still there
 
 
+def test_a_slow_start_is_soon_over(machine: Machine) -> None:
+    """Threads of another caller take the cores while a pool's thread starts; nobody else computes."""
+    shared = runner(machine)
+    machine.is_busy()
+    machine.elsewhere = 0
+    used = run(shared, machine, 0.15)
+    machine.is_quiet()
+    used += run(shared, machine, 10.0)
+    assert machine.made == [1] and used[-1] == 2
+    assert used.count(1) * machine.ms[1] < 500
+
+
 def test_all_threads_return_where_nobody_tells_who_else_computes(machine: Machine) -> None:
     """A container that shows its host's numbers: somebody always computes."""
     shared = settled(machine)

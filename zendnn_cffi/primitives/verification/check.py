@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +24,7 @@ from zendnn_cffi.primitives.verification.noise import argument_descs, operands
 from zendnn_cffi.primitives.verification.places import Bordered, Place, Take, border_bytes
 from zendnn_cffi.primitives.verification.reference import expected
 from zendnn_cffi.primitives.verification.unchecked import unchecked
+from zendnn_cffi.values import dataclass
 
 if TYPE_CHECKING:
     from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc

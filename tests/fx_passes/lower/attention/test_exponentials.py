@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import zendnn_cffi
 from fx_passes import ops
-from fx_passes.candidates.candidates import Candidate, Operation
+from fx_passes.candidates.candidates import EXPONENTIALS, Candidate, Operation
 from fx_passes.lower.attention import exponentials as attention_exponentials
-from fx_passes.lower.attention.exponentials import KIND
 from fx_passes.search import tuner
 from tests.support.lowering import noise, offload
 from tests.tolerance import assert_close
@@ -152,9 +151,9 @@ def test_out_of_range_is_computed_again_and_lowered_with_a_softmax(name: str) ->
     gm = zendnn_cffi.optimize(model.eval(), tune="off")
     with torch.no_grad():
         gm(noise(1, 9, HEADS * WIDTH))
-        assert given_up(gm) == (KIND,) * (name == "small")  # whatever x is
+        assert given_up(gm) == (EXPONENTIALS,) * (name == "small")  # whatever x is
         assert_close(gm(x), model(x), k=48)
-        assert given_up(gm) == (KIND,)
+        assert given_up(gm) == (EXPONENTIALS,)
         assert_close(gm(x), model(x), k=48)
         assert calls(gm) in (["matmul", "softmax", "matmul"], ["attention"])  # f32 scores of 300 are not near enough
         assert_close(gm(noise(1, 9, HEADS * WIDTH)), model(noise(1, 9, HEADS * WIDTH)), k=48)
@@ -177,7 +176,7 @@ def test_one_check_at_the_end_covers_all_attentions() -> None:
             assert [call.kind for call in lowered.program.calls].count("check") == 1
             assert lowered.program.calls[-1].kind == "check" and not given_up(gm)
             assert_close(gm(x), layers(x), k=48, scale=100.0)
-        assert given_up(gm) == (KIND,) and "softmax" in calls(gm)
+        assert given_up(gm) == (EXPONENTIALS,) and "softmax" in calls(gm)
 
 
 def test_guards_of_saved_programs_hold_and_fail(tmp_path: Path) -> None:
@@ -192,9 +191,9 @@ def test_guards_of_saved_programs_hold_and_fail(tmp_path: Path) -> None:
         assert_close(again(x), model(x), k=48)
         assert region.known.used == 1 and calls(again) == expected(1) and not given_up(again)
         assert_close(again(12 * x), model(12 * x), k=48)
-        assert given_up(again) == (KIND,) and "binary" not in calls(again)
+        assert given_up(again) == (EXPONENTIALS,) and "binary" not in calls(again)
         zendnn_cffi.save(again, tmp_path / "n.safetensors")
-        assert given_up(zendnn_cffi.load(tmp_path / "n.safetensors")) == (KIND,) and not given_up(gm)
+        assert given_up(zendnn_cffi.load(tmp_path / "n.safetensors")) == (EXPONENTIALS,) and not given_up(gm)
 
 
 def test_guards_of_slices_and_of_fewer_threads_are_the_programs_own() -> None:
@@ -210,7 +209,7 @@ def test_guards_of_slices_and_of_fewer_threads_are_the_programs_own() -> None:
         fewer = for_threads(sliced, 1, [torch.cat([x] * 3)])
         assert isinstance(fewer, SlicedProgram) and not sliced.failed
         fewer([torch.cat([x, 12 * x, x])])
-        assert sliced.failed == lowered.program.failed == {KIND}
+        assert sliced.failed == lowered.program.failed == {EXPONENTIALS}
 
 
 def test_a_mask_of_keys_is_whole_for_the_softmax() -> None:
