@@ -11,7 +11,7 @@ import copy
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -116,8 +116,8 @@ class OptimizedModule(WatchedModule):
         return code
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._awaits_call:
-            self._trace_by(args, kwargs)
+        if self._awaits_call and not self._trace_by(args, kwargs):
+            return self._by_pytorch(*args, **kwargs)
         watch = self._watch
         if watch is None or is_traced_by_fx() or not (watch.unchanged(self) if self._is_open else watch.unwritten()):
             by_pytorch = self._call_changed(args, kwargs)
@@ -132,11 +132,9 @@ class OptimizedModule(WatchedModule):
         if (are_elsewhere(args) or (kwargs and are_elsewhere(kwargs.values()))) and not self._released:
             return self._by_pytorch(*args, **kwargs)
         if self._checked:
-            arranged = self._source[0].arrange(args, kwargs)
+            arranged = None if self._is_whole else self._source[0].arrange(args, kwargs)
             if arranged is None:
-                self._refuse_if_released("a call with arguments that it was not traced for")
-                self._calls_of_others += 1
-                return self._by_pytorch(*args, **kwargs)
+                return self._call_other(args, kwargs)
             args, kwargs = arranged
         written = self.written_inputs
         places = (None, None) if written is None or watch is None else (watch.places, watch.written_places)
@@ -168,6 +166,18 @@ class OptimizedModule(WatchedModule):
         log.warning("a call raised, and PyTorch's way of it did not: %s: %s", type(failed).__name__, failed)
         return result
 
+    def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that the graph is not for: by a further graph, or by plain PyTorch, and then one is made for such."""
+        self._refuse_if_released("a call with arguments that it was not traced for")
+        module = self.kinds.find(args, kwargs)
+        if module is not None:
+            module._is_open = self._is_open
+            return module._call(args, kwargs)
+        with self.kinds.example(self, args, kwargs) as is_example:
+            result = self._by_pytorch(*args, **kwargs)
+        self._calls_of_others += not is_example
+        return result
+
     def _run_untracked(self, *args: Any, **kwargs: Any) -> Any:
         """A parameter that plain PyTorch reads would make what follows track gradients that nobody asks for."""
         torch._C._set_grad_enabled(False)  # no_grad() takes longer than all that a call asks before
@@ -190,32 +200,43 @@ class OptimizedModule(WatchedModule):
             self._refuse_if_released("a call with other parameters")
             self._adopt()
             return (self._by_pytorch(*args, **kwargs),)
-        with self._lock:
-            if self._is_settled():
-                return None
+        if self.kinds.are_traced_elsewhere:
+            self._adopt()
+        else:
+            with self._lock:
+                if self._is_settled():
+                    return None
         if self._is_whole or _ask_for_gradients(args, kwargs):
             return (self._by_pytorch(*args, **kwargs),)
         with torch.no_grad():
             return (self._by_pytorch(*args, **kwargs),)
 
-    def _trace_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take these arguments as the example, if they are one."""
+    def _trace_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Take these arguments as the example, if they are one; False where another thread does that just now."""
         dtype = self._source[0].dtype
         if in_functional_call() or is_watched() or is_traced_by_fx() or not first_call.means_what_it_says(dtype):
-            return
+            return True
         if reason := first_call.no_example(args, kwargs):
             log.info("%s waits for another call to be traced by: %s", type(self._tree).__name__, reason)
-            return
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            if not self._awaits_call:  # another thread did it
-                return
-            self._adopt()
-            self._awaits_call -= 1
-            traced, build, options = self._source
-            if (found := first_call.traced_by(traced, args, kwargs)) is not None:
-                self._awaits_call = 0
-                self._take_over(build(found, **options))
-                self._begin_watch(Watch(self))
+            return True
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                if not self._awaits_call:  # another thread did it
+                    return True
+                self._adopt()
+                self._awaits_call -= 1
+                traced, build, options = self._source
+                if (found := first_call.traced_by(traced, args, kwargs)) is not None:
+                    self._awaits_call = 0
+                    self._take_over(build(found, **options))
+                    self._begin_watch(Watch(self))
+                elif not self._awaits_call:
+                    self._checked = True  # further kinds are made by calls that did not raise
+        finally:
+            self._lock.release()
+        return True
 
     @property
     def notes(self) -> list[str]:
@@ -225,10 +246,12 @@ class OptimizedModule(WatchedModule):
         traced = self._source[0]
         if self._awaits_call:
             about.append("It came without example inputs: its first call will be the example that it is traced by.")
+        if self.kinds.modules:
+            about.append(f"Other kinds of calls than its own graph is for have theirs. {'; '.join(self.kinds.texts)}")
         if self._calls_of_others:
             about.append(
                 f"Calls with other arguments than it was traced for, or in another state: {self._calls_of_others}."
-                " They ran as plain PyTorch. replace_forward() takes several kinds of calls."
+                f" They ran as plain PyTorch: {'; '.join(self.kinds.reasons)}."
             )
         if traced.guards is not None and traced.sizes.note:
             about.append(traced.sizes.note)
@@ -315,6 +338,7 @@ class OptimizedModule(WatchedModule):
         self.follow_changes()
         traced, build, options = self._source
         again: OptimizedModule = build(traced, **options)
+        again.kinds.renew(again, (module._source[0] for module in self.kinds.modules))
         again._release_due = self._release_due
         again._is_open = self._is_open = True  # they have one tree
         return again
@@ -323,6 +347,7 @@ class OptimizedModule(WatchedModule):
         self.follow_changes()
         traced, build, options = self._source
         again: OptimizedModule = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
+        again.kinds.renew(again, (module._source[0].copy(again._tree) for module in self.kinds.modules))
         again._owns_storage = True
         again._release_due = self._release_due
         again._is_open = self._is_open  # who holds parts of this one may have been copied along
@@ -330,7 +355,8 @@ class OptimizedModule(WatchedModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.follow_changes()
-        return _rebuild, (*self._source, self._is_open, self._release_due)
+        further = [module._source[0] for module in self.kinds.modules]
+        return _rebuild, (*self._source, self._is_open, self._release_due, further)
 
 
 def _ask_for_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -346,9 +372,11 @@ def _rebuild(
     options: dict[str, Any],
     is_open: bool = True,
     release: Callable[[OptimizedModule], str | None] | None = None,
+    further: Sequence[Traced] = (),
 ) -> OptimizedModule:
     """Unpickle."""
     again: OptimizedModule = build(traced, **options)
+    again.kinds.renew(again, further)
     again._owns_storage = True
     again._release_due = release
     again._is_open = is_open
