@@ -4,8 +4,9 @@
     fast(ids, mask)          no graph is for this call: PyTorch computes it, and then it is the example of one
     fast(ids, mask)          that one computes it
 
-Each is a module over the same tree. A call whose code raises is no example. Of calls that differ in a number alone (the
-count of a loop) the second one is: the first of them may be the only one.
+Each is a module over the same tree. Calls that have a graph go on while another one is made. Those that have none wait:
+a forward that runs beside disturbs tracing (fx_passes/plain_calls.py). A call whose code raises is no example. Of calls
+that differ in a number alone (the count of a loop) the second one is: the first of them may be the only one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import nn
 from fx_passes.changes import Watch
 from fx_passes.first_call import means_what_it_says, no_example
 from fx_passes.memoize.watched import is_watched
+from fx_passes.plain_calls import PlainCalls
 from fx_passes.trace.call_kind import Kind, kind_of
 from fx_passes.trace.compared import copy_of_example
 from fx_passes.trace.export import is_exported
@@ -61,6 +63,7 @@ class CallKinds:
         self._tries = 0
         self._traced_in = 0  # the thread that does
         self._lock = new_lock()
+        self.plain_calls = PlainCalls()
 
     @property
     def are_traced_elsewhere(self) -> bool:
@@ -105,8 +108,9 @@ class CallKinds:
                 self._waiting.pop(kind, None)
                 self._tries += 1
                 try:
-                    with torch.inference_mode(False), torch.no_grad():
-                        self._add(kind, copied, owner, watch)
+                    with torch.inference_mode(False), torch.no_grad(), self.plain_calls.none() as is_alone:
+                        if is_alone:
+                            self._add(kind, copied, owner, watch)
                 except Exception as error:  # whatever a class raises that does not want to be copied or traced
                     self._refuse(kind, f"{type(error).__name__}: {error}")
         finally:
@@ -136,7 +140,7 @@ class CallKinds:
         return False
 
     def _begin(self) -> bool:
-        """Whether this thread is the one to trace; others run plain PyTorch meanwhile."""
+        """Whether this thread is the one to trace."""
         if not self._lock.acquire(blocking=False):
             self._note("a graph for another call was made meanwhile, by another thread")
             return False
@@ -157,7 +161,7 @@ class CallKinds:
             self._refuse(kind, next(iter(found.leaves.values()), ""))
             return
         with owner._lock:
-            if owner._watch is not watch or not _is_as_watched(owner):
+            if owner._watch is not watch or not is_as_watched(owner):
                 return
             with _changing_tree((owner, *self.modules)):
                 traced = found.copy(owner._tree)
@@ -176,6 +180,7 @@ class CallKinds:
         module: OptimizedModule = build(traced, **options)
         module._follows_tree = module._is_open = True
         module._owner = weakref.ref(owner)
+        module.kinds.plain_calls = self.plain_calls
         module.begin_watch()
         return module
 
@@ -232,7 +237,7 @@ def _alone(owner: OptimizedModule) -> str:
     return ""
 
 
-def _is_as_watched(module: OptimizedModule) -> bool:
+def is_as_watched(module: OptimizedModule) -> bool:
     """Whether a module's graph and packed weights are those of the tree as it is; hooks of others count for nothing."""
     before, now = module._watch, Watch(module)
     return before is not None and now.gives_graph_of(before) and not now.written(before)
@@ -241,7 +246,7 @@ def _is_as_watched(module: OptimizedModule) -> bool:
 @contextmanager
 def _changing_tree(modules: Sequence[OptimizedModule]) -> Iterator[None]:
     """While tracing adds to a tree that modules share: what they notice of that is no change of the user's."""
-    still = [each for each in modules if _is_as_watched(each)]
+    still = [each for each in modules if is_as_watched(each)]
     owner, tree = modules[0], modules[0]._tree
     before = set(tree._modules)
     yield

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fx_passes import first_call
+from fx_passes.call_kinds import is_as_watched
 from fx_passes.changes import Watch, in_functional_call
 from fx_passes.graph.graph import IN_WORK, lint
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
@@ -116,10 +117,10 @@ class OptimizedModule(WatchedModule):
         return code
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._awaits_call and not self._trace_by(args, kwargs):
-            return self._by_pytorch(*args, **kwargs)
+        if self._awaits_call:
+            self._trace_by(args, kwargs)
         watch = self._watch
-        if watch is None or is_traced_by_fx() or not (watch.unchanged(self) if self._is_open else watch.unwritten()):
+        if watch is None or self._is_traced() or not (watch.unchanged(self) if self._is_open else watch.unwritten()):
             by_pytorch = self._call_changed(args, kwargs)
             if by_pytorch is not None:
                 return by_pytorch[0]
@@ -192,16 +193,23 @@ class OptimizedModule(WatchedModule):
         return self._only_reads and not self._released and not is_final
 
     def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
-        return plain_forward(self.root)(*args, **kwargs)
+        with self.kinds.plain_calls.one():
+            return plain_forward(self.root)(*args, **kwargs)
+
+    def _is_traced(self) -> bool:
+        """Whether torch.fx traces: its flag is one for all threads, of which one may make a further graph of this."""
+        return is_traced_by_fx() and not self.kinds.are_traced_elsewhere
 
     def _call_changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """A call that found a change: its result by plain PyTorch, or None where the graph is right (again)."""
-        if in_functional_call() or is_watched() or is_traced_by_fx():
+        if in_functional_call() or is_watched() or self._is_traced():
             self._refuse_if_released("a call with other parameters")
             self._adopt()
             return (self._by_pytorch(*args, **kwargs),)
-        if self.kinds.are_traced_elsewhere:
+        if self.kinds.are_traced_elsewhere:  # which counts as hooks that were added
             self._adopt()
+            if is_as_watched(self):
+                return None
         else:
             with self._lock:
                 if self._is_settled():
@@ -211,20 +219,20 @@ class OptimizedModule(WatchedModule):
         with torch.no_grad():
             return (self._by_pytorch(*args, **kwargs),)
 
-    def _trace_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Take these arguments as the example, if they are one; False where another thread does that just now."""
+    def _trace_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take these arguments as the example, if they are one."""
         dtype = self._source[0].dtype
         if in_functional_call() or is_watched() or is_traced_by_fx() or not first_call.means_what_it_says(dtype):
-            return True
+            return
         if reason := first_call.no_example(args, kwargs):
             log.info("%s waits for another call to be traced by: %s", type(self._tree).__name__, reason)
-            return True
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                if not self._awaits_call:  # another thread did it
-                    return True
+            return
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if not self._awaits_call:  # another thread did it
+                return
+            with self.kinds.plain_calls.none() as is_alone:
+                if not is_alone:
+                    return
                 self._adopt()
                 self._awaits_call -= 1
                 traced, build, options = self._source
@@ -234,9 +242,6 @@ class OptimizedModule(WatchedModule):
                     self._begin_watch(Watch(self))
                 elif not self._awaits_call:
                     self._checked = True  # further kinds are made by calls that did not raise
-        finally:
-            self._lock.release()
-        return True
 
     @property
     def notes(self) -> list[str]:

@@ -33,7 +33,6 @@ class ReplacedForward:
         self._reasons: list[str] = []
         self._fast: OptimizedModule | None = None
         self._refused = 0  # so many times
-        self._is_made = False  # by some thread, just now
         self._watch: ModelWatch | None = None  # the model as it was optimized
         self._seen: ModelWatch | None = None  # as the last call found it, where that is another
         self._lock = new_lock()
@@ -74,19 +73,12 @@ class ReplacedForward:
                 return self._plain("the model was changed: the next call optimizes it anew, unless it changes again")
             if self._fast is not None or self._refused == _TRIES:
                 return self._fast
-            if self._is_made:
-                return self._plain("another thread optimized the model meanwhile")
-            self._is_made, watch = True, self._watch
-        try:
-            fast = self._made()
-        except Exception as error:
-            self._refused += 1
-            return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
-        finally:
-            self._is_made = False
-        with self._lock:
-            self._fast = fast if self._watch is watch else None
-        return self._fast
+            try:
+                self._fast = self._made()
+            except Exception as error:
+                self._refused += 1
+                return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
+            return self._fast
 
     def _is_settled(self) -> bool:
         """Whether the modules are of the model as it is; they are made anew where it stayed for two calls."""
