@@ -180,7 +180,7 @@ class CallKinds:
         module: OptimizedModule = build(traced, **options)
         module._follows_tree = module._is_open = True
         module._owner = weakref.ref(owner)
-        module.kinds.plain_calls = self.plain_calls
+        module.call_kinds.plain_calls = self.plain_calls
         module.begin_watch()
         return module
 

@@ -170,11 +170,11 @@ class OptimizedModule(WatchedModule):
     def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that the graph is not for: by a further graph, or by plain PyTorch, and then one is made for such."""
         self._refuse_if_released("a call with arguments that it was not traced for")
-        module = self.kinds.find(args, kwargs)
+        module = self.call_kinds.find(args, kwargs)
         if module is not None:
             module._is_open = self._is_open
             return module._call(args, kwargs)
-        with self.kinds.example(self, args, kwargs) as is_example:
+        with self.call_kinds.example(self, args, kwargs) as is_example:
             result = self._by_pytorch(*args, **kwargs)
         self._calls_of_others += not is_example
         return result
@@ -193,12 +193,12 @@ class OptimizedModule(WatchedModule):
         return self._only_reads and not self._released and not is_final
 
     def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
-        with self.kinds.plain_calls.one():
+        with self.call_kinds.plain_calls.one():
             return plain_forward(self.root)(*args, **kwargs)
 
     def _is_traced(self) -> bool:
         """Whether torch.fx traces: its flag is one for all threads, of which one may make a further graph of this."""
-        return is_traced_by_fx() and not self.kinds.are_traced_elsewhere
+        return is_traced_by_fx() and not self.call_kinds.are_traced_elsewhere
 
     def _call_changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """A call that found a change: its result by plain PyTorch, or None where the graph is right (again)."""
@@ -206,7 +206,7 @@ class OptimizedModule(WatchedModule):
             self._refuse_if_released("a call with other parameters")
             self._adopt()
             return (self._by_pytorch(*args, **kwargs),)
-        if self.kinds.are_traced_elsewhere:  # which counts as hooks that were added
+        if self.call_kinds.are_traced_elsewhere:  # which counts as hooks that were added
             self._adopt()
             if is_as_watched(self):
                 return None
@@ -230,7 +230,7 @@ class OptimizedModule(WatchedModule):
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if not self._awaits_call:  # another thread did it
                 return
-            with self.kinds.plain_calls.none() as is_alone:
+            with self.call_kinds.plain_calls.none() as is_alone:
                 if not is_alone:
                     return
                 self._adopt()
@@ -251,12 +251,14 @@ class OptimizedModule(WatchedModule):
         traced = self._source[0]
         if self._awaits_call:
             about.append("It came without example inputs: its first call will be the example that it is traced by.")
-        if self.kinds.modules:
-            about.append(f"Other kinds of calls than its own graph is for have theirs. {'; '.join(self.kinds.texts)}")
+        if self.call_kinds.modules:
+            about.append(
+                f"Other kinds of calls than its own graph is for have theirs. {'; '.join(self.call_kinds.texts)}"
+            )
         if self._calls_of_others:
             about.append(
                 f"Calls with other arguments than it was traced for, or in another state: {self._calls_of_others}."
-                f" They ran as plain PyTorch: {'; '.join(self.kinds.reasons)}."
+                f" They ran as plain PyTorch: {'; '.join(self.call_kinds.reasons)}."
             )
         if traced.guards is not None and traced.sizes.note:
             about.append(traced.sizes.note)
@@ -343,7 +345,7 @@ class OptimizedModule(WatchedModule):
         self.follow_changes()
         traced, build, options = self._source
         again: OptimizedModule = build(traced, **options)
-        again.kinds.renew(again, (module._source[0] for module in self.kinds.modules))
+        again.call_kinds.renew(again, (module._source[0] for module in self.call_kinds.modules))
         again._release_due = self._release_due
         again._is_open = self._is_open = True  # they have one tree
         return again
@@ -352,7 +354,7 @@ class OptimizedModule(WatchedModule):
         self.follow_changes()
         traced, build, options = self._source
         again: OptimizedModule = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
-        again.kinds.renew(again, (module._source[0].copy(again._tree) for module in self.kinds.modules))
+        again.call_kinds.renew(again, (module._source[0].copy(again._tree) for module in self.call_kinds.modules))
         again._owns_storage = True
         again._release_due = self._release_due
         again._is_open = self._is_open  # who holds parts of this one may have been copied along
@@ -360,7 +362,7 @@ class OptimizedModule(WatchedModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.follow_changes()
-        further = [module._source[0] for module in self.kinds.modules]
+        further = [module._source[0] for module in self.call_kinds.modules]
         return _rebuild, (*self._source, self._is_open, self._release_due, further)
 
 
@@ -381,7 +383,7 @@ def _rebuild(
 ) -> OptimizedModule:
     """Unpickle."""
     again: OptimizedModule = build(traced, **options)
-    again.kinds.renew(again, further)
+    again.call_kinds.renew(again, further)
     again._owns_storage = True
     again._release_due = release
     again._is_open = is_open

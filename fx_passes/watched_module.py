@@ -56,7 +56,7 @@ class WatchedModule(SkeletonModule):
     _is_whole: bool
     _only_reads: bool  # calls change nothing that lasts
     optimized_submodules: dict[str, WatchedModule]  # of a model that stays PyTorch's as a whole
-    kinds: CallKinds  # further graphs
+    call_kinds: CallKinds  # further graphs
     _owner: weakref.ref[Any] | None  # the module whose further graph this one is
     written_inputs: WrittenInputs | None
 
@@ -69,14 +69,14 @@ class WatchedModule(SkeletonModule):
         self._lock = new_lock()
         self._awaits_call = first_call.TRIES if traced.awaits_call else 0
         self.optimized_submodules = {}
-        self.kinds, self._owner = CallKinds(), None
+        self.call_kinds, self._owner = CallKinds(), None
         self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
 
     def _read_from(self, traced: Traced, graph: fx.Graph | None) -> None:
         """Compute by this graph, which was made of the traced one, or by the model's forward."""
         self._is_whole = WHOLE in traced.leaves
         self._checked = not traced.is_for_all or (self._is_whole and traced.kind is not None)
-        self.kinds.remember(traced)
+        self.call_kinds.remember(traced)
         self.graph = whole_model_graph(traced.root) if graph is None else graph
         written = None if graph is None else WrittenInputs(self)
         self.written_inputs = written or None
@@ -106,7 +106,7 @@ class WatchedModule(SkeletonModule):
                 return False
             with torch.inference_mode(False):
                 self._forget(written) if same_graph else self._rebuild()
-            for module in self.kinds.modules:
+            for module in self.call_kinds.modules:
                 module._told = True  # plain PyTorch has had its call
             now = Watch(self)
         self._begin_watch(now)
@@ -117,7 +117,7 @@ class WatchedModule(SkeletonModule):
         """Trace the tree again, and take over the graph and the regions made of it."""
         traced, build, options = self._source
         log.info("%s was changed: it is traced again", type(self._tree).__name__)
-        self.kinds.forget_tried()
+        self.call_kinds.forget_tried()
         try:
             fresh = build(retrace(traced), **options)
         except Exception as error:  # whatever a tree raises that does not fit together any longer
@@ -137,7 +137,7 @@ class WatchedModule(SkeletonModule):
         self._awaits_call = awaits_call
         owner = self if self._owner is None else self._owner()
         if owner is not None:
-            owner.kinds.share_packed(owner)
+            owner.call_kinds.share_packed(owner)
 
     def begin_watch(self) -> None:
         """The graph and its regions are as they will be: notice from now on what is changed."""
@@ -154,7 +154,7 @@ class WatchedModule(SkeletonModule):
         for path, submodule in self.optimized_submodules.items():
             submodule.follow_changes()
             self._source[0].submodules[path] = submodule._source[0]
-        for module in self.kinds.modules:
+        for module in self.call_kinds.modules:
             module.follow_changes()
         with self._lock:
             if self._watch is not None and not self._watch.unchanged(self):
@@ -233,7 +233,7 @@ class WatchedModule(SkeletonModule):
         own = {name: module for name, module in self._held.items() if hasattr(module, "invalidate")}
         for path, submodule in self.optimized_submodules.items():
             own |= {f"{path}.{name}": region for name, region in submodule.regions().items()}
-        for number, module in enumerate(self.kinds.modules, 2):
+        for number, module in enumerate(self.call_kinds.modules, 2):
             own |= {f"kind_{number}.{name}": region for name, region in module.regions().items()}
         return own
 
@@ -246,7 +246,7 @@ class WatchedModule(SkeletonModule):
         self._forget_passed()
         if self._watch is not None:
             self._watch.expire()
-        for part in (*self.optimized_submodules.values(), *self.kinds.modules, *self.regions().values()):
+        for part in (*self.optimized_submodules.values(), *self.call_kinds.modules, *self.regions().values()):
             part.invalidate()
         for module in self._held.values():
             if hasattr(module, "forget"):

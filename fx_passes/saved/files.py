@@ -38,7 +38,7 @@ def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Seque
     counts = None if threads is None else [checks.as_int(count, "threads", minimum=1) for count in threads]
     module.follow_changes()
     write(Path(path), *encode_module(module, counts))
-    if kinds := module.kinds.texts:
+    if kinds := module.call_kinds.texts:
         warnings.warn(
             "zendnn_cffi: save() wrote the graph for the first kind of call; for others the loaded module raises"
             f" ValueError: {'; '.join(kinds)}",

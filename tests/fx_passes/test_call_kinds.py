@@ -109,7 +109,7 @@ def served(model: Attending | None = None, **options: Any) -> tuple[Any, Attendi
     fast = optimized(model, **options)
     for args, kwargs in KINDS:
         check(fast, model, *args, **kwargs)
-    assert len(fast.kinds.modules) == len(KINDS) - 1
+    assert len(fast.call_kinds.modules) == len(KINDS) - 1
     return fast, model
 
 
@@ -131,7 +131,7 @@ def test_each_kind_is_served_after_its_first_call() -> None:
         assert runs(fast, torch.randn(rows, 16), mask=torch.rand(rows, 24)) == 1, "other sizes, and by name"
     said = str(zendnn_cffi.explain(fast))
     assert "kind_2: mask: float32 of 2 dimensions, x: float32 of 2 dimensions" in said and "kind_6" in said
-    assert len(zendnn_cffi.explain(fast).nodes) > len(zendnn_cffi.explain(fast.kinds.modules[0]).nodes)
+    assert len(zendnn_cffi.explain(fast).nodes) > len(zendnn_cffi.explain(fast.call_kinds.modules[0]).nodes)
 
 
 def test_what_torch_fx_traces_has_further_graphs_too() -> None:
@@ -140,7 +140,7 @@ def test_what_torch_fx_traces_has_further_graphs_too() -> None:
     for _ in range(2):
         check(fast, model, X)
         check(fast, model, X, MASK)
-    assert runs(fast, X) == runs(fast, X, MASK) == 1 and len(fast.kinds.modules) == 1
+    assert runs(fast, X) == runs(fast, X, MASK) == 1 and len(fast.call_kinds.modules) == 1
 
 
 def test_an_example_is_one_kind_and_others_are_served() -> None:
@@ -165,7 +165,7 @@ def test_a_model_without_a_graph_for_its_first_call_has_one_for_others() -> None
         for _ in range(2):
             check(fast, model, X, MASK)
         assert runs(fast, X, MASK) == 1 and runs(fast, X) == 0
-        assert len(fast.kinds.modules) == 1
+        assert len(fast.call_kinds.modules) == 1
 
 
 def test_what_gives_no_graph_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_what_gives_no_graph_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
     check(fast, model, X)
     for _ in range(4):
         check(fast, model, X, MASK)
-    assert len(tried) == 1 and not fast.kinds.modules and fast._calls_of_others == 3
+    assert len(tried) == 1 and not fast.call_kinds.modules and fast._calls_of_others == 3
     assert "no graph for mask: float32 of 2 dimensions" in str(zendnn_cffi.explain(fast))
 
 
@@ -193,9 +193,9 @@ def test_a_number_alone_is_traced_by_its_second_call() -> None:
     fast = optimized(model)
     for step in range(20):
         check(fast, model, X, scale=float(step))
-    assert len(fast.kinds.modules) == 0
+    assert len(fast.call_kinds.modules) == 0
     check(fast, model, X, scale=3.0)
-    assert runs(fast, X, scale=3.0) == 1 and len(fast.kinds.modules) == 1
+    assert runs(fast, X, scale=3.0) == 1 and len(fast.call_kinds.modules) == 1
     check(fast, model, X, scale=3.0)  # its own numbers, not those of the first graph
     check(fast, model, X, scale=0.0)
 
@@ -206,7 +206,7 @@ def test_kinds_are_bounded() -> None:
     for count in range(12):
         for _ in range(2):
             check(fast, model, X, parts=[torch.randn(24)] * count)
-    assert len(fast.kinds.modules) == call_kinds.MOST_KINDS - 1 and fast._calls_of_others == 8
+    assert len(fast.call_kinds.modules) == call_kinds.MOST_KINDS - 1 and fast._calls_of_others == 8
     assert "8 kinds of calls came before" in str(zendnn_cffi.explain(fast))
 
 
@@ -216,7 +216,7 @@ def test_a_call_that_raises_is_no_example() -> None:
     check(fast, model, X)
     with pytest.raises(RuntimeError):
         fast(X, torch.rand(3, 25))
-    assert not fast.kinds.modules and fast._calls_of_others == 0
+    assert not fast.call_kinds.modules and fast._calls_of_others == 0
     check(fast, model, X, MASK)
     assert runs(fast, X, MASK) == 1
 
@@ -226,7 +226,7 @@ def test_fixed_sizes_stay_fixed() -> None:
     fast = optimized(model, dynamic=False)
     for rows in (3, 5, 5, 1):
         check(fast, model, X[:1].expand(rows, 16))
-    assert not fast.kinds.modules and fast._calls_of_others == 3
+    assert not fast.call_kinds.modules and fast._calls_of_others == 3
 
 
 def test_one_row_that_the_model_treats_by_itself() -> None:
@@ -248,7 +248,7 @@ def test_one_row_that_the_model_treats_by_itself() -> None:
 def test_copies_have_all_graphs(how: str) -> None:
     fast, model = served()
     again = pickle.loads(pickle.dumps(fast)) if how == "pickle" else getattr(copy, how)(fast)
-    assert len(again.kinds.modules) == len(KINDS) - 1
+    assert len(again.call_kinds.modules) == len(KINDS) - 1
     all_run(again, model)
     with torch.no_grad():
         again.first.weight.mul_(2.0)
@@ -375,7 +375,7 @@ def test_calls_with_a_graph_go_on_while_one_is_made_and_others_wait(monkeypatch:
         for answer in answers:
             torch.testing.assert_close(answer, model(X, MASK), atol=1e-5, rtol=1e-5)
     assert len(answers) == 3 and len(traced) == 1
-    assert runs(fast, X, MASK) == 1 and len(fast.kinds.modules) == 1
+    assert runs(fast, X, MASK) == 1 and len(fast.call_kinds.modules) == 1
 
 
 def test_no_forward_of_another_thread_disturbs_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def test_no_forward_of_another_thread_disturbs_tracing(monkeypatch: pytest.Monke
     trace = call_kinds.trace_kind
 
     def watching(*args: Any) -> Any:
-        running = fast.kinds.plain_calls._running
+        running = fast.call_kinds.plain_calls._running
         beside.append(len(running.keys() - {threading.get_ident()}))
         found = trace(*args)
         beside.append(len(running.keys() - {threading.get_ident()}))

@@ -41,12 +41,12 @@ class ReplacedForward:
     @property
     def modules(self) -> list[OptimizedModule]:
         """The optimized modules: of the model, and for further kinds of calls that came."""
-        return [] if self._fast is None else [self._fast, *self._fast.kinds.modules]
+        return [] if self._fast is None else [self._fast, *self._fast.call_kinds.modules]
 
     @property
     def reasons(self) -> list[str]:
         """Why the last calls that stayed plain PyTorch did."""
-        return [*self._reasons, *([] if self._fast is None else self._fast.kinds.reasons)]
+        return [*self._reasons, *([] if self._fast is None else self._fast.call_kinds.reasons)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         hook = set_dynamo_hook(None)  # it cannot follow what tells a change
