@@ -207,6 +207,11 @@ class Watch:
             return False
         return all(map(operator.is_, self._tensors, other._tensors))
 
+    def keeps_tensors_of(self, before: Watch) -> bool:
+        """Whether each tensor of then is still there, and was not written to since."""
+        mine = set(map(id, self._tensors))
+        return before.contents.unchanged() and all(id(tensor) in mine for tensor in before._tensors)
+
     @functools.cached_property
     def places(self) -> Places:
         """Where the constants lie."""

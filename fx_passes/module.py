@@ -11,7 +11,7 @@ import copy
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fx_passes import first_call
+from fx_passes.call_kinds import is_as_watched
 from fx_passes.changes import Watch, in_functional_call
 from fx_passes.graph.graph import IN_WORK, lint
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
@@ -119,7 +120,7 @@ class OptimizedModule(WatchedModule):
         if self._awaits_call:
             self._trace_by(args, kwargs)
         watch = self._watch
-        if watch is None or is_traced_by_fx() or not (watch.unchanged(self) if self._is_open else watch.unwritten()):
+        if watch is None or self._is_traced() or not (watch.unchanged(self) if self._is_open else watch.unwritten()):
             by_pytorch = self._call_changed(args, kwargs)
             if by_pytorch is not None:
                 return by_pytorch[0]
@@ -132,11 +133,9 @@ class OptimizedModule(WatchedModule):
         if (are_elsewhere(args) or (kwargs and are_elsewhere(kwargs.values()))) and not self._released:
             return self._by_pytorch(*args, **kwargs)
         if self._checked:
-            arranged = self._source[0].arrange(args, kwargs)
+            arranged = None if self._is_whole else self._source[0].arrange(args, kwargs)
             if arranged is None:
-                self._refuse_if_released("a call with arguments that it was not traced for")
-                self._calls_of_others += 1
-                return self._by_pytorch(*args, **kwargs)
+                return self._call_other(args, kwargs)
             args, kwargs = arranged
         written = self.written_inputs
         places = (None, None) if written is None or watch is None else (watch.places, watch.written_places)
@@ -168,6 +167,18 @@ class OptimizedModule(WatchedModule):
         log.warning("a call raised, and PyTorch's way of it did not: %s: %s", type(failed).__name__, failed)
         return result
 
+    def _call_other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that the graph is not for: by a further graph, or by plain PyTorch, and then one is made for such."""
+        self._refuse_if_released("a call with arguments that it was not traced for")
+        module = self.call_kinds.find(args, kwargs)
+        if module is not None:
+            module._is_open = self._is_open
+            return module._call(args, kwargs)
+        with self.call_kinds.example(self, args, kwargs) as is_example:
+            result = self._by_pytorch(*args, **kwargs)
+        self._calls_of_others += not is_example
+        return result
+
     def _run_untracked(self, *args: Any, **kwargs: Any) -> Any:
         """A parameter that plain PyTorch reads would make what follows track gradients that nobody asks for."""
         torch._C._set_grad_enabled(False)  # no_grad() takes longer than all that a call asks before
@@ -182,17 +193,27 @@ class OptimizedModule(WatchedModule):
         return self._only_reads and not self._released and not is_final
 
     def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
-        return plain_forward(self.root)(*args, **kwargs)
+        with self.call_kinds.plain_calls.one():
+            return plain_forward(self.root)(*args, **kwargs)
+
+    def _is_traced(self) -> bool:
+        """Whether torch.fx traces: its flag is one for all threads, of which one may make a further graph of this."""
+        return is_traced_by_fx() and not self.call_kinds.are_traced_elsewhere
 
     def _call_changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """A call that found a change: its result by plain PyTorch, or None where the graph is right (again)."""
-        if in_functional_call() or is_watched() or is_traced_by_fx():
+        if in_functional_call() or is_watched() or self._is_traced():
             self._refuse_if_released("a call with other parameters")
             self._adopt()
             return (self._by_pytorch(*args, **kwargs),)
-        with self._lock:
-            if self._is_settled():
+        if self.call_kinds.are_traced_elsewhere:  # which counts as hooks that were added
+            self._adopt()
+            if is_as_watched(self):
                 return None
+        else:
+            with self._lock:
+                if self._is_settled():
+                    return None
         if self._is_whole or _ask_for_gradients(args, kwargs):
             return (self._by_pytorch(*args, **kwargs),)
         with torch.no_grad():
@@ -209,13 +230,18 @@ class OptimizedModule(WatchedModule):
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if not self._awaits_call:  # another thread did it
                 return
-            self._adopt()
-            self._awaits_call -= 1
-            traced, build, options = self._source
-            if (found := first_call.traced_by(traced, args, kwargs)) is not None:
-                self._awaits_call = 0
-                self._take_over(build(found, **options))
-                self._begin_watch(Watch(self))
+            with self.call_kinds.plain_calls.none() as is_alone:
+                if not is_alone:
+                    return
+                self._adopt()
+                self._awaits_call -= 1
+                traced, build, options = self._source
+                if (found := first_call.traced_by(traced, args, kwargs)) is not None:
+                    self._awaits_call = 0
+                    self._take_over(build(found, **options))
+                    self._begin_watch(Watch(self))
+                elif not self._awaits_call:
+                    self._checked = True  # further kinds are made by calls that did not raise
 
     @property
     def notes(self) -> list[str]:
@@ -225,10 +251,14 @@ class OptimizedModule(WatchedModule):
         traced = self._source[0]
         if self._awaits_call:
             about.append("It came without example inputs: its first call will be the example that it is traced by.")
+        if self.call_kinds.modules:
+            about.append(
+                f"Other kinds of calls than its own graph is for have theirs. {'; '.join(self.call_kinds.texts)}"
+            )
         if self._calls_of_others:
             about.append(
                 f"Calls with other arguments than it was traced for, or in another state: {self._calls_of_others}."
-                " They ran as plain PyTorch. replace_forward() takes several kinds of calls."
+                f" They ran as plain PyTorch: {'; '.join(self.call_kinds.reasons)}."
             )
         if traced.guards is not None and traced.sizes.note:
             about.append(traced.sizes.note)
@@ -315,6 +345,7 @@ class OptimizedModule(WatchedModule):
         self.follow_changes()
         traced, build, options = self._source
         again: OptimizedModule = build(traced, **options)
+        again.call_kinds.renew(again, (module._source[0] for module in self.call_kinds.modules))
         again._release_due = self._release_due
         again._is_open = self._is_open = True  # they have one tree
         return again
@@ -323,6 +354,7 @@ class OptimizedModule(WatchedModule):
         self.follow_changes()
         traced, build, options = self._source
         again: OptimizedModule = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
+        again.call_kinds.renew(again, (module._source[0].copy(again._tree) for module in self.call_kinds.modules))
         again._owns_storage = True
         again._release_due = self._release_due
         again._is_open = self._is_open  # who holds parts of this one may have been copied along
@@ -330,7 +362,8 @@ class OptimizedModule(WatchedModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.follow_changes()
-        return _rebuild, (*self._source, self._is_open, self._release_due)
+        further = [module._source[0] for module in self.call_kinds.modules]
+        return _rebuild, (*self._source, self._is_open, self._release_due, further)
 
 
 def _ask_for_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -346,9 +379,11 @@ def _rebuild(
     options: dict[str, Any],
     is_open: bool = True,
     release: Callable[[OptimizedModule], str | None] | None = None,
+    further: Sequence[Traced] = (),
 ) -> OptimizedModule:
     """Unpickle."""
     again: OptimizedModule = build(traced, **options)
+    again.call_kinds.renew(again, further)
     again._owns_storage = True
     again._release_due = release
     again._is_open = is_open

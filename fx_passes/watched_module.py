@@ -7,6 +7,7 @@ again; after a change of layers, the tree is traced again. One call in between i
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from fx_passes import first_call
 from fx_passes.aliasing.inputs import WrittenInputs
+from fx_passes.call_kinds import CallKinds
 from fx_passes.changes import Watch, changes_graph, count_fused_steps, has_global_hooks
 from fx_passes.graph.graph import copy_graph
 from fx_passes.graph.hooks import HOOKS
@@ -53,6 +55,8 @@ class WatchedModule(SkeletonModule):
     _is_whole: bool
     _only_reads: bool  # calls change nothing that lasts
     optimized_submodules: dict[str, WatchedModule]  # of a model that stays PyTorch's as a whole
+    call_kinds: CallKinds  # further graphs
+    _owner: weakref.ref[Any] | None  # the module whose further graph this one is
     written_inputs: WrittenInputs | None
 
     def __init__(self, traced: Traced, build: Build, options: dict[str, Any]) -> None:
@@ -64,12 +68,14 @@ class WatchedModule(SkeletonModule):
         self._lock = new_lock()
         self._awaits_call = first_call.TRIES if traced.awaits_call else 0
         self.optimized_submodules = {}
+        self.call_kinds, self._owner = CallKinds(), None
         self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
 
     def _read_from(self, traced: Traced, graph: fx.Graph | None) -> None:
         """Compute by this graph, which was made of the traced one, or by the model's forward."""
-        self._checked = not traced.is_for_all
         self._is_whole = WHOLE in traced.leaves
+        self._checked = not traced.is_for_all or (self._is_whole and traced.kind is not None)
+        self.call_kinds.remember(traced)
         self.graph = whole_model_graph(traced.root) if graph is None else graph
         written = None if graph is None else WrittenInputs(self)
         self.written_inputs = written or None
@@ -99,6 +105,8 @@ class WatchedModule(SkeletonModule):
                 return False
             with torch.inference_mode(False):
                 self._forget(written) if same_graph else self._rebuild()
+            for module in self.call_kinds.modules:
+                module._told = True  # plain PyTorch has had its call
             now = Watch(self)
         self._begin_watch(now)
         self._seen, self._told = None, False
@@ -110,11 +118,12 @@ class WatchedModule(SkeletonModule):
 
         traced, build, options = self._source
         log.info("%s was changed: it is traced again", type(self._tree).__name__)
+        self.call_kinds.forget_tried()
         try:
             fresh = build(retrace(traced), **options)
         except Exception as error:  # whatever a tree raises that does not fit together any longer
             reason = f"it was changed, and cannot be traced again: {type(error).__name__}: {error}".splitlines()[0]
-            fresh = build(Traced(traced.root, None, {WHOLE: reason}), **options)
+            fresh = build(Traced(traced.root, None, {WHOLE: reason}, kind=traced.kind), **options)
         self._take_over(fresh)
 
     def _take_over(self, fresh: WatchedModule) -> None:
@@ -127,6 +136,9 @@ class WatchedModule(SkeletonModule):
         self._read_from(fresh._source[0], fresh.graph)
         self.optimized_submodules.update(fresh.optimized_submodules)
         self._awaits_call = awaits_call
+        owner = self if self._owner is None else self._owner()
+        if owner is not None:
+            owner.call_kinds.share_packed(owner)
 
     def begin_watch(self) -> None:
         """The graph and its regions are as they will be: notice from now on what is changed."""
@@ -143,6 +155,8 @@ class WatchedModule(SkeletonModule):
         for path, submodule in self.optimized_submodules.items():
             submodule.follow_changes()
             self._source[0].submodules[path] = submodule._source[0]
+        for module in self.call_kinds.modules:
+            module.follow_changes()
         with self._lock:
             if self._watch is not None and not self._watch.unchanged(self):
                 self._told = True
@@ -213,10 +227,15 @@ class WatchedModule(SkeletonModule):
             raise RuntimeError(_RELEASED.format(what))
 
     def regions(self) -> dict[str, nn.Module]:
-        """Return the region modules by name; those of optimized submodules with the submodule's path before it."""
+        """Return the region modules by name.
+
+        Those of optimized submodules have the submodule's path before it, those of further graphs kind_2, kind_3.
+        """
         own = {name: module for name, module in self._held.items() if hasattr(module, "invalidate")}
         for path, submodule in self.optimized_submodules.items():
             own |= {f"{path}.{name}": region for name, region in submodule.regions().items()}
+        for number, module in enumerate(self.call_kinds.modules, 2):
+            own |= {f"kind_{number}.{name}": region for name, region in module.regions().items()}
         return own
 
     def invalidate(self) -> None:
@@ -228,7 +247,7 @@ class WatchedModule(SkeletonModule):
         self._forget_passed()
         if self._watch is not None:
             self._watch.expire()
-        for part in (*self.optimized_submodules.values(), *self.regions().values()):
+        for part in (*self.optimized_submodules.values(), *self.call_kinds.modules, *self.regions().values()):
             part.invalidate()
         for module in self._held.values():
             if hasattr(module, "forget"):

@@ -45,6 +45,8 @@ ORDER = (
     "fx_passes.region",  # drives those from candidates on
     "fx_passes.changes",  # what was changed on a module since
     "fx_passes.first_call",  # arguments that a model is traced with once more
+    "fx_passes.plain_calls",  # which other threads make while a model is traced
+    "fx_passes.call_kinds",  # further graphs of a module, for other calls
     "fx_passes.model_watch",  # the same, of a model whose forward was replaced
     "fx_passes.submodule",  # the forward of a part, where the whole is no graph
     "fx_passes.whole_model",  # the graph of a model that could not be traced

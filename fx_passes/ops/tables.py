@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fx_passes.ops.registry import COMPUTE, op
+from zendnn_cffi.runtime.padded_bags import padded_bag
 
 
 @op(kind=COMPUTE, light=True, opens_region=False)
@@ -29,6 +30,8 @@ def embedding_bag(
     padding_idx: int | None,
 ) -> Tensor:
     """Return bags of rows of weight combined by mode "sum", "mean" or "max", as F.embedding_bag."""
+    if padding_idx is not None:
+        return padded_bag(indices, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
     return F.embedding_bag(
         indices,
         weight,
@@ -36,7 +39,6 @@ def embedding_bag(
         mode=mode,
         per_sample_weights=per_sample_weights,
         include_last_offset=include_last_offset,
-        padding_idx=padding_idx,
     )
 
 

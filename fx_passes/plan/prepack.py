@@ -20,6 +20,7 @@ from zendnn_cffi.runtime import huge_pages
 from zendnn_cffi.runtime.places import Slot
 
 Allocate = Callable[[int], torch.Tensor]
+_FIRST_BYTES = 4096  # compared before all others
 _SPARE_DESCS = 32  # 4 KB each with its key: sums of attention have one for each length
 _FLAGS_AT = 696  # is_memory_const and is_inplace in zendnn_memory_desc_t of ZenDNN 5.1
 
@@ -40,6 +41,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self.folded = huge_pages.Reused()
+        self.tried = huge_pages.Reused()
         self.scratchpad = huge_pages.Reused()
 
 
@@ -55,7 +57,12 @@ class WeightStore:
         self._packed: WeakValueDictionary[tuple[str, bytes, bool], torch.Tensor] = WeakValueDictionary()
         self._descs: dict[bytes, MemoryDesc] = {}
         self._given: Mapping[tuple[str, str, bool], torch.Tensor] = {}
+        self._beside: tuple[WeightStore, ...] = ()
         self._lock = new_lock()
+
+    def share_with(self, stores: Iterable[WeightStore]) -> None:
+        """From now on, keep no weights that one of these has packed to the same bytes in the same layout."""
+        self._beside = tuple(store for store in stores if store is not self)
 
     def get(
         self, weights: Weights, allocate: Allocate = huge_pages.allocate, workspace: Workspace | None = None
@@ -67,10 +74,30 @@ class WeightStore:
             if packed is None:
                 given = self._given.get((weights.key, layout_digest(weights.desc), weights.transposed))
                 if given is None or given.nbytes < weights.desc.size_bytes:
-                    given = prepack(weights, allocate, workspace, late=not self.is_tried)
+                    given = self._packed_once(weights, allocate, workspace or Workspace())
                 packed = self._packed[key] = given
                 self._note(key[1], weights.desc)
             return packed
+
+    def _packed_once(self, weights: Weights, allocate: Allocate, workspace: Workspace) -> torch.Tensor:
+        """Pack weights, or take what another store packed to the same: names tell nothing across graphs, bytes do."""
+        layout, size_bytes = (layout_key(weights.desc), weights.transposed), weights.desc.size_bytes
+        alike = [
+            packed
+            for store in self._beside
+            for (_, *theirs), packed in list(store._packed.items())
+            if tuple(theirs) == layout and packed.dtype == torch.uint8 and packed.nbytes == size_bytes
+        ]
+        if not alike:
+            return prepack(weights, allocate, workspace, late=not self.is_tried)
+        tried = workspace.tried.take(size_bytes)
+        made = prepack(weights, lambda _: tried, workspace, late=not self.is_tried)
+        if made is not tried:  # used where it lies
+            return made
+        for packed in alike:
+            if torch.equal(packed[:_FIRST_BYTES], made[:_FIRST_BYTES]) and torch.equal(packed, made):
+                return packed
+        return _allocated(allocate, weights.desc).copy_(made)
 
     def _note(self, layout: bytes, desc: MemoryDesc) -> None:
         """Remember a layout; those that no program has weights in any longer go now and then."""
@@ -84,8 +111,9 @@ class WeightStore:
 
         storages  addresses of the parameters' memory
         """
+        key = weights.key, layout_key(weights.desc), weights.transposed
         with self._lock:
-            if (weights.key, layout_key(weights.desc), weights.transposed) in self._packed:
+            if any(key in store._packed for store in (self, *self._beside)):
                 return 0
             if (weights.key, layout_digest(weights.desc), weights.transposed) in self._given:
                 return 0
@@ -114,10 +142,14 @@ class WeightStore:
 
     def size_bytes(self, originals: Iterable[torch.Tensor] = ()) -> int:
         """Bytes of packed and folded copies; weights used where they are, in memory of `originals`, do not count."""
+        return sum(t.nbytes for t in self.copies(originals))
+
+    def copies(self, originals: Iterable[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """What size_bytes counts, each once."""
         known = {t.untyped_storage().data_ptr() for t in originals}
         with self._lock:
             held = {id(t): t for t in self._packed.values()}
-        return sum(t.numel() * t.element_size() for t in held.values() if t.untyped_storage().data_ptr() not in known)
+        return [t for t in held.values() if t.untyped_storage().data_ptr() not in known]
 
 
 def layout_key(desc: MemoryDesc | PackedLayout) -> bytes:

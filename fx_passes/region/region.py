@@ -456,10 +456,10 @@ def living_regions() -> list[ZenRegion]:
 
 
 def weights_bytes(regions: Sequence[ZenRegion]) -> tuple[int, int]:
-    """Bytes of the parameters that regions read, those they share counted once, and of the copies they packed."""
+    """Bytes of the parameters that regions read, and of the copies they packed; what they share is counted once."""
     originals = {t.data_ptr(): t for region in regions for t in region.originals}
-    packed = sum(region.weights.size_bytes(region.originals) for region in regions)
-    return sum(t.numel() * t.element_size() for t in originals.values()), packed
+    packed = {id(t): t for region in regions for t in region.weights.copies(region.originals)}
+    return sum(t.nbytes for t in originals.values()), sum(t.nbytes for t in packed.values())
 
 
 _regions: weakref.WeakSet[ZenRegion] = weakref.WeakSet()

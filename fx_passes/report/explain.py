@@ -280,6 +280,8 @@ def _explain_optimized(gm: OptimizedModule) -> Explanation:
             nodes.append(explain_outside(node, gm))
     for path, submodule in gm.optimized_submodules.items():
         nodes += [_within(path, node) for node in _explain_optimized(submodule).nodes]
+    for number, module in enumerate(gm.call_kinds.modules, 2):
+        nodes += [_within(f"kind_{number}", node) for node in _explain_optimized(module).nodes]
     notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
     own = _own_regions(gm)
     notes += _beside_other_work(own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,21 @@ def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Seque
     Raises  TypeError for another module; ValueError where the graph calls code that a file does not hold (a submodule
             that stays plain PyTorch, functions that are not PyTorch's): optimize what torch.export.export returns,
             which holds operators alone. OSError.
+    Warns   UserWarning where the module has graphs for several kinds of calls: the first one is in the file. For each
+            other, optimize() with example_inputs gives a module that can be saved.
     """
     if not isinstance(module, OptimizedModule):
         raise TypeError(f"module must be what zendnn_cffi.optimize returned, got {type(module).__name__}")
     counts = None if threads is None else [checks.as_int(count, "threads", minimum=1) for count in threads]
     module.follow_changes()
     write(Path(path), *encode_module(module, counts))
+    if kinds := module.call_kinds.texts:
+        warnings.warn(
+            "zendnn_cffi: save() wrote the graph for the first kind of call; for others the loaded module raises"
+            f" ValueError: {'; '.join(kinds)}",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule:

@@ -34,7 +34,7 @@ from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.quantized_layers import AsOperators
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
-from fx_passes.trace.skeleton import Held, skeleton
+from fx_passes.trace.skeleton import Held, have_other_bytes, skeleton
 from fx_passes.trace.state import Snapshot
 from fx_passes.trace.time_limit import MostCalls, TooLong, TooMany
 from fx_passes.trace.written_out import read_weights, write_out_modules
@@ -120,12 +120,26 @@ def export(
             root.add_module(name, gm.get_submodule(str(node.target)))
             node.target = name
         elif node.op == "get_attr":
-            owner, _, name = node.target.rpartition(".")
-            if not hasattr(root.get_submodule(owner), name):  # a tensor that forward creates
-                setattr(root.get_submodule(owner), name, held.original(getattr(gm.get_submodule(owner), name)))
+            node.target = _constant_of_root(root, node.target, gm, held)
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
             replace(node, node.args[0])  # the guards keep gradients out
     return graph, Guards(check, (args, kwargs), without_gradients, asked, sizes)
+
+
+def _constant_of_root(root: nn.Module, target: str, gm: fx.GraphModule, held: Held) -> str:
+    """The name under which root has what gm has under `target`; a tensor that forward creates is put there."""
+    path, _, name = target.rpartition(".")
+    owner, value = root.get_submodule(path), getattr(gm.get_submodule(path), name)
+    if hasattr(owner, name):
+        # torch.export numbers such tensors from 0 on in every graph: another graph of this root may have one
+        mine = owner.__dict__.get(name)
+        if not isinstance(mine, torch.Tensor) or held.original(value) is mine:
+            return target
+        if (mine.shape, mine.dtype) == (value.shape, value.dtype) and not have_other_bytes(mine, value):
+            return target
+        name = unique_name(owner, name)
+    setattr(owner, name, held.original(value))
+    return f"{path}.{name}" if path else name
 
 
 def _with_whole_modes(gm: fx.GraphModule) -> fx.GraphModule:

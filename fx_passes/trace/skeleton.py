@@ -157,7 +157,7 @@ def written_since(copied: nn.Module, model: nn.Module) -> list[tuple[str, str]]:
         other = copied.get_submodule(path)
         for name, value in held_by(module).items():
             mine, theirs = list(tensors_in(value)), list(tensors_in(held_by(other).get(name)))
-            if len(mine) == len(theirs) and any(map(_differ, mine, theirs)):
+            if len(mine) == len(theirs) and any(map(have_other_bytes, mine, theirs)):
                 found.append((path, name))
     return found
 
@@ -203,7 +203,7 @@ def held_by(module: nn.Module) -> dict[str, Any]:
     return {**others, **module._buffers, **module._parameters}
 
 
-def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+def have_other_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype have other bytes."""
     if one is other or one.shape != other.shape or one.dtype != other.dtype or one.layout is not torch.strided:
         return False

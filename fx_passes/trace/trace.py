@@ -27,6 +27,7 @@ from torch import fx, nn
 from fx_passes.aliasing.effects import is_known_function, may_write_to_held, qualified_name
 from fx_passes.graph.graph import is_call
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
+from fx_passes.trace.call_kind import kind_of
 from fx_passes.trace.compared import differs_on_example
 from fx_passes.trace.export import StateChanged, export, fill_tables_of_dynamo, is_exported
 from fx_passes.trace.guards import Arguments, Call
@@ -103,6 +104,15 @@ def trace_by_call(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any])
     return found
 
 
+def trace_kind(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: FreeSizes) -> Traced:
+    """The graph of root for calls of the kind that this one is, without one where there is none; both are kept.
+
+    What calls write to is root's still: own_what_is_written() is to be called.
+    """
+    with making(), settings_kept():
+        return _trace(root, (args, kwargs), *_specialize(root, (args, kwargs)), sizes, TimeLeft())
+
+
 def _trace_submodules(
     traced: Traced, example: Call | None, sizes: FreeSizes, left: TimeLeft, is_call: bool = False
 ) -> list[tuple[str, str]]:
@@ -136,7 +146,7 @@ def retrace(traced: Traced) -> Traced:
         if traced.example is not None:
             taken = _specialize(traced.root, traced.example)
         again = _trace(traced.root, traced.example, *taken, traced.sizes, TimeLeft())
-    again.awaits_call = traced.awaits_call and again.wants_example
+    again.awaits_call, again.kind = traced.awaits_call and again.wants_example, traced.kind
     return again
 
 
@@ -149,6 +159,20 @@ def _trace(
     left: TimeLeft,
 ) -> Traced:
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
+    traced = _trace_root(root, example, specialized, given, sizes, left)
+    if example is not None:
+        traced.kind = kind_of(traced.parameters, *example)
+    return traced
+
+
+def _trace_root(
+    root: nn.Module,
+    example: Call | None,
+    specialized: Mapping[str, Any],
+    given: frozenset[str],
+    sizes: FreeSizes,
+    left: TimeLeft,
+) -> Traced:
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
     has_composites = any(isinstance(module, _COMPOSITE) for module in root.modules())

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph
 from fx_passes.trace.assumptions import Assumption
+from fx_passes.trace.call_kind import Kind
 from fx_passes.trace.guards import Call, Guards
 from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import is_plain
@@ -64,6 +65,7 @@ class Traced:
     named        globals and the like that its code names
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
+    kind         of calls that the example is one of
     sizes        which ones torch.export may leave free
     stateful     submodules whose forward was seen to change more than its result
     restored     whether the graph comes from a file, and cannot be made again
@@ -83,6 +85,7 @@ class Traced:
     named: Named | None = None
     guards: Guards | None = None
     example: Call | None = None
+    kind: Kind | None = None
     sizes: FreeSizes = ALL
     stateful: tuple[str, ...] = ()
     restored: bool = False

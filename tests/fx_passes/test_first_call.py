@@ -114,7 +114,7 @@ def test_the_first_call_is_the_example() -> None:
     assert "other arguments" not in str(zendnn_cffi.explain(fast))
     check(fast, model, torch.randn(3, 16), scale=0.5)
     check(fast, model, torch.randn(3, 16), torch.randn(3, 24))
-    assert "other arguments than it was traced for, or in another state: 2." in str(zendnn_cffi.explain(fast))
+    assert len(fast.call_kinds.modules) == 2 and "other arguments" not in str(zendnn_cffi.explain(fast))
 
 
 def test_arguments_by_name() -> None:

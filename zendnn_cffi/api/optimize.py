@@ -48,6 +48,7 @@ def optimize(
                     torch.export is given where torch.fx cannot trace symbolically. A model that is no graph (a
                     detector) is called with them once or a few times: its submodules that are graphs are optimized.
                     None: where they are needed, the first call's arguments are taken, and that call takes longer.
+                    Calls of another kind (another optional tensor, flag, dtype) get graphs of their own, 8 in all.
     dynamic         whether torch.export leaves free the sizes that the model does not depend on. False: all are those
                     of example_inputs, which takes a fraction of the time; calls with other sizes run as plain PyTorch.
                     Where symbolic tracing gives the graph, sizes are free either way, at no cost.
@@ -86,6 +87,23 @@ def optimize(
                     program). What is not supported is no error: it stays plain PyTorch, and explain() says why; without
                     a usable library all does, with one warning.
     """
+    gm = made(model, example_inputs, dynamic, dtype, allow_winograd, tune, tune_seconds, release_weights)
+    if isinstance(model, nn.Module):
+        _warn_of_calls(model)
+    return gm
+
+
+def made(
+    model: Any,
+    example_inputs: Any = None,
+    dynamic: bool = True,
+    dtype: torch.dtype | None = None,
+    allow_winograd: bool = True,
+    tune: str = "auto",
+    tune_seconds: float = 1.0,
+    release_weights: bool = False,
+) -> fx.GraphModule:
+    """As optimize(), for callers whose module keeps its own way to be called."""
     model, exported_with = exported.as_module(model)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}")
@@ -99,14 +117,11 @@ def optimize(
     from fx_passes.region.options import RegionOptions
     from fx_passes.region.region import RegionFactory
     from fx_passes.trace.export import is_exported
-    from fx_passes.trace.guards import Arguments
     from fx_passes.trace.trace import trace
 
     if model.training and not is_exported(model):
         raise ValueError("model is in training mode: optimize() is for inference, call model.eval() first")
 
-    if not isinstance(example_inputs, Arguments):
-        _warn_of_calls(model)
     inputs = _arguments(example_inputs) if example_inputs is not None else exported_with
     has_library = is_available()
     traced = trace(model, inputs, dynamic, awaits_call=has_library)
@@ -147,10 +162,8 @@ def _arguments(
     example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor | None,
 ) -> tuple[Any, ...] | dict[str, Any] | None:
     """Positional arguments, or keyword arguments where they were given by name."""
-    from fx_passes.trace.guards import Arguments
-
-    if example_inputs is None or isinstance(example_inputs, Arguments):
-        return example_inputs
+    if example_inputs is None:
+        return None
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,)
     if isinstance(example_inputs, Mapping):
@@ -182,5 +195,5 @@ def _warn_once() -> None:
         warnings.warn(
             f"zendnn_cffi: optimize() returns a module that runs in plain PyTorch: {unavailable_reason()}",
             RuntimeWarning,
-            stacklevel=4,  # optimize is decorated
+            stacklevel=5,  # optimize is decorated
         )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from zendnn_cffi.api.optimize import optimize
+from zendnn_cffi.api.optimize import made, optimize
+from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
@@ -19,31 +19,34 @@ if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
 
 log = get_logger(__name__)
-_PLAIN = (bool, int, float, str, type(None))
-_MOST = 8  # optimized modules of one model: more kinds of calls than these stay plain PyTorch
-_TRIES = 3  # to optimize for one kind of call: what is refused that often stays plain PyTorch
+_TRIES = 3  # to optimize: a model that is refused that often stays plain PyTorch
 
 
 class ReplacedForward:
     """What stands in a model's `forward`; see replace_forward().
 
-    reasons  why the last calls that stayed plain PyTorch did
+    The first call optimizes the model; that module has graphs for the kinds of calls that come (fx_passes.call_kinds).
     """
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
-        self.reasons: list[str] = []
-        self._by_kind: dict[Any, OptimizedModule] = {}
-        self._refused: dict[Any, int] = {}
-        self._watch: ModelWatch | None = None  # the model as the modules were made of it
+        self._reasons: list[str] = []
+        self._fast: OptimizedModule | None = None
+        self._refused = 0  # so many times
+        self._watch: ModelWatch | None = None  # the model as it was optimized
         self._seen: ModelWatch | None = None  # as the last call found it, where that is another
         self._lock = new_lock()
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))  # generate() and pipelines read it
 
     @property
     def modules(self) -> list[OptimizedModule]:
-        """The optimized modules, one for each kind of call that came."""
-        return list(self._by_kind.values())
+        """The optimized modules: of the model, and for further kinds of calls that came."""
+        return [] if self._fast is None else [self._fast, *self._fast.call_kinds.modules]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the last calls that stayed plain PyTorch did."""
+        return [*self._reasons, *([] if self._fast is None else self._fast.call_kinds.reasons)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         hook = set_dynamo_hook(None)  # it cannot follow what tells a change
@@ -59,31 +62,23 @@ class ReplacedForward:
 
     def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule | None:
         """The module for such a call, made where it is the first one."""
+        from fx_passes.first_call import no_example
+
         if self.model.training:
             return self._plain("the model is in training mode")
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        for leaf in leaves:
-            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):  # a cache, say, which the call may write to
-                return self._plain(f"an argument is a {type(leaf).__name__}")
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                return self._plain("an argument requires a gradient")
-        kind = (str(spec), *(_kind_of(leaf) for leaf in leaves))
+        if reason := no_example(args, kwargs):  # a cache, say, which the call may write to
+            return self._plain(reason)
         with self._lock:
             if not self._is_settled():
                 return self._plain("the model was changed: the next call optimizes it anew, unless it changes again")
-            if kind in self._by_kind:
-                return self._by_kind[kind]
-            if self._refused.get(kind, 0) == _TRIES:
-                return None
-            if len(self._by_kind) == _MOST:
-                return self._plain(f"{_MOST} kinds of calls came before")
+            if self._fast is not None or self._refused == _TRIES:
+                return self._fast
             try:
-                fast = self._made(args, kwargs)
-            except Exception as error:  # arguments that the model refuses, too: its own forward says so then
-                self._refused[kind] = self._refused.get(kind, 0) + 1
+                self._fast = self._made()
+            except Exception as error:
+                self._refused += 1
                 return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
-            self._by_kind[kind] = fast
-            return fast
+            return self._fast
 
     def _is_settled(self) -> bool:
         """Whether the modules are of the model as it is; they are made anew where it stayed for two calls."""
@@ -95,25 +90,23 @@ class ReplacedForward:
         if self._watch is not None and not (self._seen is not None and self._seen.unchanged()):
             self._seen = ModelWatch(self.model)
             return False
-        self._by_kind.clear()
-        self._refused.clear()
+        self._fast, self._refused = None, 0
         self._watch, self._seen = self._seen or ModelWatch(self.model), None
         return True
 
-    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule:
-        from fx_passes.trace.guards import Arguments
-
+    def _made(self) -> OptimizedModule:
+        """The module, which is traced by the call that comes where that tells more."""
         self.model.__dict__.pop("forward")  # it is the model itself that is optimized
         try:
-            with torch.inference_mode(False), torch.no_grad():
-                fast: Any = optimize(self.model, Arguments(args, kwargs), **self.options)
+            with torch.inference_mode(False), torch.no_grad(), collector_paused():
+                fast: Any = made(self.model, **self.options)
         finally:
             self.model.__dict__["forward"] = self
         return fast
 
     def _plain(self, reason: str) -> OptimizedModule | None:
-        if reason not in self.reasons:
-            self.reasons = [*self.reasons[-7:], reason]
+        if reason not in self._reasons:
+            self._reasons = [*self._reasons[-7:], reason]
             log.info("%s: a call stays plain PyTorch: %s", type(self.model).__name__, reason)
         return None
 
@@ -134,10 +127,6 @@ def _again() -> ReplacedForward:
     return ReplacedForward.__new__(ReplacedForward)
 
 
-def _kind_of(leaf: Any) -> Any:
-    return (leaf.dtype, leaf.ndim) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
-
-
 def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
     """Let a model compute by optimized modules wherever it is called, and return what undoes that.
 
@@ -149,9 +138,9 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
              that are replaced or set later are noticed: that call stays plain PyTorch, and the next one optimizes anew
     options  of optimize(): dynamic, dtype, tune, tune_seconds, allow_winograd. release_weights needs optimize() itself.
     Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, `modules` are
-             for explain() and profile(). Each kind of call (names, dtypes, dimensions, numbers) is optimized when it
-             first comes; at most 8. Calls with other things than tensors, numbers and containers of these stay plain
-             PyTorch, such as caches, which a call writes to; `reasons` names them.
+             for explain() and profile(). Each kind of call (names, dtypes, dimensions, numbers) has a graph once it
+             came, at most 8 of them, as optimize() has it. Calls with other things than tensors, numbers and containers
+             of these stay plain PyTorch, such as caches, which a call writes to; `reasons` names them.
     Raises   TypeError for what is no module or was optimized already, and for unknown options; ValueError where forward
              was replaced before
     """

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fx_passes.region.lowered import LoweredRegion
 from torch import nn
 
 import zendnn_cffi
 from fx_passes.candidates.candidates import Weights, arguments_of
 from fx_passes.plan.prepack import WeightStore, layout_digest
 from fx_passes.region.keep import lowered_to_keep
+from fx_passes.region.lowered import LoweredRegion
 from fx_passes.saved.errors import FileError
 from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.programs import Context, decode_program, encode_program, packed_weights

@@ -213,6 +213,28 @@ def test_gradients_are_the_models_own() -> None:
     assert not gm(image(2, 5)).requires_grad
 
 
+def test_a_constant_that_forward_makes_of_an_attribute_that_was_changed() -> None:
+    """torch.export gives it the name that another one had: the graph made again read the first numbers."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.scale = nn.Linear(8, 8), 0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[-1] > 1000:
+                raise ValueError("too wide")
+            return self.first(x) * torch.tensor([self.scale, 2.0 * self.scale] * 4)
+
+    model, x = Scaled().eval(), torch.randn(3, 8)
+    gm: Any = compile_graph(model, (x,))
+    for scale in (0.5, 3.0, 0.5, float("nan")):
+        gm.scale = model.scale = scale
+        for _ in range(3):
+            torch.testing.assert_close(gm(x), model(x), equal_nan=True)
+        assert _serves(gm, x)
+
+
 def test_a_constant_that_forward_makes_and_writes_stays_a_copy() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         counts = torch.tensor([1.0, 2.0], dtype=torch.float64)

@@ -92,14 +92,15 @@ def test_arguments_by_position_and_by_name_at_once() -> None:
     assert zendnn_cffi.explain(fast).offloaded_share == 1.0  # 0 where its region waits for a first call
 
 
-def test_each_kind_of_call_has_a_module_and_sizes_make_none(model: Classifier) -> None:
+def test_each_kind_of_call_has_a_graph_and_sizes_make_none(model: Classifier) -> None:
     replaced = zendnn_cffi.replace_forward(model)
     mask = torch.rand(5)
     for call in ({"x": X}, {"x": X[:2]}, {"x": X, "mask": mask}, {"x": X[None]}):
         got = model(**call)["scores"]
         assert torch.allclose(got, Classifier.forward(model, **call)["scores"], atol=1e-5)
     assert torch.allclose(model(X, mask=mask)["scores"], Classifier.forward(model, X, mask)["scores"], atol=1e-5)
-    assert len(replaced.modules) == 4 and not replaced.reasons
+    assert len(replaced.modules) == 2 and not replaced.reasons, "without a mask, of any rank, and with one"
+    assert all(region.lowered for module in replaced.modules for region in module.regions().values())
 
 
 def test_calls_that_write_to_an_argument_stay_plain(model: Classifier) -> None:
@@ -129,11 +130,44 @@ def test_new_weights_are_noticed(model: Classifier) -> None:
         assert torch.allclose(model(X)["scores"], Classifier.forward(model, X)["scores"], atol=1e-5)
 
 
-def test_kinds_of_calls_are_bounded(model: Classifier) -> None:
+class Tagged(Classifier):
+    """Another graph for each word."""
+
+    def forward(self, x: torch.Tensor, tag: str = "") -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return super().forward(x * len(tag) if tag else x)
+
+
+def test_kinds_of_calls_are_bounded() -> None:
+    model = Tagged().eval()
     replaced = zendnn_cffi.replace_forward(model, tune="off")
-    for dimensions in range(11):
-        model(X[0].reshape(*[1] * dimensions, 17))
+    for _ in range(2):
+        for tag in "abcdefghijk":
+            assert torch.allclose(model(X, tag)["scores"], Tagged.forward(model, X, tag)["scores"], atol=1e-5)
     assert len(replaced.modules) == 8 and replaced.reasons == ["8 kinds of calls came before"]
+    assert zendnn_cffi.explain(replaced.modules[7]).offloaded_share == 1.0
+
+
+def test_packed_weights_are_kept_once_for_all_kinds() -> None:
+    model = Classifier().eval()
+    model.first, model.second = nn.Linear(17, 1024), nn.Linear(1024, 512)
+    replaced, x = zendnn_cffi.replace_forward(model, tune="off"), torch.randn(64, 17)
+    for _ in range(3):
+        for mask in (None, torch.rand(512)):
+            assert torch.allclose(model(x, mask)["scores"], Classifier.forward(model, x, mask)["scores"], atol=1e-5)
+    assert len(replaced.modules) == 2
+    each = [zendnn_cffi.explain(module).weights.packed_bytes for module in replaced.modules]
+    assert max(each) < 1.1 * min(each) and min(each) > 512 * 1024 * 4
+
+
+def test_three_calls_with_arguments_that_raise_spoil_nothing() -> None:
+    model = Passing().eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    for _ in range(4):
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            model(torch.randn(3, 9))
+    for _ in range(2):
+        assert torch.allclose(model(X)["scores"], Passing.forward(model, X)["scores"], atol=1e-5)
+    assert any(region.lowered for module in replaced.modules for region in module.regions().values())
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -166,7 +200,7 @@ def test_what_optimize_refuses_stays_plain(model: Classifier, monkeypatch: pytes
 
     expected = model(X)["scores"]
     replaced = zendnn_cffi.replace_forward(model)
-    monkeypatch.setattr("zendnn_cffi.api.replace_forward.optimize", refuse)
+    monkeypatch.setattr("zendnn_cffi.api.replace_forward.made", refuse)
     for _ in range(5):
         assert torch.equal(model(X)["scores"], expected)
     assert len(tries) == 3 and replaced.modules == []

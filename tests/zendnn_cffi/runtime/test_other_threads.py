@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from fx_passes.region.lowered import LoweredRegion
 from torch import nn
 
 import zendnn_cffi
+from fx_passes.region.lowered import LoweredRegion
 from fx_passes.region.region import ZenRegion
 from zendnn_cffi.engine.openmp import computing_with, thread_count
 from zendnn_cffi.runtime import arenas

@@ -1,0 +1,67 @@
+"""Which calls are of one kind: names, dtypes, dimensions and numbers make it; tensors' contents do not.
+
+Of sizes it counts which are 1: torch.export makes another graph of these, and models treat a batch of one by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a call has in common with others that one graph may be for.
+
+    structure  names, and containers in arguments
+    leaves     of each tensor (dtype, dimensions, whether it is a parameter), of else its class and what it is
+    ones       of each tensor which sizes are 1
+    text       for people
+    """
+
+    structure: str
+    leaves: tuple[tuple[Any, ...], ...]
+    ones: tuple[tuple[bool, ...], ...] = ()
+    text: str = field(default="", compare=False)
+
+    def differs_by_number(self, other: Kind) -> bool:
+        """Whether whole numbers or fractions alone are others."""
+        if self == other or (self.structure, self.ones) != (other.structure, other.ones):
+            return False
+        return self._but_numbers() == other._but_numbers()
+
+    def differs_by_sizes(self, other: Kind) -> bool:
+        """Whether sizes of 1 alone are elsewhere."""
+        return self != other and (self.structure, self.leaves) == (other.structure, other.leaves)
+
+    def _but_numbers(self) -> list[tuple[Any, ...]]:
+        return [leaf[:1] if leaf[0] in (int, float) else leaf for leaf in self.leaves]
+
+
+def kind_of(parameters: Iterable[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kind:
+    """The kind of a call; by position and by name is the same. parameters  names of forward's, in order"""
+    names = list(parameters)
+    by_name = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {name: by_name[name] for name in sorted(by_name)}
+    leaves, spec = pytree.tree_flatten((given, args[len(names) :]))
+    text = ", ".join(f"{name}{_text(value)}" for name, value in given.items())
+    ones = tuple(tuple(size == 1 for size in leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return Kind(str(spec), tuple(map(_leaf, leaves)), ones, text)
+
+
+def _leaf(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.ndim, type(value) is torch.nn.Parameter
+    return type(value), repr(value) if isinstance(value, float | complex) else value  # NaN equals itself, -0.0 not 0.0
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f": {str(value.dtype).removeprefix('torch.')} of {value.ndim} dimensions"
+    if isinstance(value, tuple | list | dict):
+        return f": a {type(value).__name__} of {len(value)}"
+    return f"={value!r}"

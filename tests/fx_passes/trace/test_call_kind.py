@@ -1,0 +1,23 @@
+"""Kinds of calls: what makes two calls of one kind."""
+
+from __future__ import annotations
+
+import torch
+
+from fx_passes.trace.call_kind import kind_of
+
+X = torch.randn(3, 16)
+
+
+def test_which_calls_are_of_a_kind() -> None:
+    names = ("x", "flag")
+    by_name = {"flag": 1, "x": X}
+    assert kind_of(names, (X,), {"flag": 1}) == kind_of(names, (X[:2], 1), {}) == kind_of(names, (), by_name)
+    numbers = (None, True, 1, 2, 1.0, -0.0, 0.0)
+    kinds = [(X,), (X[:1],), (X.double(),), (X[0],), ([X],), *((X, number) for number in numbers)]
+    assert len({kind_of(names, args, {}) for args in kinds}) == len(kinds)
+    one, two, true = (kind_of(names, (X, value), {}) for value in (1, 2, True))
+    assert one.differs_by_number(two) and not one.differs_by_number(true) and not one.differs_by_number(one)
+    alone = kind_of(names, (X[:1], 1), {})
+    assert alone.differs_by_sizes(one) and not alone.differs_by_number(two) and not two.differs_by_sizes(one)
+    assert kind_of(names, (X, float("nan")), {}) == kind_of(names, (X, float("nan")), {})
