@@ -27,12 +27,9 @@ from fx_passes.memoize.watched import is_watched
 from fx_passes.plain_calls import PlainCalls
 from fx_passes.trace.call_kind import Kind, kind_of
 from fx_passes.trace.compared import copy_of_example
-from fx_passes.trace.export import is_exported
 from fx_passes.trace.guards import Call
-from fx_passes.trace.own_memory import own_what_is_written
 from fx_passes.trace.sizes import Free, FreeSizes
 from fx_passes.trace.skeleton import OF_MODULES, skeleton
-from fx_passes.trace.trace import trace_kind
 from fx_passes.trace.traced import Traced
 from zendnn_cffi.engine.library import is_available
 from zendnn_cffi.locks import new_lock
@@ -155,6 +152,9 @@ class CallKinds:
 
         watch  of the owner when the call came: what was changed meanwhile is for the next call to trace
         """
+        from fx_passes.trace.own_memory import own_what_is_written  # modules from files do without both
+        from fx_passes.trace.trace import trace_kind
+
         private = skeleton(owner._tree)  # the tree stays as it is until there is a graph
         found = trace_kind(private, *example, owner._source[0].sizes)
         if found.graph is None:
@@ -221,10 +221,16 @@ class CallKinds:
             log.info("a call stays plain PyTorch: %s", reason)
 
 
+def _is_exported(tree: nn.Module) -> bool:
+    from fx_passes.trace.export import is_exported  # modules from files do without
+
+    return is_exported(tree)
+
+
 def _alone(owner: OptimizedModule) -> str:
     """Why a module has no further graphs; "" where it may have."""
     traced, tree = owner._source[0], owner._tree
-    if traced.restored or type(tree) is nn.Module or isinstance(tree, torch.jit.ScriptModule) or is_exported(tree):
+    if traced.restored or type(tree) is nn.Module or isinstance(tree, torch.jit.ScriptModule) or _is_exported(tree):
         return "the code of its forward is not there"
     if owner._follows_tree:
         return "it stands for a part of another module"

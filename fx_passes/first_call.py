@@ -34,9 +34,13 @@ def no_example(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             if not isinstance(leaf, _NUMBERS):
                 return f"an argument is a {type(leaf).__name__}"
-        elif leaf.requires_grad or leaf.device.type != "cpu" or leaf.layout != torch.strided or leaf.is_quantized:
+        elif leaf.requires_grad or leaf.device.type != "cpu" or not _is_dense(leaf):
             return "a tensor among the arguments asks for a gradient, or is not dense in memory"
     return ""
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 def means_what_it_says(dtype: torch.dtype) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import zendnn_cffi
 from fx_passes import call_kinds
+from fx_passes.trace import trace as tracing
 from zendnn_cffi.api.cache import cache_info
 
 
@@ -178,8 +179,8 @@ def test_what_gives_no_graph_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
             return self.last(self.first(x))
 
     model, tried = Half(), list[Any]()
-    trace = call_kinds.trace_kind
-    monkeypatch.setattr(call_kinds, "trace_kind", lambda *args: tried.append(args) or trace(*args))
+    trace = tracing.trace_kind
+    monkeypatch.setattr(tracing, "trace_kind", lambda *args: tried.append(args) or trace(*args))
     fast = optimized(model)
     check(fast, model, X)
     for _ in range(4):
@@ -351,7 +352,7 @@ def test_calls_with_a_graph_go_on_while_one_is_made_and_others_wait(monkeypatch:
     fast = optimized(model)
     check(fast, model, X)
     inside, go_on = threading.Event(), threading.Event()
-    trace, traced = call_kinds.trace_kind, list[Any]()
+    trace, traced = tracing.trace_kind, list[Any]()
 
     def slow(*args: Any) -> Any:
         traced.append(args)
@@ -359,7 +360,7 @@ def test_calls_with_a_graph_go_on_while_one_is_made_and_others_wait(monkeypatch:
         assert go_on.wait(30)
         return trace(*args)
 
-    monkeypatch.setattr(call_kinds, "trace_kind", slow)
+    monkeypatch.setattr(tracing, "trace_kind", slow)
     answers: list[Any] = []
     threads = [threading.Thread(target=lambda: answers.append(fast(X, MASK))) for _ in range(3)]
     threads[0].start()
@@ -385,7 +386,7 @@ def test_no_forward_of_another_thread_disturbs_tracing(monkeypatch: pytest.Monke
     with torch.no_grad():
         expected = [model(*args, **kwargs) for args, kwargs in KINDS]
     beside, errors = list[int](), list[Any]()
-    trace = call_kinds.trace_kind
+    trace = tracing.trace_kind
 
     def watching(*args: Any) -> Any:
         running = fast.call_kinds.plain_calls._running
@@ -402,7 +403,7 @@ def test_no_forward_of_another_thread_disturbs_tracing(monkeypatch: pytest.Monke
             if not torch.allclose(answer["out"], expected[number % len(KINDS)]["out"], atol=1e-5):
                 errors.append(number)
 
-    monkeypatch.setattr(call_kinds, "trace_kind", watching)
+    monkeypatch.setattr(tracing, "trace_kind", watching)
     threads = [threading.Thread(target=call, args=(first,)) for first in range(4)]
     for thread in threads:
         thread.start()
