@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -102,10 +103,14 @@ print("fine")
 """
 
 
+@pytest.mark.parametrize("threads", ("", "2"))
 @pytest.mark.parametrize("script", (_FORK, _SIGNALS, _FINALIZERS), ids=("fork", "signals", "finalizers"))
-def test_in_a_process_of_its_own(script: str) -> None:
+def test_in_a_process_of_its_own(script: str, threads: str) -> None:
+    """Also where OMP_NUM_THREADS is set, which some of the library's kernels read themselves."""
+    others = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _BEGIN + script],
+        env={**others, "OMP_NUM_THREADS": threads} if threads else others,
         capture_output=True,
         text=True,
         timeout=240,

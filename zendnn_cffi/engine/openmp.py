@@ -94,13 +94,22 @@ def _one_thread_in_child() -> None:
     """Let a forked child compute with one thread, where its parent computed with several.
 
     GNU OpenMP goes on to count on the parent's threads, and the child would wait for them for ever: in PyTorch's own
-    operations, too. torch.set_num_threads in the child undoes it.
+    operations, too. No level of parallel regions is left to the thread that forked: whatever asks for threads gets one.
+    ZenDNN's implementation `zendnn` sets levels itself; zendnn_cffi.primitives.known_problems passes over it there.
     """
     global _has_parents_team
     _has_parents_team = _has_parents_team or _forked_with_threads
     torch = sys.modules.get("torch")
-    if _forked_with_threads and torch is not None and torch.get_num_threads() > 1:
-        torch.set_num_threads(1)
+    if _forked_with_threads and torch is not None:
+        if torch.get_num_threads() > 1:
+            torch.set_num_threads(1)
+        if mapped_runtimes():
+            _runtime().omp_set_max_active_levels(0)
+
+
+def has_parents_team() -> bool:
+    """Whether this is a forked child whose parent computed with several threads."""
+    return _has_parents_team
 
 
 if hasattr(os, "register_at_fork"):

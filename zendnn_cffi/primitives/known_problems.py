@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zendnn_cffi.engine.library import load
+from zendnn_cffi.engine.openmp import has_parents_team
 from zendnn_cffi.primitives.attributes import ARG_ATTR_SCALES
 from zendnn_cffi.primitives.memory import MemoryDesc, dense_strides
 
@@ -45,6 +46,8 @@ def known_problem(
 
     attr  what else than post_ops changes numbers
     """
+    if implementation == "zendnn" and has_parents_team():
+        return "computes with as many threads as OMP_NUM_THREADS says, of which a forked child has one: it would hang"
     if (problem := _problem_of_integers(op, post_ops, implementation, attr)) is not None:
         return problem
     if (problem := _problem_of_post_ops(op, post_ops, implementation, dst)) is not None:
