@@ -23,6 +23,7 @@ from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
 from fx_passes.fuse.dynamic_quantization import fuse_dynamic_quantization
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
+from fx_passes.fuse.grouped_heads import fuse_grouped_heads
 from fx_passes.fuse.offset_bags import fuse_offset_bags
 from fx_passes.fuse.patterns import fuse_patterns
 from fx_passes.fuse.permutes import fuse_permutes
@@ -73,6 +74,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_permutes,
     fuse_post_ops,
     fuse_caches,
+    fuse_grouped_heads,
 )
 
 

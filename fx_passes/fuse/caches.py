@@ -15,11 +15,11 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.fuse.grouped_heads import repeated_heads
 from fx_passes.graph.free_sizes import free_symbols, known_sizes, symbols
-from fx_passes.graph.graph import argument, finish, is_call, nodes_in, only_user
+from fx_passes.graph.graph import argument, finish, is_call, nodes_in
 
 _ALONG = -2  # of [B, H, S, D]
-_NO_END = 1 << 62  # where slices without an end are made to end
 
 
 def fuse_caches(gm: fx.GraphModule) -> fx.GraphModule:
@@ -47,7 +47,7 @@ def match_cached(node: fx.Node, known: set[Any]) -> tuple[fx.Node, fx.Node, bool
     mask = argument(node, 3, "mask")
     if isinstance(mask, fx.Node) and not _grows_along(mask, -1, known):
         return None
-    repeated = [_repeated_heads(operand) for operand in node.args[1:3]]
+    repeated = [repeated_heads(operand) for operand in node.args[1:3]]
     keys, values = (before or operand for before, operand in zip(repeated, node.args[1:3], strict=True))
     if not (_is_cache(keys, known) and _is_cache(values, known)) or (repeated[0] is None) != (repeated[1] is None):
         return None
@@ -76,49 +76,3 @@ def _grows_along(node: fx.Node, dim: int, known: set[Any]) -> bool:
         return False
     free = [bool(free_symbols(size) - known) for size in value.shape]
     return free.pop(dim) and not any(free)
-
-
-def _repeated_heads(node: Any) -> fx.Node | None:
-    """x where node repeats each head of x [B, G, S, D]: reshape(expand(x[:, :, None], [B, G, R, S, D]))."""
-    if not is_call(node, ops.reshape) or only_user(node) is None:
-        return None
-    expanded = _source(node)
-    if not is_call(expanded, ops.expand):
-        return None
-    inserted = _source(expanded)
-    if inserted is None or not _inserts_third(inserted):
-        return None
-    x = _source(inserted, alone=False)
-    values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in (x, expanded, node)]
-    if x is None or any(not isinstance(value, torch.Tensor) for value in values):
-        return None
-    given, wide, heads = (tuple(value.shape) for value in values if value is not None)
-    if (len(given), len(wide), len(heads)) != (4, 5, 4) or not all(type(n) is int for n in (*wide[1:3], heads[1])):
-        return None
-    return x if heads[1] == wide[1] * wide[2] and given[1] == wide[1] else None
-
-
-def _source(node: fx.Node, *, alone: bool = True) -> fx.Node | None:
-    """What node moves, slices that leave everything left out; None where something else reads it (alone)."""
-    source = node.args[0]
-    while is_call(source, ops.narrow) and _is_whole(source):
-        if only_user(source) is None:
-            return None
-        source = source.args[0]
-    return source if isinstance(source, fx.Node) and not (alone and only_user(source) is None) else None
-
-
-def _is_whole(narrow: fx.Node) -> bool:
-    """Whether a slice leaves everything."""
-    _, _, start, stop = narrow.args
-    return start in (0, None) and (stop is None or (type(stop) is int and stop >= _NO_END))
-
-
-def _inserts_third(node: fx.Node) -> bool:
-    """Whether node is x[:, :, None], in any spelling."""
-    if is_call(node, ops.unsqueeze):
-        return node.args[1] in (2, -3)
-    item = node.args[1] if is_call(node, ops.index) else None
-    if not isinstance(item, tuple) or len(item) < 3 or item[2] is not None:
-        return False
-    return all(entry == slice(None) for i, entry in enumerate(item) if i != 2)
