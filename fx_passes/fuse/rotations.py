@@ -18,6 +18,7 @@ from fx_passes import ops
 from fx_passes.graph.graph import finish, is_call, only_user, only_values_count
 
 Angles = tuple[Any, ...]  # cos, sin, and whether neighbours turn
+_VIEWS = ops.having(view=True)
 
 
 def fuse_rotations(gm: fx.GraphModule) -> fx.GraphModule:
@@ -26,7 +27,7 @@ def fuse_rotations(gm: fx.GraphModule) -> fx.GraphModule:
     waiting = [node for node in gm.graph.find_nodes(op="call_function", target=ops.rotary) if match_rotation(node)]
     while waiting:
         node = waiting.pop(0)
-        angles = node.args[1:]
+        angles = tuple(map(_what_it_shows, node.args[1:]))
         if angles not in matrices:
             matrices[angles] = _matrix(node)
         beside = next((other for other in waiting if match_neighbours(node, other)), None)
@@ -36,6 +37,13 @@ def fuse_rotations(gm: fx.GraphModule) -> fx.GraphModule:
         else:
             turn(node, matrices[angles])
     return finish(gm)
+
+
+def _what_it_shows(angle: Any) -> Any:
+    """Equal for equal views of one value: each layer may shape cos and sin for itself."""
+    if not isinstance(angle, fx.Node) or angle.target not in _VIEWS or angle.kwargs:
+        return angle
+    return angle.target, _what_it_shows(angle.args[0]), *angle.args[1:]
 
 
 def match_rotation(node: fx.Node) -> bool:

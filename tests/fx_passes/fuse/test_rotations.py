@@ -52,6 +52,18 @@ class Apart(Layers):
         return rotate(q, cos, sin) + q, rotate(k, cos, sin), q * k.sum()
 
 
+class Shaped(Layers):
+    """Each layer shapes the angles [B, L, D] for itself, as Transformers' do."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        found: list[Tensor] = []
+        for q, k in zip(self.q, self.k, strict=True):
+            own = cos.unsqueeze(1), sin.unsqueeze(1)
+            heads = [linear(x).view(x.shape[0], x.shape[1], -1, DEPTH).transpose(1, 2) for linear in (q, k)]
+            found += [self.turn(each, *own) for each in heads]
+        return tuple(found)
+
+
 class Exported(Layers):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         if x.shape[0] > 99:  # a condition: torch.export follows it, symbolic tracing does not
@@ -88,6 +100,15 @@ def test_heads_that_are_read_elsewhere_are_turned_by_themselves() -> None:
     assert (count(gm)["rotary"], count(gm)["rotation"], count(gm)["matmul"]) == (0, 1, 2)
     for actual, expected in zip(gm(*inputs), model(*inputs), strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+def test_layers_that_shape_the_angles_for_themselves_share_one_matrix() -> None:
+    model, x = Shaped().eval(), torch.randn(1, 1, 16)
+    cos, sin = (angle.squeeze(1) for angle in angles())
+    gm = fused(model, x, cos, sin)
+    assert (count(gm)["rotary"], count(gm)["rotation"]) == (0, 1)
+    for ours, theirs in zip(gm(x, cos, sin), model(x, cos, sin), strict=True):
+        assert_close(ours, theirs, k=16)
 
 
 @pytest.mark.parametrize("rows", (2, 5))
