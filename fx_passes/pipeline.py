@@ -35,7 +35,7 @@ from fx_passes.graph.interpreter import run
 from fx_passes.graph.verify import verify
 from fx_passes.memoize.per_mask import memoize_masks
 from fx_passes.memoize.per_size import memoize_sizes
-from fx_passes.memoize.shared_masks import share_masks
+from fx_passes.memoize.shared_masks import note_unwritten_masks, share_masks
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.normalize.created import renew_created
@@ -85,6 +85,7 @@ def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]
         _with(memoize_sizes, root=root),
         _with(memoize_masks, root=root),
         move_lookups_in,
+        note_unwritten_masks,
         _with(partition, make_region=make_region, root=root),
         share_masks,
         write_out_structure,

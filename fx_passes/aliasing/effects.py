@@ -69,6 +69,7 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
     return inputs if unknown else []
 
 
+_COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 _NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 
 
@@ -107,6 +108,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     if isinstance(node.target, torch._ops.OpOverload) and node.target._opname not in _DROPOUTS | {"contiguous"}:
         return _schema_aliases(node)
     name = getattr(node.target, "__name__", "")
+    if node.target in _COMPARISONS:
+        return []
     if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
         return inputs[:1] if is_inplace_call(node) else []
     return inputs

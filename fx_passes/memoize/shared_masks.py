@@ -10,24 +10,37 @@ written to between its layers has a region for each layer, and one mask.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
+from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import finish
+from fx_passes.graph.graph import argument, finish
 from fx_passes.memoize.masks import asked_once, mask_inputs
 from fx_passes.memoize.memoised import Memoised
+
+_UNWRITTEN = "is an unwritten mask"  # in meta
+
+
+def note_unwritten_masks(gm: fx.GraphModule) -> fx.GraphModule:
+    """Note which masks of several attentions nobody writes to, before regions hide what reads whose memory."""
+    attentions = gm.graph.find_nodes(op="call_function", target=ops.attention)
+    read = Counter(mask for node in attentions if isinstance(mask := argument(node, 3, "mask"), fx.Node))
+    shared = [mask for mask, count in read.items() if count > 1]
+    aliasing = Aliasing(gm) if shared else None
+    for mask in shared:
+        mask.meta[_UNWRITTEN] = aliasing is not None and not aliasing.is_written(mask)
+    return gm
 
 
 def share_masks(gm: fx.GraphModule) -> fx.GraphModule:
     """Let regions that read one mask, which nobody writes to, ask once what it says."""
     readers = {mask: calls for mask, calls in _readers(gm).items() if len(calls) > 1 and not _is_remembered(gm, mask)}
-    aliasing = Aliasing(gm) if readers else None
     for mask, calls in readers.items():
-        assert aliasing is not None
-        if aliasing.is_written(mask):
+        if not mask.meta.get(_UNWRITTEN):
             continue
         with gm.graph.inserting_before(calls[0]):
             asked = gm.graph.call_function(asked_once, (mask,))
