@@ -189,9 +189,12 @@ class Normalizer:
 
     def part(self, weight: fx.Node, name: str) -> fx.Node:
         """The get_attr node of a tensor that a tensor is made of."""
-        target = f"{weight.target}.{name}"
+        return self.read(f"{weight.target}.{name}", weight)
+
+    def read(self, target: str, place: fx.Node) -> fx.Node:
+        """The get_attr node of a name, in front of place if there is none."""
         if target not in self.attributes:
-            with self.graph.inserting_after(weight):
+            with self.graph.inserting_before(place):
                 self.attributes[target] = self.graph.create_node("get_attr", target)
             self.mark(self.attributes[target])
         return self.attributes[target]
@@ -306,12 +309,7 @@ class Normalizer:
         """The get_attr node of one of the module's parameters or buffers, in front of its first reader."""
         if get_attribute(module, name) is None:
             return None
-        target = f"{node.target}.{name}"
-        if target not in self.attributes:
-            with self.graph.inserting_before(node):
-                self.attributes[target] = self.graph.create_node("get_attr", target)
-            self.mark(self.attributes[target])
-        return self.attributes[target]
+        return self.read(f"{node.target}.{name}", node)
 
     def describe(self, node: fx.Node) -> str:
         """The original spelling, for people."""

@@ -32,15 +32,15 @@ def padded_bag(
     """As F.embedding_bag; sums of float32 may differ in their last bit."""
     given = (indices, weight, offsets, mode, per_sample_weights)
     if not _is_known(*given) or not -weight.shape[0] <= padding_idx < weight.shape[0]:
-        return _by_pytorch(*given, include_last_offset, padding_idx)
+        return bag_by_pytorch(*given, include_last_offset, padding_idx)
     flat = indices.reshape(-1)
     is_padding = flat == (padding_idx if padding_idx >= 0 else padding_idx + weight.shape[0])
     if mode == "mean":
         if bool(is_padding.any()):
-            return _by_pytorch(*given, include_last_offset, padding_idx)
+            return bag_by_pytorch(*given, include_last_offset, padding_idx)
         scales = None
     elif not math.isfinite(weight[padding_idx].sum().item()):  # 0 times infinity is no 0
-        return _by_pytorch(*given, include_last_offset, padding_idx)
+        return bag_by_pytorch(*given, include_last_offset, padding_idx)
     elif per_sample_weights is None:
         scales = is_padding.logical_not().to(weight.dtype)
     else:
@@ -52,15 +52,16 @@ def padded_bag(
     return forward_only(weight, flat, offsets, False, _MODES.index(mode), False, scales, include_last_offset)[0]
 
 
-def _by_pytorch(
+def bag_by_pytorch(
     indices: Tensor,
     weight: Tensor,
     offsets: Tensor | None,
     mode: str,
     per_sample_weights: Tensor | None,
     include_last_offset: bool,
-    padding_idx: int,
+    padding_idx: int | None = None,
 ) -> Tensor:
+    """F.embedding_bag, its arguments in the vocabulary's order."""
     return F.embedding_bag(
         indices,
         weight,
