@@ -31,8 +31,8 @@ def check(*args: Any) -> None:
 def by_pytorch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Filled by what the other kernel did not compute."""
     calls: list[Any] = []
-    own = padded_bags._by_pytorch
-    monkeypatch.setattr(padded_bags, "_by_pytorch", lambda *args: calls.append(args) or own(*args))
+    own = padded_bags.bag_by_pytorch
+    monkeypatch.setattr(padded_bags, "bag_by_pytorch", lambda *args: calls.append(args) or own(*args))
     return calls
 
 
