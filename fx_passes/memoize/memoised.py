@@ -95,6 +95,14 @@ class Memoised(nn.Module):
         return f"{operations} operations on sizes and {self.masks} masks, known for {self.kept} combinations"
 
 
+def is_kept(gm: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether node is one of the results of a Memoised."""
+    call = node.args[0] if node.op == "call_function" and node.args else None
+    if not isinstance(call, fx.Node) or call.op != "call_module":
+        return False
+    return isinstance(gm.get_submodule(str(call.target)), Memoised)
+
+
 def _is_plain(mask: Any) -> bool:
     return type(mask) is Tensor and mask.is_cpu and mask.layout is torch.strided
 

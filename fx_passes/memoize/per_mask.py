@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from fx_passes.graph.graph import is_shape
 from fx_passes.graph.inference import dtype
-from fx_passes.memoize.memoised import Memoised, find_members, move_into_module
+from fx_passes.memoize.memoised import find_members, is_kept, move_into_module
 
 _DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -38,7 +38,4 @@ def memoize_masks(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
 
 def _is_per_size(gm: fx.GraphModule, node: fx.Node) -> bool:
     """Whether node is a result of memoize_sizes, of integers or booleans: not of a parameter that is trained."""
-    call = node.args[0] if node.op == "call_function" and node.args else None
-    if not isinstance(call, fx.Node) or call.op != "call_module" or dtype(node, gm) not in _DTYPES:
-        return False
-    return isinstance(gm.get_submodule(str(call.target)), Memoised)
+    return is_kept(gm, node) and dtype(node, gm) in _DTYPES

@@ -20,7 +20,7 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import argument, finish
 from fx_passes.memoize.masks import asked_once, mask_inputs
-from fx_passes.memoize.memoised import Memoised
+from fx_passes.memoize.memoised import is_kept
 
 _UNWRITTEN = "is an unwritten mask"  # in meta
 
@@ -30,18 +30,19 @@ def note_unwritten_masks(gm: fx.GraphModule) -> fx.GraphModule:
     attentions = gm.graph.find_nodes(op="call_function", target=ops.attention)
     read = Counter(mask for node in attentions if isinstance(mask := argument(node, 3, "mask"), fx.Node))
     shared = [mask for mask, count in read.items() if count > 1]
-    aliasing = Aliasing(gm) if shared else None
-    for mask in shared:
-        mask.meta[_UNWRITTEN] = aliasing is not None and not aliasing.is_written(mask)
+    if shared:
+        aliasing = Aliasing(gm)
+        for mask in shared:
+            mask.meta[_UNWRITTEN] = not aliasing.is_written(mask)
     return gm
 
 
 def share_masks(gm: fx.GraphModule) -> fx.GraphModule:
     """Let regions that read one mask, which nobody writes to, ask once what it says."""
-    readers = {mask: calls for mask, calls in _readers(gm).items() if len(calls) > 1 and not _is_remembered(gm, mask)}
+    readers = {mask: calls for mask, calls in _readers(gm).items() if len(calls) > 1 and mask.meta.get(_UNWRITTEN)}
     for mask, calls in readers.items():
-        if not mask.meta.get(_UNWRITTEN):
-            continue
+        if is_kept(gm, mask):
+            continue  # asked once for good
         with gm.graph.inserting_before(calls[0]):
             asked = gm.graph.call_function(asked_once, (mask,))
         asked.meta.update({key: value for key, value in mask.meta.items() if key == "val"})
@@ -63,11 +64,3 @@ def _readers(gm: fx.GraphModule) -> Mapping[fx.Node, list[fx.Node]]:
             if isinstance(mask, fx.Node) and alone:
                 found.setdefault(mask, []).append(call)
     return found
-
-
-def _is_remembered(gm: fx.GraphModule, mask: fx.Node) -> bool:
-    """Whether a mask is what a Memoised keeps: that is asked once for good."""
-    source = mask.args[0] if mask.op == "call_function" and mask.args else None
-    if not isinstance(source, fx.Node) or source.op != "call_module":
-        return False
-    return isinstance(gm.get_submodule(str(source.target)), Memoised)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fx_passes.ops.registry import COMPUTE, op
-from zendnn_cffi.runtime.padded_bags import bag_by_pytorch, padded_bag
+from zendnn_cffi.runtime.padded_bags import padded_bag
 
 
 @op(kind=COMPUTE, light=True, opens_region=False)
@@ -30,9 +30,7 @@ def embedding_bag(
     padding_idx: int | None,
 ) -> Tensor:
     """Return bags of rows of weight combined by mode "sum", "mean" or "max", as F.embedding_bag."""
-    if padding_idx is not None:
-        return padded_bag(indices, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
-    return bag_by_pytorch(indices, weight, offsets, mode, per_sample_weights, include_last_offset)
+    return padded_bag(indices, weight, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
 
 
 @op(kind=COMPUTE)

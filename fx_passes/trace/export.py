@@ -31,7 +31,7 @@ from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.modes import keep_modes_whole
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
-from fx_passes.trace.quantized_layers import AsOperators
+from fx_passes.trace.quantized_layers import as_operators
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
 from fx_passes.trace.skeleton import Held, have_other_bytes, skeleton
@@ -192,7 +192,7 @@ def _export(
         try:
             shapes = attempt.shapes(traced_root, (args, kwargs))
             hearing, limit, quietly = asked.heard(), left.limit(attempt.free), warnings.catch_warnings()
-            with torch.no_grad(), _followed(attempt.mode), hearing, limit, quietly:
+            with torch.no_grad(), _followed(traced_root, attempt.mode), hearing, limit, quietly:
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
                 if attempt.free < sizes.free:
@@ -269,9 +269,9 @@ def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _followed(mode: AbstractContextManager[Any]) -> Iterator[None]:
-    """In the mode of an attempt, what holds while torch.export follows a forward: it does what it does in eager."""
-    with _written_out(), refuse_seeding(), sizes_written(), mode, without_cache(), AsOperators():
+def _followed(root: nn.Module, mode: AbstractContextManager[Any]) -> Iterator[None]:
+    """In the mode of an attempt, what holds while torch.export follows root: it does what it does in eager."""
+    with _written_out(), refuse_seeding(), sizes_written(), mode, without_cache(), as_operators(root):
         yield
 
 

@@ -6,19 +6,27 @@ While a forward is followed, F.linear of an Int8Tensor is one operator, zendnn_c
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fx_passes.graph.int8_tensor import Weight, understood
+from fx_passes.graph.int8_tensor import Weight, is_int8_tensor, understood
 from fx_passes.spellings.int8_linear import evaluate, layer
+from fx_passes.trace.skeleton import tensors_of
 
 _SCHEMA = (
     "(Tensor input, Tensor qdata, Tensor scale, Tensor? zero_point, Tensor? bias, int[] axis, str how,"
     " bool by_rows, int low, int high, ScalarType dtype) -> Tensor"
 )
+
+
+def as_operators(root: nn.Module) -> AbstractContextManager[Any]:
+    """The mode, where a module holds such a weight: every function that is followed goes through it."""
+    return AsOperators() if any(map(is_int8_tensor, tensors_of(root))) else nullcontext()
 
 
 class AsOperators(TorchFunctionMode):

@@ -27,11 +27,11 @@ def padded_bag(
     mode: str,
     per_sample_weights: Tensor | None,
     include_last_offset: bool,
-    padding_idx: int,
+    padding_idx: int | None,
 ) -> Tensor:
-    """As F.embedding_bag; sums of float32 may differ in their last bit."""
+    """As F.embedding_bag; sums of float32 with a padding index may differ in their last bit."""
     given = (indices, weight, offsets, mode, per_sample_weights)
-    if not _is_known(*given) or not -weight.shape[0] <= padding_idx < weight.shape[0]:
+    if padding_idx is None or not _is_known(*given) or not -weight.shape[0] <= padding_idx < weight.shape[0]:
         return bag_by_pytorch(*given, include_last_offset, padding_idx)
     flat = indices.reshape(-1)
     is_padding = flat == (padding_idx if padding_idx >= 0 else padding_idx + weight.shape[0])
@@ -59,7 +59,7 @@ def bag_by_pytorch(
     mode: str,
     per_sample_weights: Tensor | None,
     include_last_offset: bool,
-    padding_idx: int | None = None,
+    padding_idx: int | None,
 ) -> Tensor:
     """F.embedding_bag, its arguments in the vocabulary's order."""
     return F.embedding_bag(

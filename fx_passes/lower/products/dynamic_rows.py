@@ -167,7 +167,8 @@ class _Layer:
         ]
         if self.dtype != torch.float32:  # binary primitives of float32 write no other floats
             found.append(reordering(sums, Result(row_major((self.sizes[0], self.sizes[2]), self.dtype)), "reorder"))
-        return [] if None in found else [template for template in found if template is not None]
+        templates = [template for template in found if template is not None]
+        return templates if len(templates) == len(found) else []
 
 
 def lower_row_scaled_linear(node: fx.Node, context: LoweringContext) -> Operation:

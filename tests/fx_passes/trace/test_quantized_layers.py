@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fx_passes.trace.export import export
-from fx_passes.trace.quantized_layers import AsOperators
+from fx_passes.trace.quantized_layers import AsOperators, as_operators
 from tests.support.int8_tensors import CONFIGS, block, quantized
 from tests.support.lowering import noise
 
@@ -49,3 +49,8 @@ def test_other_calls_are_left_alone() -> None:
         half = F.linear(x.bfloat16(), layer.weight, layer.bias)
     with torch.no_grad():
         assert torch.equal(half, layer(x.bfloat16())) and half.dtype == torch.bfloat16
+
+
+def test_models_without_such_layers_are_followed_without_the_mode() -> None:
+    assert isinstance(as_operators(block()), AsOperators)
+    assert not isinstance(as_operators(nn.Linear(4, 4)), AsOperators)
