@@ -190,10 +190,11 @@ def build_chain(
 def _seen_flat(layout: MemoryDesc, view: tuple[int, ...], entry: BinaryPostOp, channel_axis: int) -> MemoryDesc:
     """The layout as a primitive on [M, N] sees it: full operands whole, others as one row."""
     shape = view if entry.full else (1, entry.shape[channel_axis])
-    return row_major(shape, _dtype(layout))
+    return row_major(shape, dtype_of(layout))
 
 
-def _dtype(desc: MemoryDesc) -> torch.dtype:
+def dtype_of(desc: MemoryDesc) -> torch.dtype:
+    """The dtype of a descriptor that has one."""
     assert desc.dtype is not None
     return desc.dtype
 

@@ -124,21 +124,22 @@ def choose_row_scales(
              "symmetric", "asymmetric": as choose_qparams_affine
              "nearest": as choose_qparams_per_token_asymmetric
     of       the dtype that src must have; None: any
-    Returns  float32 [3, ..., 1]: scales, 1 / scales, zero points
+    Returns  float32 [3, ..., 1]: scales, 1 / scales, zero points; [2, ..., 1] where these are 0
     """
     _check_dtype(src, of)
     lowest, highest = src.amin(-1, keepdim=True).clamp(max=0), src.amax(-1, keepdim=True).clamp(min=0)
     largest = torch.maximum(-lowest, highest)
-    if how == "largest":
-        scale = largest.clamp(min=eps).div(high)
-        zero_point = torch.zeros_like(scale)
-    elif how == "symmetric":
-        scale = largest.div((high - low) / 2).clamp(min=eps)
-        zero_point = torch.full_like(scale, (high + low + 1) // 2)
-    else:
+    if how in ASYMMETRIC:
         scale = (highest - lowest).div(high - low).clamp(min=eps)
         zero_point = row_zero_points(how, lowest / scale, highest / scale, low, high)
-    return torch.stack((scale.float(), 1.0 / scale.float(), zero_point.float()))
+        return torch.stack((scale.float(), 1.0 / scale.float(), zero_point.float()))
+    scale = largest.clamp(min=eps).div(high) if how == "largest" else largest.div((high - low) / 2).clamp(min=eps)
+    return torch.stack((scale.float(), 1.0 / scale.float()))
+
+
+def count_of_chosen(how: str) -> int:
+    """How many numbers choose_row_scales returns for each row."""
+    return 3 if how in ASYMMETRIC else 2
 
 
 def _check_dtype(src: Tensor, wanted: torch.dtype | None) -> None:
@@ -158,7 +159,8 @@ def row_zero_points(how: str, lowest: Tensor, highest: Tensor, low: int, high: i
 @op(kind=COMPUTE, light=True, opens_region=False, shape="same")
 def quantize_rows_by(src: Tensor, chosen: Tensor, low: int, high: int, dtype: torch.dtype) -> Tensor:
     """Return clamp(round(src / scale + zero_point), low, high) in dtype; chosen as choose_row_scales has it."""
-    return src.float().mul(chosen[1]).add_(chosen[2]).round_().clamp_(low, high).to(dtype)
+    steps = src.float().mul(chosen[1])
+    return (steps.add_(chosen[2]) if len(chosen) > 2 else steps).round_().clamp_(low, high).to(dtype)
 
 
 @op(kind=COMPUTE, post_ops=True, shape="rank")
@@ -173,11 +175,12 @@ def row_scaled_linear(
 ) -> Tensor:
     """Return post_ops(real @ weight.T + bias), where real = (src - zero_points) * scales.
 
-    src [..., K] of uint8 or int8, chosen [3, ..., 1] as choose_row_scales has it, weight [N, K], bias [N]
+    src [..., K] of uint8 or int8, chosen [2 or 3, ..., 1] as choose_row_scales has it, weight [N, K], bias [N]
 
     dtype  what the sum is rounded to before post_ops; None: it has weight's
     """
-    real = src.to(weight.dtype).sub_(chosen[2]).mul_(chosen[0])
+    steps = src.to(weight.dtype)
+    real = (steps.sub_(chosen[2]) if len(chosen) > 2 else steps).mul_(chosen[0])
     found = F.linear(real, weight, bias if bias is None else bias.to(weight.dtype))
     return apply_post_ops(found if dtype is None else found.to(dtype), post_ops)
 

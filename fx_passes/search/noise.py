@@ -55,8 +55,8 @@ def _row_scales(node: fx.Node, spec: TensorSpec) -> torch.Tensor:
     """Scales that differ from row to row, so that a row's by another's shows."""
     rows = torch.arange(math.prod(spec.shape[1:]), dtype=torch.float32, device="cpu")
     scale = (1 + rows % 7 / 16) / _STEPS
-    zero_point = rows % 5 - 2 if node.args[1] in ASYMMETRIC else torch.zeros_like(rows)
-    return torch.stack((scale, 1.0 / scale, zero_point)).reshape(spec.shape)
+    zero_points = (rows % 5 - 2,) if node.args[1] in ASYMMETRIC else ()
+    return torch.stack((scale, 1.0 / scale, *zero_points)).reshape(spec.shape)
 
 
 def _repeated(numel: int, generator: torch.Generator) -> torch.Tensor:

@@ -22,6 +22,7 @@ from fx_passes.candidates.shapes.spec import (
     row_major,
     settled,
 )
+from fx_passes.ops.quantized import count_of_chosen
 
 _FUNCTIONAL = ("add", "sub", "mul")  # kinds whose operands are looked at before they are broadcast
 
@@ -154,16 +155,16 @@ def chosen_scale(src: TensorSpec, *rest: Any, of: torch.dtype | None = None) -> 
     return row_major((4,), torch.float32)
 
 
-def chosen_row_scales(src: TensorSpec, *rest: Any, of: torch.dtype | None = None) -> TensorSpec:
+def chosen_row_scales(src: TensorSpec, how: str, *rest: Any, of: torch.dtype | None = None) -> TensorSpec:
     """ops.choose_row_scales."""
     if of not in (None, src.dtype):
         raise Unclear
-    return row_major((3, *src.shape[:-1], 1), torch.float32)
+    return row_major((count_of_chosen(how), *src.shape[:-1], 1), torch.float32)
 
 
 def quantized_rows_by(src: TensorSpec, chosen: TensorSpec, *rest: Any) -> TensorSpec:
     """ops.quantize_rows_by of dense rows."""
-    if not is_row_major(src) or chosen.shape != (3, *src.shape[:-1], 1):
+    if not is_row_major(src) or chosen.shape[1:] != (*src.shape[:-1], 1):
         raise Unclear
     return row_major(src.shape, rest[-1])
 

@@ -6,9 +6,14 @@ row_scaled_linear  inner_product on integers, then one binary primitive in place
                        sums = src @ weight.T                        exact, as float32
                        post_ops(sums * scale[m] * weight_scales[n] + bias[n])
                    with zero points the product is added to -zero_point[m] * (sums of each row of the weight)[n]
+                   of one row, as in a step of generated text, the product's own post-ops do all of it
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
@@ -29,21 +34,21 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
-from fx_passes.candidates.layouts import Layout, in_memory, row_major
+from fx_passes.candidates.layouts import in_memory, row_major
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name, run_time_operands
-from fx_passes.lower.post_ops import Chain, build_chain, fit_view
+from fx_passes.lower.post_ops import Chain, PostOp, build_chain, dtype_of, fit_view
 from fx_passes.lower.primitives import first_optimized, keep_optimized, optimized_implementations
 from fx_passes.lower.products.dynamic import integer_weight
-from fx_passes.lower.products.scales import Primitives, Range, choice, choose, reordering, rows_of
+from fx_passes.lower.products.scales import Primitives, Range, Step, choice, choose, reordering, rows_of, with_post_ops
 from fx_passes.lower.quantized import RANGES
-from fx_passes.ops.quantized import ASYMMETRIC
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr, PostOps
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 from zendnn_cffi.values import dataclass
 
-_SCALE, _INVERSE, _ZERO_POINT = range(3)  # along dimension 0 of what choose_row_scales returns
+_SCALE, _INVERSE, _ZERO_POINT = range(3)  # along dimension 0 of what choose_row_scales returns: 2, or 3 numbers
 
 
 def lower_choose_row_scales(node: fx.Node, context: LoweringContext) -> Operation:
@@ -66,10 +71,9 @@ def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation
     """
     src = context.tensor(node.args[0], "src")
     low, high, dtype = (context.values.concrete(argument) for argument in node.args[2:])
-    how = _how(node.args[1])
     if dtype not in RANGES or not RANGES[dtype][0] <= low < high <= RANGES[dtype][1]:
         raise NotLowered("it makes no 8-bit integers")
-    is_whole = (low, high) == RANGES[dtype] or (how == "largest" and (low, high) == (-127, 127))
+    is_whole = (low, high) == RANGES[dtype] or (_are_within(node.args[1]) and (low, high) == (-127, 127))
     bounds = PostOps() if is_whole else PostOps().eltwise("clip", float(low), float(high))
     have, want = row_major(src.shape, context.dtype(src)), row_major(src.shape, dtype)
     rows = rows_of(src.shape)
@@ -77,7 +81,7 @@ def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation
     srcs = (have, row_major(context.values.specs[node.args[1]].shape, torch.float32))
     operation = Operation(node, node.name, "quantize", tuple(node.args[:2]), context.values.specs[node])
     inverse, zero_point, result = _of_rows(_INVERSE, column), _of_rows(_ZERO_POINT, column), Result(kept)
-    if how in ASYMMETRIC:
+    if _have_zero_points(node.args[1], context):
         real = row_major(rows, torch.float32)
         between = Temporary(0, real)
         first = _binary("mul", Operand(0, seen), inverse, between)
@@ -99,9 +103,13 @@ def _binary(
     return first_optimized(args, "binary", descriptors.binary, kind, *descs, post_ops=post_ops or PostOps())
 
 
-def _how(chosen: object) -> str:
-    """How rows were chosen, as far as it counts: with zero points of their own where nobody knows."""
-    return str(chosen.args[1]) if is_call(chosen, ops.choose_row_scales) else ASYMMETRIC[0]
+def _have_zero_points(chosen: fx.Node, context: LoweringContext) -> bool:
+    return context.values.specs[chosen].shape[0] > _ZERO_POINT
+
+
+def _are_within(chosen: fx.Node) -> bool:
+    """Whether no row has a step beyond the largest, as far as anybody knows."""
+    return is_call(chosen, ops.choose_row_scales) and chosen.args[1] == "largest"
 
 
 def _of_rows(which: int, column: MemoryDesc) -> Operand:
@@ -113,9 +121,11 @@ def _of_rows(which: int, column: MemoryDesc) -> Operand:
 class _Layer:
     """A linear layer of quantized rows: [M, K] with constant weights [N, K].
 
-    scales, bias  of each output
-    chain         its post-ops, behind the scales and the bias
-    dtype         of the result; sums are in its memory where it is float32
+    scales, bias     of each output
+    post_ops         behind the scales and the bias
+    operands         what the node reads in a run: integers, what was chosen, and what post-ops read
+    has_zero_points  whether rows have them
+    srcs, dst        layouts of the integers and of what was chosen; of the result
     """
 
     node: fx.Node
@@ -123,20 +133,71 @@ class _Layer:
     weight: Tensor
     scales: Weights
     bias: Weights | None
-    chain: Chain
+    post_ops: Sequence[PostOp]
+    operands: Sequence[fx.Node]
     has_zero_points: bool
-    dtype: torch.dtype
+    srcs: tuple[MemoryDesc, MemoryDesc]
+    dst: MemoryDesc
+
+    @property
+    def rows(self) -> MemoryDesc:
+        return row_major((self.sizes[0], self.sizes[1]), dtype_of(self.srcs[0]))
+
+    @property
+    def result(self) -> Result:
+        return Result(row_major((self.sizes[0], self.sizes[2]), dtype_of(self.dst)))
 
     @property
     def sums(self) -> Result | Temporary:
-        """Where the sums of products are."""
-        m, _, n = self.sizes
-        desc = row_major((m, n), torch.float32)
-        return Result(desc) if self.dtype == torch.float32 else Temporary(0, desc)
+        """Where the sums of products are: in the memory of the result where that is float32."""
+        desc = row_major((self.sizes[0], self.sizes[2]), torch.float32)
+        return self.result if self.result.desc == desc else Temporary(0, desc)
 
-    @property
-    def column(self) -> MemoryDesc:
-        return row_major((self.sizes[0], 1), torch.float32)
+    def of_rows(self, which: int) -> Operand:
+        """One of the numbers that were chosen for each row."""
+        return _of_rows(which, row_major((self.sizes[0], 1), torch.float32))
+
+    def chain(self, *first: Argument) -> Chain:
+        """Products with `first` and with the scales, the bias, and the post-ops."""
+        steps: list[Step] = [("mul", factor) for factor in (*first, self.scales)]
+        args, begin = with_post_ops({}, steps if self.bias is None else [*steps, ("add", self.bias)])
+        view, dtype = (self.sizes[0], self.sizes[2]), dtype_of(self.dst)
+        chain = build_chain(self.post_ops, self.operands, self.dst, dtype, view=view, begin=begin)
+        return replace(chain, args={**args, **chain.args})
+
+    def at_once(self) -> Iterator[Candidate]:
+        """A product whose post-ops do all the rest: only of one row, whose scale is a number."""
+        if self.sizes[0] > 1 or self.has_zero_points:
+            return
+        chain = self.chain(self.of_rows(_SCALE))
+        for pd in self.products(self.result, chain.post_ops):
+            if not _is_gemm(pd):  # wrong with such post-ops
+                yield self.candidate(chain, self.product(pd, self.result, chain.args))
+
+    def in_steps(self) -> Iterator[Candidate]:
+        """A product, and what makes real numbers of its sums."""
+        chain = self.chain()
+        scale = self.scale(chain)
+        before = [self.shift()] if self.has_zero_points else []
+        post_ops = PostOps().sum() if self.has_zero_points else PostOps()
+        for pd in sorted(self.products(self.sums, post_ops) if scale else (), key=_is_gemm):
+            yield self.candidate(chain, *before, self.product(pd, self.sums, {}), *scale)
+
+    def products(self, dst: Result | Temporary, post_ops: PostOps) -> list[PrimitiveDesc]:
+        """The implementations of the product."""
+        weights = MemoryDesc(tuple(self.weight.shape), torch.int8, "any")
+        attr = Attr(post_ops)
+        return optimized_implementations(descriptors.inner_product, self.rows, weights, None, dst.desc, attr=attr)
+
+    def product(self, pd: PrimitiveDesc, dst: Result | Temporary, args: Mapping[int, Argument]) -> PrimitiveTemplate:
+        """The product by pd, with the arguments of its post-ops."""
+        weights = PackedWeights(str(self.node.args[2].args[0]), self.weight)
+        own: Arguments = {ARG_SRC: Operand(0, self.rows), ARG_WEIGHTS: weights, ARG_DST: dst}
+        return primitive_template(pd, {**own, **args}, "inner_product", 2 * math.prod(self.sizes))
+
+    def candidate(self, chain: Chain, *calls: Template) -> Candidate:
+        implementation = next(call.pd.implementation for call in calls if isinstance(call, PrimitiveTemplate))
+        return Candidate(implementation, (*self.srcs, *map(in_memory, chain.srcs)), self.dst, calls)
 
     def shift(self) -> TorchTemplate:
         """What zero points take away from the sums, written to where those are added."""
@@ -144,31 +205,28 @@ class _Layer:
         plain = -self.weight.sum(1, dtype=torch.float64).float().reshape(1, n)
         name = f"sums of {self.node.args[2].args[0]}"
         sums = Weights(name, plain, row_major((1, n), torch.float32), is_streamed=False)
-        args = (_of_rows(_ZERO_POINT, self.column), sums, self.sums)
+        args = (self.of_rows(_ZERO_POINT), sums, self.sums)
         key = f"{torch.__version__} zero points of rows"
         return TorchTemplate(
             lambda zero_points, of, out: torch.mul(zero_points, of, out=out), "", True, key, args, True
         )
 
-    def scale(self) -> list[Template]:
+    def scale(self, chain: Chain) -> list[PrimitiveTemplate]:
         """The sums as real numbers with bias and post-ops, in the result; empty where there is no fast kernel."""
-        sums = self.sums
-        args: dict[int, Argument] = {
-            ARG_SRC: sums,
-            ARG_SRC_1: _of_rows(_SCALE, self.column),
-            ARG_DST: sums,
-            **self.chain.args,
-        }
-        for position, weights in enumerate(filter(None, (self.scales, self.bias))):
-            args[arg_post_op(position)] = weights
-        descs = sums.desc, self.column, sums.desc
-        found: list[Template | None] = [
-            first_optimized(args, "binary", descriptors.binary, "mul", *descs, post_ops=self.chain.post_ops)
+        sums, scales = self.sums, self.of_rows(_SCALE)
+        args: dict[int, Argument] = {ARG_SRC: sums, ARG_SRC_1: scales, ARG_DST: sums, **chain.args}
+        descs = sums.desc, scales.desc, sums.desc
+        found: list[PrimitiveTemplate | None] = [
+            first_optimized(args, "binary", descriptors.binary, "mul", *descs, post_ops=chain.post_ops)
         ]
-        if self.dtype != torch.float32:  # binary primitives of float32 write no other floats
-            found.append(reordering(sums, Result(row_major((self.sizes[0], self.sizes[2]), self.dtype)), "reorder"))
+        if sums != self.result:  # binary primitives of float32 write no other floats
+            found.append(reordering(sums, self.result, "reorder"))
         templates = [template for template in found if template is not None]
         return templates if len(templates) == len(found) else []
+
+
+def _is_gemm(pd: PrimitiveDesc) -> bool:
+    return "gemm_" in pd.implementation
 
 
 def lower_row_scaled_linear(node: fx.Node, context: LoweringContext) -> Operation:
@@ -177,25 +235,22 @@ def lower_row_scaled_linear(node: fx.Node, context: LoweringContext) -> Operatio
     src, base = context.tensor(arguments["src"], "src"), values.base(node)
     if src.ndim < 2:
         raise NotLowered("src is one row")
-    dtype, has_zero_points = base.dtype, _how(node.args[1]) in ASYMMETRIC
+    dtype, has_zero_points = base.dtype, _have_zero_points(node.args[1], context)
     if dtype != torch.float32 and (has_zero_points or dtype != torch.bfloat16):
         raise NotLowered(f"the result is {base}" + (", and rows have zero points" if has_zero_points else ""))
     weight, scales = integer_weight(node, context)
     post_ops = context.post_ops(arguments["post_ops"], base, fit_view)
     operands = run_time_operands((arguments["src"], arguments["chosen"]), post_ops)
     (m, k), n = rows_of(src.shape), weight.shape[0]
-    dst, across = row_major(base.shape, dtype), row_major((1, n), torch.float32)
-    bias = _bias(node, arguments["bias"], across)
-    begin = PostOps().binary("mul", across)
-    begin = begin if bias is None else begin.binary("add", across)
-    chain = build_chain(post_ops, operands, dst, dtype, view=(m, n), begin=begin)
+    across = row_major((1, n), torch.float32)
     key = f"scales of {node.args[2].args[0]} [1, N]"
     factors = Weights(key, scales.float().reshape(1, n), across, is_streamed=False)
-    layer = _Layer(node, (m, k, n), weight, factors, bias, chain, has_zero_points, dtype)
-    operation = Operation(node, node.name, "inner_product", operands, values.specs[node], flops=2 * m * n * k)
-    chosen = row_major(values.specs[node.args[1]].shape, torch.float32)
-    srcs = (row_major(src.shape, src.dtype), chosen, *map(in_memory, chain.srcs))
-    _add_candidates(operation, layer, src.dtype, srcs, dst)
+    bias = _bias(node, arguments["bias"], across)
+    srcs = row_major(src.shape, src.dtype), row_major(values.specs[node.args[1]].shape, torch.float32)
+    dst = row_major(base.shape, dtype)
+    layer = _Layer(node, (m, k, n), weight, factors, bias, post_ops, operands, has_zero_points, srcs, dst)
+    candidates = [*layer.at_once()] or [*layer.in_steps()]
+    operation = Operation(node, node.name, "inner_product", operands, values.specs[node], candidates, 2 * m * n * k)
     return keep_optimized(operation, "the library has no such product", post_ops=len(arguments["post_ops"]))
 
 
@@ -206,24 +261,3 @@ def _bias(node: fx.Node, bias: object, across: MemoryDesc) -> Weights | None:
         raise NotLowered("bias is not a constant")
     plain = bias.detach().float().reshape(across.dims)
     return Weights(f"{constant_name(node, 'bias')} [1, N]", plain, across, is_streamed=False)
-
-
-def _add_candidates(
-    operation: Operation, layer: _Layer, dtype: torch.dtype, srcs: tuple[Layout, ...], dst: MemoryDesc
-) -> None:
-    scale = layer.scale()
-    if not scale:
-        return
-    m, k, n = layer.sizes
-    src, weights = row_major((m, k), dtype), MemoryDesc((n, k), torch.int8, "any")
-    args: Arguments = {
-        ARG_SRC: Operand(0, src),
-        ARG_WEIGHTS: PackedWeights(str(layer.node.args[2].args[0]), layer.weight),
-        ARG_DST: layer.sums,
-    }
-    before: tuple[Template, ...] = (layer.shift(),) if layer.has_zero_points else ()
-    attr = Attr(PostOps().sum() if layer.has_zero_points else PostOps())
-    found = optimized_implementations(descriptors.inner_product, src, weights, None, layer.sums.desc, attr=attr)
-    for pd in sorted(found, key=lambda pd: "gemm_" in pd.implementation):  # seldom the fastest: last among equals
-        product = primitive_template(pd, args, "inner_product", operation.flops)
-        operation.candidates.append(Candidate(pd.implementation, srcs, dst, (*before, product, *scale)))

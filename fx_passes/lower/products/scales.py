@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
-from typing import Any
+from dataclasses import field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -43,9 +43,12 @@ from zendnn_cffi.values import dataclass
 
 F32 = torch.float32
 _LARGEST = torch.finfo(F32).max
-_HIGHEST, _LOWEST, _POISON, _FIRST, _SECOND = range(5)  # temporaries; those of the second stage follow
+_KINDS = "max", "min", "sum"  # of reductions: what a first stage makes of rows are temporaries 0, 1, 2
+_HIGHEST, _LOWEST, _POISON, _APART = range(3, 7)
 
 Step = tuple[Any, ...]  # kind, alpha, beta of an eltwise; kind, what else it reads of a binary; "sum", scale
+_NEGATIVE: Step = ("clip", -_LARGEST, 0.0)
+_Made = TypeVar("_Made", bound=Temporary | Result)
 
 
 def seen(argument: Argument) -> MemoryDesc:
@@ -67,7 +70,7 @@ class Primitives:
 
     def binary(self, kind: str, a: Argument, b: Argument, dst: Argument, *steps: Step) -> None:
         """Append dst = steps(kind(a, b))."""
-        args, post_ops = _post_ops({ARG_SRC: a, ARG_SRC_1: b, ARG_DST: dst}, steps)
+        args, post_ops = with_post_ops({ARG_SRC: a, ARG_SRC_1: b, ARG_DST: dst}, steps)
         descs = seen(a), seen(b), seen(dst)
         self.add(first_optimized(args, self.kind, descriptors.binary, kind, *descs, post_ops=post_ops))
 
@@ -79,7 +82,7 @@ class Primitives:
 
     def reduction(self, kind: str, src: Argument, dst: Argument, *steps: Step) -> None:
         """Append dst = steps(kind(src)) along the dimensions that dst has not."""
-        args, post_ops = _post_ops({ARG_SRC: src, ARG_DST: dst}, steps)
+        args, post_ops = with_post_ops({ARG_SRC: src, ARG_DST: dst}, steps)
         descs = seen(src), seen(dst)
         self.add(first_optimized(args, self.kind, descriptors.reduction, kind, *descs, post_ops=post_ops))
 
@@ -94,7 +97,7 @@ class Primitives:
             self.templates.append(template)
 
 
-def _post_ops(args: dict[int, Argument], steps: Sequence[Step]) -> tuple[dict[int, Argument], PostOps]:
+def with_post_ops(args: dict[int, Argument], steps: Sequence[Step]) -> tuple[dict[int, Argument], PostOps]:
     """args with what steps read, and the steps as post-ops."""
     args, post_ops = dict(args), PostOps()
     for position, (kind, *rest) in enumerate(steps):
@@ -130,62 +133,69 @@ class Range:
 def choose(calls: Primitives, how: Range, shape: tuple[int, int], dtype: torch.dtype, *, by_rows: bool) -> None:
     """Append how scale, inverse scale and zero point are chosen of operand 0, [M, K], one after another in the result.
 
-    by_rows  a scale for each row, in place of one for all
+    by_rows  a scale for each row, in place of one for all; symmetric ones have no zero points then
     """
-    (m, k), count = shape, shape[0] if by_rows else 1
-    line = row_major((1, count), F32)
+    line = row_major((1, shape[0] if by_rows else 1), F32)
     scale, inverse, zero_point = (Result(line, which * line.size_bytes) for which in range(3))
-    highest, lowest, poison = _extremes(calls, how, (m, k), dtype, by_rows=by_rows)
+    reduced = _Reduced.of(calls, shape, dtype, by_rows=by_rows)
+    poison = reduced.by("sum", Temporary(_POISON, line), ("linear", 0.0, 0.0))
     if how.how in ASYMMETRIC:
-        _scale(calls, ("sub", highest, lowest), float(how.high - how.low), how, poison, scale)
+        lowest = reduced.by("min", Temporary(_LOWEST, line), _NEGATIVE)
+        highest = reduced.by("max", Temporary(_HIGHEST, line), ("clip", 0.0, _LARGEST))
+        calls.binary("sub", highest, lowest, scale, *_width(how), ("add", poison))
         calls.eltwise(("pow", 1.0, -1.0), scale, inverse)
         _zero_point(calls, how, (highest, lowest), scale, zero_point)
         return
-    steps = float(how.high) if how.how == "largest" else (how.high - how.low) / 2
-    _scale(calls, ("max", highest, lowest), steps, how, poison, scale)
-    if how.rounded != F32:
-        half = Temporary(_FIRST, row_major((1, count), how.rounded))
-        calls.reorder(scale, half)
-        calls.reorder(half, scale)
+    lowest = reduced.by("min", Temporary(_LOWEST, line), _NEGATIVE, ("linear", -1.0, 0.0))
+    made = scale if how.rounded == F32 else Temporary(_HIGHEST, row_major(line.dims, how.rounded))
+    reduced.by("max", made, ("max", reduced.as_made(lowest)), *_width(how), ("add", reduced.as_made(poison)))
+    if made is not scale:
+        calls.reorder(made, scale)
     calls.eltwise(("pow", 1.0, -1.0), scale, inverse)
-    calls.eltwise(("clip", float(how.middle), float(how.middle)), scale, zero_point)
+    if not by_rows:
+        calls.eltwise(("clip", float(how.middle), float(how.middle)), scale, zero_point)
 
 
-def _extremes(
-    calls: Primitives, how: Range, shape: tuple[int, int], dtype: torch.dtype, *, by_rows: bool
-) -> tuple[Temporary, Temporary, Temporary]:
-    """Highest, lowest and poison of each row, or of all rows. For symmetric ranges the lowest is negated."""
-    m, k = shape
-    rows, column, line = row_major((m, k), dtype), row_major((m, 1), F32), row_major((1, m), F32)
-    lowest: list[Step] = [("clip", -_LARGEST, 0.0)]
-    if how.how not in ASYMMETRIC:
-        lowest.append(("linear", -1.0, 0.0))
-    wanted: tuple[tuple[int, str, list[Step]], ...] = (
-        (_HIGHEST, "max", [("clip", 0.0, _LARGEST)]),
-        (_LOWEST, "min", lowest),
-        (_POISON, "sum", [("linear", 0.0, 0.0)]),
-    )
-    in_stages = not by_rows and m > 1
-    for index, kind, steps in wanted:
-        calls.reduction(kind, Operand(0, rows), Temporary(index, column), *(() if in_stages else steps))
-    if not in_stages:
-        highest, low, poison = (Temporary(index, line) for index, _, _ in wanted)
-        return highest, low, poison
-    one, first = row_major((1, 1), F32), _SECOND + 1
-    for index, kind, steps in wanted:
-        calls.reduction(kind, Temporary(index, line), Temporary(first + index, one), *steps)
-    highest, low, poison = (Temporary(first + index, one) for index, _, _ in wanted)
-    return highest, low, poison
+@dataclass(frozen=True)
+class _Reduced:
+    """Reductions to a number for each row of operand 0, or to one for all.
+
+    sources  what each kind of reduction reads: the operand, or what a first stage made of each row
+    dims     of what it makes, which others see as [1, count]
+    """
+
+    calls: Primitives
+    sources: dict[str, Argument]
+    dims: tuple[int, int]
+
+    @classmethod
+    def of(cls, calls: Primitives, shape: tuple[int, int], dtype: torch.dtype, *, by_rows: bool) -> _Reduced:
+        """By rows, or of a single one, at once; else each row is reduced first."""
+        m, rows = shape[0], row_major(shape, dtype)
+        if by_rows or m == 1:
+            return cls(calls, dict.fromkeys(_KINDS, Operand(0, rows)), (m, 1))
+        sources: dict[str, Argument] = {}
+        for index, kind in enumerate(_KINDS):
+            calls.reduction(kind, Operand(0, rows), Temporary(index, row_major((m, 1), F32)))
+            sources[kind] = Temporary(index, row_major((1, m), F32))
+        return cls(calls, sources, (1, 1))
+
+    def by(self, kind: str, dst: _Made, *steps: Step) -> _Made:
+        """Append dst = steps(kind(rows)), and return dst."""
+        self.calls.reduction(kind, self.sources[kind], self.as_made(dst), *steps)
+        return dst
+
+    def as_made(self, number: _Made) -> _Made:
+        """What others see as [1, count] as reductions see it."""
+        return replace(number, desc=row_major(self.dims, seen(number).dtype))
 
 
-def _scale(
-    calls: Primitives, of: tuple[str, Argument, Argument], steps: float, how: Range, poison: Argument, scale: Argument
-) -> None:
-    """The width of a step, each operation rounded as PyTorch's; "largest" bounds what is divided."""
+def _width(how: Range) -> tuple[Step, Step]:
+    """From a range to the width of a step, each operation rounded as PyTorch's; "largest" bounds what is divided."""
     bound: Step = ("clip", how.eps, _LARGEST)
-    divide: Step = ("div", number(steps))
-    order = (bound, divide) if how.how == "largest" else (divide, bound)
-    calls.binary(*of, scale, *order, ("add", poison))
+    if how.how == "largest":
+        return bound, ("div", number(float(how.high)))
+    return ("div", number((how.high - how.low) / (1 if how.how in ASYMMETRIC else 2))), bound
 
 
 def _zero_point(
@@ -197,7 +207,7 @@ def _zero_point(
         calls.binary("div", lowest, scale, zero_point, ("round", 0.0, 0.0), ("linear", -1.0, low), bound)
         return
     line = seen(zero_point)
-    by_lowest, by_highest, apart = Temporary(_LOWEST, line), Temporary(_HIGHEST, line), Temporary(_FIRST, line)
+    by_lowest, by_highest, apart = Temporary(_LOWEST, line), Temporary(_HIGHEST, line), Temporary(_APART, line)
     calls.binary("div", lowest, scale, by_lowest, ("linear", -1.0, low))
     calls.binary("div", highest, scale, by_highest, ("linear", -1.0, high))
     calls.binary("sub", by_lowest, by_highest, apart)

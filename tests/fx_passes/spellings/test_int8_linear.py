@@ -16,6 +16,7 @@ from fx_passes import ops
 from tests.fx_passes.lower.products.test_dynamic import products
 from tests.support.int8_tensors import CONFIGS, DYNAMIC, Block, block, quantized
 from tests.support.lowering import noise
+from tests.support.quantized import ran
 
 BF16 = torch.bfloat16
 LEAST_DB = {torch.float32: 45.0, BF16: 33.0}  # against eager: steps of integers, and eager's own rounding
@@ -90,6 +91,20 @@ def test_bf16_is_nearer_to_exact_arithmetic_than_eager() -> None:
         ours, theirs = fast(x).double(), layer(x).double()
     assert (ours - exact).norm() < (theirs - exact).norm()
     assert (ours - exact).abs().max() <= exact.abs().max() * 2**-8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_a_step_of_one_row_has_few_primitives(dtype: torch.dtype) -> None:
+    """Five or six choose and quantize, and one computes: a step of generated text is little else."""
+    layer, x = quantized(nn.Linear(256, 128), "rows", dtype), noise(1, 1, 256, dtype=dtype)
+    fast = zendnn_cffi.optimize(layer, (x,), tune="off")
+    with torch.no_grad():
+        for source in (x, 100 * x, torch.zeros_like(x), x.abs()):
+            ours, theirs = fast(source), layer(source)
+            assert ours.dtype == dtype and noise_db(ours, theirs) > LEAST_DB[dtype]
+    kinds = [kind for kind, _, _ in ran(fast)]
+    rounding = dtype != torch.float32
+    assert kinds == ["choose_scale"] * (4 + rounding) + ["binary", "inner_product"]
 
 
 def test_bf16_inside_of_float32() -> None:

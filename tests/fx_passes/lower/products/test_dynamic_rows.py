@@ -95,6 +95,43 @@ def test_shapes(shape: tuple[int, ...], form: str) -> None:
     assert len(products(optimized(model, noise(*shape), least_db=45))) == 1
 
 
+@pytest.mark.parametrize("form", ["per token", "affine, symmetric"])
+@pytest.mark.parametrize(("post_op", "bias"), [*((name, True) for name in POST_OPS), ("none", False), ("gelu", False)])
+def test_one_row_is_one_product_with_post_ops(post_op: str, bias: bool, form: str) -> None:
+    def forward(w: Any, x: Tensor) -> Tensor:
+        return POST_OPS[post_op](F.linear(FORMS[form](x), w[0](), w[0].bias))
+
+    fast = optimized(Integers(forward, Weight(33, K, bias=bias)), noise(1, K), least_db=40)
+    kinds = [kind for kind, _, _ in ran(fast)]
+    assert (kinds.count("choose_scale"), kinds.count("binary"), len(products(fast))) == (4, 1, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_residual_behind_few_rows(rows: int) -> None:
+    """Of one row the product itself adds it, and multiplies by a gate."""
+
+    def forward(w: Any, x: Tensor) -> Tensor:
+        gate = F.silu(F.linear(by_token(x), w[0](), w[0].bias))
+        return F.linear(by_token(x), w[1](), w[1].bias) * gate + x
+
+    fast = optimized(Integers(forward, Weight(K, K, seed=1), Weight(K, K, seed=2)), noise(rows, K), least_db=40)
+    assert len(products(fast)) == 2
+    assert [kind for kind, _, _ in ran(fast)].count("binary") == (1 if rows == 1 else 3)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("form", ["per token", "affine, symmetric", "affine, asymmetric"])
+def test_one_row_that_is_not_finite(form: str, number: float) -> None:
+    model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(8, 16))
+    x = noise(1, 16)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    wrong = x.index_fill(1, torch.tensor([3]), number)
+    with torch.no_grad():
+        assert fast(wrong).isnan().all() and model(wrong).isnan().all()
+        torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+    assert len(products(fast)) == 1
+
+
 def test_rows_that_are_no_rows_in_memory() -> None:
     model = Integers(lambda w, x: F.linear(by_token(x.transpose(0, 1)), w[0](), w[0].bias), Weight(8, 16))
     assert len(products(optimized(model, noise(5, 3, 16), least_db=45))) == 1
