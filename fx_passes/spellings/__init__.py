@@ -2,6 +2,7 @@
 
 from fx_passes.spellings import (
     convolution,
+    created,
     elementwise,
     embedding,
     interpolation,
@@ -15,6 +16,7 @@ from fx_passes.spellings import (
 
 __all__ = [
     "convolution",
+    "created",
     "elementwise",
     "embedding",
     "interpolation",
