@@ -79,14 +79,15 @@ def describe(mask: Tensor, *, keys: bool = True) -> str:
     if mask.dtype != torch.bool or mask.ndim < 2 or mask.numel() == 0:
         return OTHER
     sizes = [(slice(1) if step == 0 else slice(None)) for step in mask.stride()]
-    if bool(mask[tuple(sizes)].all()):
+    once = mask[tuple(sizes)]
+    if bool(once.all()):
         return FULL
     if _is_causal(mask):
         return CAUSAL
     if mask.ndim != 4 or mask.stride(-1) == 0:
         return OTHER
-    once = mask[tuple(sizes)]
-    if keys and bool((once == once[:, :1, :1]).all()):
+    is_of_one_row = once.shape[1] == once.shape[2] == 1
+    if keys and (is_of_one_row or bool((once == once[:, :1, :1]).all())):
         return KEYS if bool(once[:, :1, :1].any(-1).all()) else OTHER
     return LIVE if bool(once.any(-1).all()) else OTHER
 
