@@ -63,10 +63,12 @@ def lower_choose_scale(node: fx.Node, context: LoweringContext) -> Operation:
     low, high, eps, dtype, symmetric = (context.values.concrete(argument) for argument in node.args[1:])
     how = Range("symmetric" if symmetric else "asymmetric", low, high, eps, 128 if dtype == torch.uint8 else 0)
     shape, kept = src.shape or (1,), context.dtype(src)
-    calls = Primitives()
-    choose(calls, how, rows_of(shape), kept, by_rows=False)
-    zero_point_bits(calls)
-    return choice(node, context, calls, row_major(shape, kept), _choice_layout())
+
+    def append(calls: Primitives) -> None:
+        choose(calls, how, rows_of(shape), kept, by_rows=False)
+        zero_point_bits(calls)
+
+    return choice(node, context, row_major(shape, kept), _choice_layout(), append)
 
 
 def lower_quantize_by(node: fx.Node, context: LoweringContext) -> Operation:

@@ -59,9 +59,11 @@ def lower_choose_row_scales(node: fx.Node, context: LoweringContext) -> Operatio
     how = Range(kind, low, high, eps, rounded=src.dtype)
     if src.ndim < 2 or (src.dtype != torch.float32 and how.how != "symmetric"):
         raise NotLowered(f"src {src} is no rows of float32, or of bf16 with symmetric scales")
-    calls = Primitives()
-    choose(calls, how, rows_of(src.shape), kept, by_rows=True)
-    return choice(node, context, calls, row_major(src.shape, kept), row_major(spec.shape, torch.float32))
+
+    def append(calls: Primitives) -> None:
+        choose(calls, how, rows_of(src.shape), kept, by_rows=True)
+
+    return choice(node, context, row_major(src.shape, kept), row_major(spec.shape, torch.float32), append)
 
 
 def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import zendnn_cffi
 import zendnn_cffi.backend
 from fx_passes import ops
+from fx_passes.lower.products import scales
 from tests.fx_passes.lower.products.test_dynamic import products
 from tests.support.int8_tensors import CONFIGS, DYNAMIC, Block, block, quantized
 from tests.support.lowering import noise
@@ -105,6 +106,18 @@ def test_a_step_of_one_row_has_few_primitives(dtype: torch.dtype) -> None:
     kinds = [kind for kind, _, _ in ran(fast)]
     rounding = dtype != torch.float32
     assert kinds == ["choose_scale"] * (4 + rounding) + ["binary", "inner_product"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("config", ["rows", "rows, reduced"])
+def test_rows_that_pytorch_reduces(config: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = quantized(nn.Linear(256, 128), config, dtype), noise(40, 256, dtype=dtype)
+    by_primitives = zendnn_cffi.optimize(layer, (x,), tune="off")(x)
+    monkeypatch.setattr(scales, "ways_of", lambda rows: (True,))
+    fast = zendnn_cffi.optimize(layer, (x,), tune="off")
+    with torch.no_grad():
+        assert torch.equal(fast(x), by_primitives)
+    assert {name for kind, _, name in ran(fast) if kind == "choose_scale"} > {"torch"}
 
 
 def test_bf16_inside_of_float32() -> None:

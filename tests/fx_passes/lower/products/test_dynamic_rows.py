@@ -15,6 +15,7 @@ from torch import Tensor
 
 import zendnn_cffi
 from fx_passes import ops
+from fx_passes.lower.products import scales
 from tests.fx_passes.lower.products.test_dynamic import POST_OPS, choices, optimized, products
 from tests.support.lowering import noise
 from tests.support.quantized import RANGES, Integers, Weight, decomposed, ran
@@ -130,6 +131,52 @@ def test_one_row_that_is_not_finite(form: str, number: float) -> None:
         assert fast(wrong).isnan().all() and model(wrong).isnan().all()
         torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
     assert len(products(fast)) == 1
+
+
+@pytest.fixture
+def reduced_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scales, "ways_of", lambda rows: (True,))
+
+
+def _chosen_by(fast: Any) -> set[str]:
+    return {name for kind, _, name in ran(fast) if kind == "choose_scale"}
+
+
+@pytest.mark.usefixtures("reduced_by_torch")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [1, 13, 70])
+def test_pytorch_reduces(tokens: int, form: str) -> None:
+    model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(17, K))
+    fast = optimized(model, noise(tokens, K) * torch.linspace(0.01, 3, tokens)[:, None], least_db=45)
+    assert "torch" in _chosen_by(fast) and len(products(fast)) == 1
+    with torch.no_grad():
+        for source in (noise(tokens, K).abs(), -noise(tokens, K).abs(), torch.zeros(tokens, K)):
+            torch.testing.assert_close(fast(source), model(source), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.usefixtures("reduced_by_torch")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_pytorch_reduces_rows_that_are_not_finite(number: float, form: str) -> None:
+    model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(8, K))
+    x = noise(5, K)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    wrong, others = x.clone(), [0, 1, 3, 4]
+    wrong[2, 3] = number
+    with torch.no_grad():
+        ours, theirs = fast(wrong), model(wrong)
+    assert "torch" in _chosen_by(fast) and ours[2].isnan().all() and theirs[2].isnan().all()
+    torch.testing.assert_close(ours[others], theirs[others], atol=1e-4, rtol=1e-4)
+
+
+def test_many_rows_are_reduced_by_what_is_faster() -> None:
+    """Both ways are measured, and give the same bits."""
+    model = Integers(lambda w, x: F.linear(by_token(x), w[0](), w[0].bias), Weight(8, 64))
+    x = noise(300, 64)
+    measured = zendnn_cffi.optimize(model, (x,), tune="full")
+    with torch.no_grad():
+        assert torch.equal(measured(x), zendnn_cffi.optimize(model, (x,), tune="off")(x))
+    assert len(products(measured)) == 1
 
 
 def test_rows_that_are_no_rows_in_memory() -> None:
@@ -270,3 +317,15 @@ def test_layers_that_quantize_one_value_alike_share_its_integers(form: str) -> N
 
     fast = optimized(Integers(forward, Weight(16, K, seed=1), Weight(16, K, seed=2)), noise(6, K), least_db=40)
     assert len(products(fast)) == 3 and choices(fast) == 2
+
+
+def test_saved_as_pytorch_reduces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = noise(40, 16)
+    model = Integers(lambda w, x: F.linear(by_token(x), w[0](), w[0].bias), Weight(8, 16))
+    with monkeypatch.context() as patched:
+        patched.setattr(scales, "ways_of", lambda rows: (True,))
+        fast = zendnn_cffi.optimize(model, (x,), tune="off")
+        expected = fast(x)
+        zendnn_cffi.save(fast, tmp_path / "rows.safetensors")
+    again = zendnn_cffi.load(tmp_path / "rows.safetensors")
+    assert torch.equal(again(x), expected) and "torch" in _chosen_by(again)
