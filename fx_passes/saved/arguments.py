@@ -12,6 +12,7 @@ from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.graphs import dump_structure, load_structure
 from fx_passes.trace.assumptions import Assumption, Bare, Present
+from fx_passes.trace.call_kind import Kind
 from fx_passes.trace.guards import Description, Guards
 from fx_passes.trace.sizes import ALL, Free, FreeSizes
 from fx_passes.trace.states import State
@@ -24,6 +25,8 @@ def encode_arguments(traced: Traced) -> dict[str, Any]:
     except NotSaved as reason:
         raise NotSaved(f"it was traced for {reason}") from None
     rows: dict[str, Any] = {"specialized": fixed, "given": sorted(traced.given)}
+    if calls := traced.calls:
+        rows["calls"] = calls
     if traced.assumed:
         rows["assumed"] = [_encode_assumption(assumption) for assumption in traced.assumed]
     if traced.states:
@@ -98,6 +101,10 @@ def decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     states = tuple(_decode_state(row) for row in data.get("states", ()))
     found: dict[str, Any] = {"specialized": fixed, "given": frozenset(data["given"]), "assumed": assumed}
     found["states"] = states
+    if "calls" in data:
+        if not isinstance(data["calls"], str):
+            raise FileError(f"no calls are described by {str(data['calls'])[:80]!r}")
+        found["kind"] = Kind.described(data["calls"])
     if "guards" in data:
         row = data["guards"]
         leaves = [(tensor, decode(v, lambda _: None)) for tensor, v in zip(row["tensors"], row["leaves"], strict=True)]

@@ -1,7 +1,8 @@
 """An optimized module as a document and tensors, and back.
 
-    OptimizedModule -> {graph, parts: regions and what else it calls, tree, programs} + parameters + packed weights
+    OptimizedModule -> {tree, graphs with their parts and programs} + parameters + packed weights
 
+Its own graph is in the document itself, those for other kinds of calls are in a list. All read the same tensors.
 A loaded module is an OptimizedModule, too: it was traced, and its passes ran, where it was saved.
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fx_passes.graph.hooks import HOOKS
 from fx_passes.module import OptimizedModule
@@ -25,62 +27,106 @@ from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.graphs import decode_graph, encode_graph
 from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.parts import decode_part, encode_part
-from fx_passes.saved.plain_run import PlainRun
+from fx_passes.saved.plain_run import PlainGraph
 from fx_passes.saved.released import assembled, keep_parts
 from fx_passes.saved.signatures import SavedPrograms, encode_lowered
-from fx_passes.saved.tree import decode_tree, encode_tree
+from fx_passes.saved.tree import Restored, check_reads, decode_tree, encode_tree
 from fx_passes.trace.traced import WHOLE, Traced
 from zendnn_cffi.primitives.verification.records import machine
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.saved")
 
-VERSION = 2  # raise it when the meaning of a document changes
+VERSION, WITH_KINDS = 2, 3  # of one graph, of several; raise them when the meaning of a document changes
+
+
+@dataclass(frozen=True)
+class Written:
+    """One graph of a module as JSON.
+
+    row      which calls it is for, the graph, and the parts that it calls
+    reading  the graphs that read parameters
+    """
+
+    gm: OptimizedModule
+    row: dict[str, Any]
+    parts: dict[str, Any]
+    reading: list[fx.Graph]
 
 
 def encode_module(
     gm: OptimizedModule, threads: Sequence[int] | None = None
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[str]]:
     """Return the module as JSON, and its tensors by name: packed weights first.
 
     Its regions are lowered again for each signature that they were called with, with everything measured.
     threads  the numbers of threads to lower for (None: those of the calls)
-    Raises  NotSaved for what a file cannot hold
+    Returns  also which further graphs a file cannot hold, and why
+    Raises   NotSaved for what a file cannot hold of the module's own graph
     """
     traced, tree = gm._source[0], gm._tree
     if traced.awaits_call:
         raise NotSaved("it came without example inputs, and is traced by its first call: call it once before")
     if any(getattr(gm, name, None) for name in HOOKS):
         raise NotSaved("it has hooks, whose code a file does not hold")
+    layouts, packed, held = Layouts(), dict[str, torch.Tensor](), list[torch.Tensor]()
+    graphs, left_out = [_written(gm, layouts, packed)], list[str]()
+    for module in gm.call_kinds.modules:
+        try:
+            graphs.append(_written(module, layouts, packed))
+        except NotSaved as reason:
+            left_out.append(f"{module._source[0].calls}: {reason}")
+    encode = partial(encode_lowered, layouts=layouts, packed=packed, held=held)
+    rows, tensors = encode_tree(tree, [graph for each in graphs for graph in each.reading])
+    for each in graphs:
+        _call_once(each)
+        each.row["programs"] = {
+            name: [encode(kept, part, tensors) for kept in lowered_to_keep(part, threads)]
+            for name, part in each.parts.items()
+            if isinstance(part, ZenRegion)
+        }
+    own, *further = (each.row for each in graphs)
+    document = {
+        "version": WITH_KINDS if further else VERSION,
+        "released": gm.is_released,
+        "machine": machine(),
+        "tree": rows,
+        "layouts": layouts.written,
+        **own,
+        **({"kinds": further} if further else {}),
+    }
+    return document, {**{name: padded(tensor) for name, tensor in packed.items()}, **tensors}, left_out
+
+
+def _written(gm: OptimizedModule, layouts: Layouts, packed: dict[str, torch.Tensor]) -> Written:
+    """One graph, without what its regions were lowered to. Raises NotSaved."""
+    traced, tree = gm._source[0], gm._tree
     if traced.graph is None and not traced.restored:
         raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}
-    layouts = Layouts()
-    packed: dict[str, torch.Tensor] = {}
     described = {name: encode_part(name, part, layouts, packed) for name, part in parts.items()}
     for node in gm.graph.find_nodes(op="call_module"):
         if node.target not in described:
             kind = type(gm.get_submodule(str(node.target))).__name__
             raise NotSaved(f"its submodule {node.target} ({kind}) stays plain PyTorch, whose code a file does not hold"
                            f"{_because(gm.leaves.get(str(node.target), ''))}")  # fmt: skip
-    reading = [part.graph for part in parts.values() if not isinstance(part.constants, Kept)]
-    rows, tensors = encode_tree(tree, [gm.graph, *reading])
-    programs = {
-        name: [encode_lowered(kept, part, layouts, packed, tensors) for kept in lowered_to_keep(part, threads)]
-        for name, part in parts.items()
-        if isinstance(part, ZenRegion)
-    }
-    document = {
-        "version": VERSION,
-        "released": gm.is_released,
-        "machine": machine(),
-        "graph": encode_graph(gm.graph),
-        "parts": described,
-        "tree": rows,
-        "arguments": encode_arguments(traced),
-        "programs": programs,
-        "layouts": layouts.written,
-    }
-    return document, {**{name: padded(tensor) for name, tensor in packed.items()}, **tensors}
+    reading = [gm.graph, *(part.graph for part in parts.values() if not isinstance(part.constants, Kept))]
+    check_reads(tree, reading)
+    row = {"graph": encode_graph(gm.graph), "parts": described, "arguments": encode_arguments(traced)}
+    return Written(gm, row, parts, reading)
+
+
+def _call_once(graph: Written) -> None:
+    """Have regions lowered for the example, where none was: the first call of a kind is plain PyTorch's."""
+    gm, example = graph.gm, graph.gm._source[0].example
+    regions = [part for part in graph.parts.values() if isinstance(part, ZenRegion)]
+    if example is None or not gm._only_reads or not regions or any(region.lowered for region in regions):
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        try:
+            gm.run_graph(*example[0], **example[1])
+        except Exception as error:  # whatever the model raises
+            log.info("nothing is lowered for %s: %s: %s", gm._source[0].calls, type(error).__name__, error)
 
 
 def _because(reason: str) -> str:
@@ -90,21 +136,23 @@ def _because(reason: str) -> str:
 def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> OptimizedModule:
     """Return the module that encode_module took apart. Raises FileError for what it did not write."""
     try:
-        if document["version"] != VERSION:
-            raise FileError(
-                f"the file is of version {document['version']}, this package reads version {VERSION}: save it again"
-            )
-        root = decode_tree(document["tree"], tensors)
-        traced = Traced(root, None, restored=True, **decode_arguments(document["arguments"]))
-        layouts = Layouts(document["layouts"])
-        kept = {key: document[key] for key in ("graph", "parts")}
-        parts = {name: decode_part(name, row, root, layouts, tensors) for name, row in document["parts"].items()}
-        gm = _restored(traced, kept, parts)
+        rows = [document, *_further(document)]
+        root, layouts = decode_tree(document["tree"], tensors), Layouts(document["layouts"])
+        gm, *further = (_decode_graph(number, row, root, layouts, tensors) for number, row in enumerate(rows))
         if document["released"]:
             gm._released = True
             keep_parts(gm)
-            gm.begin_watch()
-        _give_programs(gm, document, layouts, tensors)
+        gm.begin_watch()
+        for module in further:
+            gm.call_kinds.adopt(gm, module)
+        if document["machine"] == machine():
+            for module, row in zip((gm, *further), rows, strict=True):
+                _give_programs(module, row["programs"], layouts, tensors)
+        else:
+            log.warning(
+                "saved on %s, loaded on %s: implementations are chosen, and weights packed, again in the first call."
+                " Save it on this machine, too.", document["machine"], machine()
+            )  # fmt: skip
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         if isinstance(error, FileError):
             raise
@@ -112,34 +160,62 @@ def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
     return gm
 
 
-def build_restored(traced: Traced, *, document: Mapping[str, Any]) -> OptimizedModule:
-    """Make the module of the graph and the parts in the document: its passes ran before it was saved."""
+def _further(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows of further graphs."""
+    version, further = document["version"], document.get("kinds", [])
+    if version not in (VERSION, WITH_KINDS):
+        raise FileError(
+            f"the file is of version {version}, this package reads versions {VERSION} and {WITH_KINDS}: save it again"
+        )
+    if not isinstance(further, list) or bool(further) != (version == WITH_KINDS) or (further and document["released"]):
+        raise FileError(f"a file of version {version} has no such further graphs")
+    return further
+
+
+def _decode_graph(
+    number: int, row: Mapping[str, Any], root: Restored, layouts: Layouts, tensors: Mapping[str, torch.Tensor]
+) -> OptimizedModule:
+    traced = Traced(root, None, restored=True, **decode_arguments(row["arguments"]))
+    if clashing := row["parts"].keys() & root._modules.keys():
+        raise FileError(f"{sorted(clashing)} are parts and submodules at once")
+    parts = {name: decode_part(name, part, root, layouts, tensors) for name, part in row["parts"].items()}
+    return _restored(traced, {key: row[key] for key in ("graph", "parts")}, number, parts)
+
+
+def build_restored(traced: Traced, *, document: Mapping[str, Any], number: int) -> OptimizedModule:
+    """Make the module of the graph and the parts in the document: its passes ran before it was saved.
+
+    number  the graph's place in the file
+    """
     rows = document["parts"].items()
-    return _restored(traced, document, {name: decode_part(name, row, traced.root, Layouts(), {}) for name, row in rows})
+    parts = {name: decode_part(name, row, traced.root, Layouts(), {}) for name, row in rows}
+    gm = _restored(traced, document, number, parts)
+    gm.begin_watch()
+    return gm
 
 
-def _restored(traced: Traced, document: Mapping[str, Any], parts: Mapping[str, nn.Module]) -> OptimizedModule:
+def _restored(
+    traced: Traced, document: Mapping[str, Any], number: int, parts: Mapping[str, nn.Module]
+) -> OptimizedModule:
+    """The module of one graph; nothing watches it yet."""
     root: Any = traced.root
     graph = decode_graph(document["graph"])
     missing = {str(node.target) for node in graph.find_nodes(op="call_module")} - parts.keys()
     if missing:
         raise FileError(f"the graph calls {sorted(missing)}, which are not in the file")
-    gm = assembled(traced, build_restored, {"document": document}, graph, parts)
-    root.run = PlainRun(traced, graph, parts)
-    gm.begin_watch()
+    gm = assembled(traced, build_restored, {"document": document, "number": number}, graph, parts)
+    root.plain_run.graphs[number] = PlainGraph(traced, graph, parts)
     return gm
 
 
 def _give_programs(
-    gm: OptimizedModule, document: Mapping[str, Any], layouts: Layouts, tensors: Mapping[str, torch.Tensor]
+    gm: OptimizedModule,
+    programs: Mapping[str, Sequence[Mapping[str, Any]]],
+    layouts: Layouts,
+    tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    if document["machine"] != machine():
-        log.warning(
-            "saved on %s, loaded on %s: implementations are chosen, and weights packed, again in the first call."
-            " Save it on this machine, too.", document["machine"], machine()
-        )  # fmt: skip
-        return
-    for name, rows in document["programs"].items():
+    """Let regions have the programs and the packed weights of the file."""
+    for name, rows in programs.items():
         region: Any = gm._held[name]
         given = {}
         for row in rows:

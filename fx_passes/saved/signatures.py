@@ -27,13 +27,16 @@ log = logging.getLogger("zendnn_cffi.saved")
 def encode_lowered(
     kept: ToKeep,
     region: ZenRegion,
+    plain: Mapping[str, torch.Tensor],
+    *,
     layouts: Layouts,
     packed: dict[str, torch.Tensor],
-    plain: Mapping[str, torch.Tensor],
+    held: list[torch.Tensor],
 ) -> dict[str, Any]:
     """What a region was lowered to for one signature; packed weights are added to `packed`.
 
     plain  the parameters that are in the file under their own names
+    held   packed weights are added: regions of other graphs share them for as long as somebody holds them
     """
     inputs = [[list(s.shape), encode(s.dtype, lambda _: None), list(s.strides)] for s in kept.inputs]
     row: dict[str, Any] = {"threads": kept.threads, "inputs": inputs, "kinds": list(kept.kinds)}
@@ -49,6 +52,7 @@ def encode_lowered(
             continue
         seen.add(key)
         tensor = region.weights.get(wanted)
+        held.append(tensor)
         name = originals.get(tensor.data_ptr())
         if name is None or wanted.desc.size_bytes > plain[name].nbytes:
             name = packed_as(as_it_lies(tensor, wanted.desc.size_bytes), packed)
