@@ -91,6 +91,43 @@ def test_free_sizes_stay_free(encoder: tuple[Any, Encoder, Path]) -> None:
             assert offloaded(loaded, args, kwargs) >= 1
 
 
+class Decoder(nn.Module):
+    """A prompt without a cache, then steps with one that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(32, 96)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None) -> tuple[Tensor, ...]:
+        _, *rest = x.shape
+        assert rest
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.both(x).chunk(3, -1))
+        if keys is None or values is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True), k, v
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        return F.scaled_dot_product_attention(q, keys, values), keys, values
+
+
+def test_a_prompt_and_steps_of_any_length_are_two_kinds(tmp_path: Path) -> None:
+    model, tokens = Decoder(), torch.randn(9, 1, 1, 32)
+
+    def decode(module: Any) -> list[Tensor]:
+        with torch.no_grad():
+            results, keys, values = module(tokens[:3].reshape(1, 3, 32))
+            found = [results]
+            for token in tokens[3:]:
+                results, keys, values = module(token, keys, values)
+                found.append(results)
+        return found
+
+    prompt, past = ((tokens[:3].reshape(1, 3, 32),), {}), torch.randn(1, 2, 3, 16)
+    fast = served(model, prompt, ((tokens[0], past, past), {}))
+    loaded = there_and_back(fast, tmp_path / "m")
+    with nothing_is_made():
+        torch.testing.assert_close(decode(loaded), decode(model), atol=1e-5, rtol=1e-5)
+    assert [(len(region.lowered), region.known.used) for region in loaded.regions().values()] == [(1, 1)] * 2
+
+
 def test_a_kind_that_the_file_lacks_is_refused_by_name(encoder: tuple[Any, Encoder, Path]) -> None:
     loaded = zendnn_cffi.load(encoder[2])
     with pytest.raises(ValueError, match="saved for other arguments") as error:
