@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule
              saved, with as many threads, run at once; others are lowered by their first call, as optimize() has it.
              So are all on another kind of CPU or another version of the library, which a warning in the log says.
     Raises   FileNotFoundError; FileError (a ValueError) for a file that is damaged, cut off, of another kind or
-             version. Arguments that the graph is not right for raise ValueError in the call.
+             version. Arguments that no graph in the file is right for raise ValueError in the call.
     """
     with collector_paused(), torch.inference_mode(False):  # else its parameters would be tensors that count no writes
         document, tensors = read(Path(path), verify)
