@@ -122,11 +122,14 @@ def _call_once(graph: Written) -> None:
     regions = [part for part in graph.parts.values() if isinstance(part, ZenRegion)]
     if example is None or not gm._only_reads or not regions or any(region.lowered for region in regions):
         return
+    rng = torch.get_rng_state()
     with torch.inference_mode(False), torch.no_grad():
         try:
             gm.run_graph(*example[0], **example[1])
         except Exception as error:  # whatever the model raises
             log.info("nothing is lowered for %s: %s: %s", gm._source[0].calls, type(error).__name__, error)
+        finally:
+            torch.set_rng_state(rng)
 
 
 def _because(reason: str) -> str:

@@ -151,6 +151,21 @@ def test_a_call_of_each_kind_is_enough(tmp_path: Path) -> None:
             assert offloaded(loaded, args, {}) == 1
 
 
+def test_saving_takes_no_random_numbers(tmp_path: Path) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.layer(x)) + torch.rand(24)
+
+    fast: Any = zendnn_cffi.optimize(torch.export.export(Noisy().eval(), (X,)), tune="off")
+    before = torch.get_rng_state()
+    zendnn_cffi.save(fast, tmp_path / "m")
+    assert torch.equal(torch.get_rng_state(), before) and all(region.lowered for region in fast.regions().values())
+
+
 class Wide(nn.Module):
     """Most of its file are weights."""
 
