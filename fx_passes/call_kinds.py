@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,8 @@ from zendnn_cffi.locks import new_lock
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
+
+Source = tuple[Traced, Callable[..., Any], dict[str, Any]]  # what a module is made of
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -167,7 +169,7 @@ class CallKinds:
                 traced = found.copy(owner._tree)
                 _graft(private, owner._tree)
                 own_what_is_written((traced,), ())
-                module = self._made(owner, traced)
+                module = self._made(owner, (traced, *owner._source[1:]))
             if module._source[0].arrange(*example) is None:
                 self._refuse(kind, "its graph is not for its own example")
                 return
@@ -175,31 +177,41 @@ class CallKinds:
             self.take(owner, module)
             log.info("%s has a graph for further calls: %s", type(owner._tree).__name__, kind.text)
 
-    def _made(self, owner: OptimizedModule, traced: Traced) -> OptimizedModule:
-        _, build, options = owner._source
+    def _made(self, owner: OptimizedModule, source: Source) -> OptimizedModule:
+        traced, build, options = source
         module: OptimizedModule = build(traced, **options)
-        module._follows_tree = module._is_open = True
+        self._subordinate(owner, module)
+        return module
+
+    def _subordinate(self, owner: OptimizedModule, module: OptimizedModule) -> None:
+        """Let a module over the owner's tree be one of its further graphs."""
+        module._follows_tree = True
         module._owner = weakref.ref(owner)
         module.call_kinds.plain_calls = self.plain_calls
         module.begin_watch()
-        return module
+        module._is_open = True
 
     @property
     def texts(self) -> list[str]:
         """Which calls each further graph is for."""
-        kinds = [module._source[0].kind for module in self.modules]
-        return [f"kind_{number}: {kind.text if kind else ''}" for number, kind in enumerate(kinds, 2)]
+        return [f"kind_{number}: {module._source[0].calls}" for number, module in enumerate(self.modules, 2)]
 
     def take(self, owner: OptimizedModule, module: OptimizedModule) -> None:
         """Let a module compute calls that its graph is for."""
         self.modules = [*self.modules, module]
         self.share_packed(owner)
 
-    def renew(self, owner: OptimizedModule, every: Iterable[Traced]) -> None:
-        """Have modules of these graphs, as a copy of a module has."""
-        for traced in every:
-            self.remember(traced)
-            self.take(owner, self._made(owner, traced))
+    def renew(self, owner: OptimizedModule, every: Iterable[Source]) -> None:
+        """Have modules that are made of these, as a copy of a module has."""
+        for source in every:
+            self.remember(source[0])
+            self.take(owner, self._made(owner, source))
+
+    def adopt(self, owner: OptimizedModule, module: OptimizedModule) -> None:
+        """Have a module that was made over the owner's tree, as one from a file."""
+        self._subordinate(owner, module)
+        self.remember(module._source[0])
+        self.take(owner, module)
 
     def share_packed(self, owner: OptimizedModule) -> None:
         """Let regions of all graphs keep weights once that are packed to the same bytes."""

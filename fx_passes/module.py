@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fx_passes import first_call
-from fx_passes.call_kinds import is_as_watched
+from fx_passes.call_kinds import Source, is_as_watched
 from fx_passes.changes import Watch, in_functional_call
 from fx_passes.graph.graph import IN_WORK, lint
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
@@ -345,7 +345,7 @@ class OptimizedModule(WatchedModule):
         self.follow_changes()
         traced, build, options = self._source
         again: OptimizedModule = build(traced, **options)
-        again.call_kinds.renew(again, (module._source[0] for module in self.call_kinds.modules))
+        again.call_kinds.renew(again, (module._source for module in self.call_kinds.modules))
         again._release_due = self._release_due
         again._is_open = self._is_open = True  # they have one tree
         return again
@@ -354,7 +354,9 @@ class OptimizedModule(WatchedModule):
         self.follow_changes()
         traced, build, options = self._source
         again: OptimizedModule = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
-        again.call_kinds.renew(again, (module._source[0].copy(again._tree) for module in self.call_kinds.modules))
+        for further in self.call_kinds.modules:
+            traced, build, options = further._source
+            again.call_kinds.renew(again, [(traced.copy(again._tree), build, copy.deepcopy(options, memo))])
         again._owns_storage = True
         again._release_due = self._release_due
         again._is_open = self._is_open  # who holds parts of this one may have been copied along
@@ -362,7 +364,7 @@ class OptimizedModule(WatchedModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.follow_changes()
-        further = [module._source[0] for module in self.call_kinds.modules]
+        further = [module._source for module in self.call_kinds.modules]
         return _rebuild, (*self._source, self._is_open, self._release_due, further)
 
 
@@ -379,7 +381,7 @@ def _rebuild(
     options: dict[str, Any],
     is_open: bool = True,
     release: Callable[[OptimizedModule], str | None] | None = None,
-    further: Sequence[Traced] = (),
+    further: Sequence[Source] = (),
 ) -> OptimizedModule:
     """Unpickle."""
     again: OptimizedModule = build(traced, **options)

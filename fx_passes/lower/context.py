@@ -42,6 +42,7 @@ class LoweringContext:
     without         kinds of candidates that are not offered: their guards failed
     covering        node -> the one before it that its operation covers
     operations      what nodes before this one were lowered to
+    offered         strides that the candidates of some of these had, where a file has the chosen ones alone
     """
 
     values: RegionValues
@@ -51,18 +52,14 @@ class LoweringContext:
     without: Sequence[str] = ()
     covering: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
+    offered: dict[fx.Node, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def plain_strides(self, node: fx.Node) -> list[tuple[int, ...]]:
         """Strides (elements) of the plain layouts that node may leave its value in, the likeliest first."""
-        operation, spec = self.operations.get(node), self.values.specs[node]
-        if operation is None or operation.fallback_reason:
-            return [spec.strides]
-        found: dict[tuple[int, ...], None] = {}
-        for candidate in operation.candidates:
-            steps = candidate.dst.strides
-            if steps is not None and candidate.dst.dims == spec.shape:
-                found[tuple(steps)] = None
-        return list(found)[:MAX_LAYOUTS]
+        if node in self.offered:
+            return self.offered[node]
+        operation = self.operations.get(node)
+        return [self.values.specs[node].strides] if operation is None else strides_offered(operation)
 
     def dtype(self, spec: TensorSpec) -> torch.dtype:
         """The dtype a value of this spec has inside the region; NotLowered where no primitive computes in it."""
@@ -137,6 +134,19 @@ def bias_weights(node: fx.Node, bias: Any, context: LoweringContext) -> Weights 
         return None
     plain = context.constant(bias, "bias")
     return Weights(constant_name(node, "bias"), plain, row_major(tuple(plain.shape), torch.float32))
+
+
+def strides_offered(operation: Operation) -> list[tuple[int, ...]]:
+    """Strides (elements) of the plain layouts that candidates leave the value in, the likeliest first."""
+    spec = operation.spec
+    if operation.fallback_reason:
+        return [spec.strides]
+    found: dict[tuple[int, ...], None] = {}
+    for candidate in operation.candidates:
+        steps = candidate.dst.strides
+        if steps is not None and candidate.dst.dims == spec.shape:
+            found[tuple(steps)] = None
+    return list(found)[:MAX_LAYOUTS]
 
 
 def torch_operation(node: fx.Node, values: RegionValues, reason: str) -> Operation:

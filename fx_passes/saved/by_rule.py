@@ -19,6 +19,8 @@ from fx_passes.region.options import RegionOptions
 from fx_passes.saved.errors import FileError
 from fx_passes.search.measure import fingerprint
 
+_LONGEST = 1 << 48  # strides, in elements
+
 
 class Rules:
     """The rules for one graph.
@@ -40,8 +42,17 @@ class Rules:
             values, options.dtype, overwritable, options.allow_winograd, options.without, covering, operations
         )
 
-    def find(self, node: fx.Node, wanted: str) -> tuple[Operation, Candidate]:
-        """The node lowered again, and its candidate of that identity. Raises FileError where there is none."""
+    def find(
+        self, node: fx.Node, wanted: str, offered: Mapping[fx.Node, list[tuple[int, ...]]]
+    ) -> tuple[Operation, Candidate]:
+        """The node lowered again, and its candidate of that identity. Raises FileError where there is none.
+
+        offered  strides that its operands had candidates for: rules offer candidates that take these
+        """
+        for strides in (each for every in offered.values() for each in every):
+            if any(type(step) is not int or not 0 <= step <= _LONGEST for step in strides):
+                raise FileError(f"{node.name} reads no operand with strides {str(strides)[:80]}")
+        self._context.offered.update(offered)
         operation = lower_node(node, self._context)
         for candidate in operation.candidates:
             if identity(candidate) == wanted:

@@ -30,21 +30,17 @@ def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Seque
     Raises  TypeError for another module; ValueError where the graph calls code that a file does not hold (a submodule
             that stays plain PyTorch, functions that are not PyTorch's): optimize what torch.export.export returns,
             which holds operators alone. OSError.
-    Warns   UserWarning where the module has graphs for several kinds of calls: the first one is in the file. For each
-            other, optimize() with example_inputs gives a module that can be saved.
+    Warns   UserWarning for each further kind of call whose graph a file does not hold, with the reason. The others are
+            in the file.
     """
     if not isinstance(module, OptimizedModule):
         raise TypeError(f"module must be what zendnn_cffi.optimize returned, got {type(module).__name__}")
     counts = None if threads is None else [checks.as_int(count, "threads", minimum=1) for count in threads]
     module.follow_changes()
-    write(Path(path), *encode_module(module, counts))
-    if kinds := module.call_kinds.texts:
-        warnings.warn(
-            "zendnn_cffi: save() wrote the graph for the first kind of call; for others the loaded module raises"
-            f" ValueError: {'; '.join(kinds)}",
-            UserWarning,
-            stacklevel=2,
-        )
+    document, tensors, left_out = encode_module(module, counts)
+    write(Path(path), document, tensors)
+    for kind in left_out:
+        warnings.warn(f"zendnn_cffi: for such calls the loaded module raises ValueError: {kind}", stacklevel=2)
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule:
@@ -56,7 +52,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule
              saved, with as many threads, run at once; others are lowered by their first call, as optimize() has it.
              So are all on another kind of CPU or another version of the library, which a warning in the log says.
     Raises   FileNotFoundError; FileError (a ValueError) for a file that is damaged, cut off, of another kind or
-             version. Arguments that the graph is not right for raise ValueError in the call.
+             version. Arguments that no graph in the file is right for raise ValueError in the call.
     """
     with collector_paused(), torch.inference_mode(False):  # else its parameters would be tensors that count no writes
         document, tensors = read(Path(path), verify)

@@ -30,7 +30,7 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.candidates.specs import RegionValues, TensorSpec
-from fx_passes.lower.context import torch_operation
+from fx_passes.lower.context import strides_offered, torch_operation
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
 from fx_passes.region.lowered import LoweredRegion, Lowering, NodeReport, boundary
@@ -64,9 +64,10 @@ class Context:
 def encode_program(lowered: LoweredRegion, layouts: Layouts) -> dict[str, Any]:
     """What was chosen for one signature."""
     assert lowered.lowering is not None
+    by_node = {operation.node: operation for operation in lowered.lowering.operations}
     operations = [
-        _encode_operation(operation, candidate, layouts)
-        for operation, candidate in zip(lowered.lowering.operations, lowered.lowering.choice, strict=True)
+        _encode_operation(operation, candidate, layouts, by_node)
+        for operation, candidate in zip(by_node.values(), lowered.lowering.choice, strict=True)
     ]
     return {
         "graph": encode_graph(lowered.lowering.graph),
@@ -116,7 +117,9 @@ def decode_program(
     )
 
 
-def _encode_operation(operation: Operation, candidate: Candidate, layouts: Layouts) -> dict[str, Any]:
+def _encode_operation(
+    operation: Operation, candidate: Candidate, layouts: Layouts, by_node: Mapping[fx.Node, Operation]
+) -> dict[str, Any]:
     row: dict[str, Any] = {"node": operation.node.name}
     if operation.fallback_reason:
         return {**row, "torch": operation.fallback_reason}
@@ -142,7 +145,12 @@ def _encode_operation(operation: Operation, candidate: Candidate, layouts: Layou
     except NoForm:
         from fx_passes.saved.by_rule import identity
 
-        return {**row, "rule": identity(candidate)}
+        read = [by_node[node] for node in operation.operands if node in by_node]
+        return {
+            **row,
+            "rule": identity(candidate),
+            "offered": {each.node.name: list(map(list, strides_offered(each))) for each in read},
+        }
 
 
 def _decode_operation(
@@ -155,7 +163,8 @@ def _decode_operation(
         return operation, operation.candidates[0]
     if "rule" in row:
         assert rules is not None
-        return rules.find(node, row["rule"])
+        offered = {nodes[name]: list(map(tuple, strides)) for name, strides in row.get("offered", {}).items()}
+        return rules.find(node, row["rule"], offered)
     srcs = tuple(layouts.at(place) for place in row["srcs"])
     candidate = Candidate(
         row["implementation"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fx_passes.saved.container import by_alignment
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.memory import decode_memory, encode_memory
+from fx_passes.saved.plain_run import PlainRun
 from fx_passes.trace.traced import forward_signature
 
 
@@ -22,18 +23,23 @@ class Restored(nn.Module):
     """The root of a loaded module.
 
     saved_signature  that of the model's forward
-    run              computes the model as plain PyTorch: set by who restores the graph
+    plain_run        computes the model as plain PyTorch, by the graphs that are given to it
     """
 
     saved_signature: inspect.Signature
-    run: Callable[..., Any]
+    plain_run: PlainRun
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain_run = PlainRun()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the model as plain PyTorch. Raises ValueError for arguments that the graph is not right for."""
-        return self.run(*args, **kwargs)
+        return self.plain_run(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "run"}
+        """Without the graphs: who copies the module gives it its own."""
+        return {**self.__dict__, "plain_run": PlainRun()}
 
 
 def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -44,6 +50,19 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
     graphs  those that read tensors of it, which may be plain attributes, too
     Raises  NotSaved for tensors that a file does not hold
     """
+    rows, tensors = _collected(root, graphs)
+    return {**rows, **encode_memory(tensors), "signature": _encode_signature(root)}, by_alignment(
+        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    )
+
+
+def check_reads(root: nn.Module, graphs: list[fx.Graph]) -> None:
+    """Raise NotSaved where these graphs read what a file does not hold."""
+    _collected(root, graphs)
+
+
+def _collected(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What there is in the tree by name, and the tensors as they lie."""
     tensors: dict[str, torch.Tensor] = {}
     names: dict[int, str] = {}
 
@@ -84,9 +103,7 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
                 raise NotSaved(f"its graph reads {name}, a {type(value).__name__}")
             attributes.append([name, place(name, value)])
     rows = {"modules": modules, "parameters": parameters, "buffers": buffers, "attributes": attributes}
-    return {**rows, **encode_memory(tensors), "signature": _encode_signature(root)}, by_alignment(
-        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    )
+    return rows, tensors
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:

@@ -28,6 +28,11 @@ class Kind:
     ones: tuple[tuple[bool, ...], ...] = ()
     text: str = field(default="", compare=False)
 
+    @classmethod
+    def described(cls, text: str) -> Kind:
+        """A kind of which the text alone is known, as of a graph from a file."""
+        return cls(text, (), (), text)
+
     def differs_by_number(self, other: Kind) -> bool:
         """Whether whole numbers or fractions alone are others."""
         if self == other or (self.structure, self.ones) != (other.structure, other.ones):

@@ -58,6 +58,24 @@ def copy_of_example(example: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tu
     return copy.deepcopy(example, {id(leaf): leaf.detach().clone() for leaf in leaves})
 
 
+def apart(example: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with another tensor in each place.
+
+    Of one tensor in two places torch.export reads one place for both, and nothing says that later calls have to.
+    """
+    seen = set[int]()
+
+    def alone(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and id(leaf) in seen:
+            return copy_of_example(((leaf,), {}))[0][0]
+        seen.add(id(leaf))
+        return leaf
+
+    leaves, structure = pytree.tree_flatten(example)
+    result: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(list(map(alone, leaves)), structure)
+    return result
+
+
 def agree(results: list[torch.Tensor], others: list[torch.Tensor], limit: float | None = None) -> bool:
     """Whether these are as many tensors of the same shapes and dtypes, and as good as equal numbers.
 

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.graph.graph import copy_graph, replace, unique_name
 from fx_passes.trace.asked import Asked, listening, sizes_written
 from fx_passes.trace.assumptions import own_attributes
+from fx_passes.trace.compared import apart
 from fx_passes.trace.fake_tensors import without_cache
 from fx_passes.trace.guards import Guards
 from fx_passes.trace.inline import inline_modes
@@ -101,6 +102,7 @@ def export(
         if names := own_attributes((args, kwargs)):
             raise NotImplementedError(f"an example with a tensor that was given the attribute {names[0]}")
         left = left or TimeLeft()
+        args, kwargs = apart((args, kwargs))
         program, without_gradients, asked, sizes, held = _export(root, args, kwargs, sizes, left)
         asked.refuse(root)
         gm = _with_whole_modes(program.module())

@@ -94,6 +94,7 @@ _SETTERS: Mapping[str, tuple[Any, str]] = MappingProxyType(
 )
 _VALUES = (bool, int, float, str, torch.dtype, type(None))
 _MISSING = object()
+_IMPORTING = "<frozen importlib._bootstrap>"
 
 
 class State(NamedTuple):
@@ -147,7 +148,10 @@ class States:
 
     def note(self, place: str, name: str, args: tuple[str, ...], value: Any) -> None:
         """Whoever calls what calls this read a flag: of interest where it is not PyTorch."""
-        if threading.get_ident() != self._thread or asking_frame(sys._getframe(2)) is None:
+        if threading.get_ident() != self._thread:
+            return
+        asking = asking_frame(sys._getframe(2))
+        if asking is None or _is_of_import(asking):
             return
         state = State(place, name, args, value)
         if state.is_known:
@@ -214,6 +218,19 @@ class States:
             return value
 
         return tell
+
+
+def _is_of_import(asking: types.FrameType) -> bool:
+    """Whether code asks as its module is imported, which a process does once: no later call asks again.
+
+    torch.export imports libraries when it is first used. One of them reads all of the environment then.
+    """
+    frame: types.FrameType | None = asking
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "fx_passes":  # that traces
+        if frame.f_code.co_filename == _IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager

@@ -102,6 +102,15 @@ class Traced:
         )
         return not rests_on
 
+    @property
+    def calls(self) -> str:
+        """Which calls the graph is for, for people."""
+        if self.kind is not None:
+            return self.kind.text
+        needed = [name for name, default in self.parameters.items() if default is inspect.Parameter.empty]
+        fixed = [f"{name}={value!r}" for name, value in self.specialized.items()]
+        return ", ".join([*needed, *sorted(self.given.difference(needed)), *fixed])
+
     @cached_property
     def refusals(self) -> Refusals | None:
         """Tells calls that eager PyTorch refuses, where the graph would compute them; None where it never does."""

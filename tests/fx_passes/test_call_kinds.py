@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -442,13 +441,3 @@ def test_packed_weights_are_kept_once() -> None:
         check(fast, model, x)
         check(fast, model, x, mask)
     assert zendnn_cffi.explain(fast).weights.packed_bytes < 1.1 * alone
-
-
-def test_a_file_has_the_first_graph_and_says_so(tmp_path: Path) -> None:
-    fast, model = served()
-    with pytest.warns(UserWarning, match="kind_2: mask"):
-        zendnn_cffi.save(fast, tmp_path / "model.safetensors")
-    loaded = zendnn_cffi.load(tmp_path / "model.safetensors")
-    check(loaded, model, X)
-    with pytest.raises(ValueError, match="arguments"):
-        loaded(X, MASK)

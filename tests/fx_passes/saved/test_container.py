@@ -41,18 +41,32 @@ from fx_passes.saved.errors import FileError, NotSaved
 from tests.support.lowering import noise
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, torch.Tensor]:
-    """A file, an input, and what comes of it."""
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Linear(16 * 36, 5)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        y = torch.relu(self.norm(self.conv(x)))
+        result: torch.Tensor = self.last((y if mask is None else y * mask).flatten(1))
+        return result
+
+
+Calls = list[tuple[torch.Tensor, ...]]
+Saved = tuple[Path, Calls, list[torch.Tensor]]
+
+
+@pytest.fixture(scope="module", params=(1, 2), ids=("one graph", "two graphs"))
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """A file, calls of each kind that it has a graph for, and what comes of them."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 5)
-    ).eval()
-    fast, x = zendnn_cffi.optimize(model, tune="off"), noise(1, 3, 8, 8)
-    expected = fast(x)
+    x = noise(1, 3, 8, 8)
+    fast, calls = zendnn_cffi.optimize(Net().eval(), tune="off"), [(x,), (x, noise(1, 16, 6, 6))][: request.param]
+    for call in calls:
+        fast(*call)
     path = tmp_path_factory.mktemp("saved") / "m.safetensors"
     zendnn_cffi.save(fast, path)
-    return path, x, expected
+    return path, calls, [fast(*call) for call in calls]
 
 
 def _damaged(data: bytes, seed: int) -> bytes:
@@ -80,8 +94,8 @@ def _damaged(data: bytes, seed: int) -> bytes:
     return bytes(flipped)
 
 
-def test_500_damaged_files(saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
-    path, x, expected = saved
+def test_500_damaged_files(saved: Saved, tmp_path: Path) -> None:
+    path, calls, expected = saved
     data, refused, same = path.read_bytes(), 0, 0
     for seed in range(500):
         harmed = _damaged(data, seed)
@@ -92,7 +106,8 @@ def test_500_damaged_files(saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_p
         except FileError:
             refused += 1
             continue
-        assert torch.equal(loaded(x), expected), seed  # a blank in the header, two equal pages
+        for call, result in zip(calls, expected, strict=True):
+            assert torch.equal(loaded(*call), result), seed  # a blank in the header, two equal pages
         same += 1
     assert refused > 400 and refused + same == 500
 
@@ -234,25 +249,30 @@ def test_foreign_files_are_refused_in_little_memory(tmp_path: Path) -> None:
 
 _LIES = """
 import sys, torch, zendnn_cffi
-x = torch.load(sys.argv[2])
+calls = torch.load(sys.argv[2])
 for path in sys.argv[3:]:
     try:
-        with torch.no_grad():
-            zendnn_cffi.load(path)(x)
+        loaded = zendnn_cffi.load(path)
     except Exception as error:
-        pass
+        continue
+    for call in calls:
+        try:
+            with torch.no_grad():
+                loaded(*call)
+        except Exception as error:
+            pass
 print("alive")
 """
 
 
-def test_documents_that_lie_end_no_process(saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
+def test_documents_that_lie_end_no_process(saved: Saved, tmp_path: Path) -> None:
     """Numbers, names and layouts of programs changed, and the sums made right: whatever comes of it, no crash."""
-    path, x, _ = saved
-    torch.save(x, tmp_path / "x")
+    path, calls, _ = saved
+    torch.save(calls, tmp_path / "calls")
     rng, files = random.Random(0), []
 
     def change(document: dict[str, Any]) -> None:
-        programs = {key: document[key] for key in ("programs", "layouts", "parts")}
+        programs = {key: document[key] for key in ("programs", "layouts", "parts", "kinds") if key in document}
         places = _leaves(programs)
         *above, last = rng.choice(places)
         holder: Any = programs
@@ -269,7 +289,7 @@ def test_documents_that_lie_end_no_process(saved: tuple[Path, torch.Tensor, torc
     for number in range(120):
         files.append(str(tmp_path / f"m{number}"))
         _rewritten(path, change, Path(files[-1]))
-    command = [sys.executable, "-c", _LIES, "", str(tmp_path / "x"), *files]
+    command = [sys.executable, "-c", _LIES, "", str(tmp_path / "calls"), *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.endswith("alive\n"), (done.returncode, done.stderr[-2000:])
 
@@ -277,9 +297,7 @@ def test_documents_that_lie_end_no_process(saved: tuple[Path, torch.Tensor, torc
 @pytest.mark.parametrize(
     "name", ("builtins.eval", "builtins.exec", "os.system", "torch.load", "aten.from_file.default", "zen.nothing", "x")
 )
-def test_no_other_function_can_be_named(
-    name: str, saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path
-) -> None:
+def test_no_other_function_can_be_named(name: str, saved: Saved, tmp_path: Path) -> None:
     def change(document: dict[str, Any]) -> None:
         rows = next(iter(document["parts"].values()))["graph"]["nodes"]
         next(row for row in rows if row[0] == "call_function")[2] = name
@@ -289,9 +307,9 @@ def test_no_other_function_can_be_named(
         zendnn_cffi.load(tmp_path / "m")
 
 
-def test_another_version_says_so(saved: tuple[Path, torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
+def test_another_version_says_so(saved: Saved, tmp_path: Path) -> None:
     _rewritten(saved[0], lambda document: document.update(version=99), tmp_path / "m")
-    with pytest.raises(FileError, match="version 99, this package reads version 2: save it again"):
+    with pytest.raises(FileError, match="version 99, this package reads versions 2 and 3: save it again"):
         zendnn_cffi.load(tmp_path / "m")
 
 
@@ -364,7 +382,7 @@ def test_who_is_killed_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["m"]
 
 
-def test_weights_lie_on_cache_lines(saved: tuple[Path, torch.Tensor, torch.Tensor]) -> None:
+def test_weights_lie_on_cache_lines(saved: Saved) -> None:
     _, tensors = read(saved[0])
     assert all(t.data_ptr() % 64 == 0 for name, t in tensors.items() if name.startswith("zendnn_cffi.packed."))
 

@@ -399,9 +399,12 @@ class Step(nn.Module):
         return F.scaled_dot_product_attention(q, keys, values), keys, values
 
 
-def test_a_decoder_with_a_growing_cache_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", (1, 3))
+def test_a_decoder_with_a_growing_cache_goes_on_where_it_was_saved(
+    tokens: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def call(length: int) -> tuple[torch.Tensor, ...]:
-        return noise(1, 1, 32), noise(1, 2, length, 16), noise(1, 2, length, 16)
+        return noise(1, tokens, 32), noise(1, 2, length, 16), noise(1, 2, length, 16)
 
     torch.manual_seed(0)
     model = Step().eval()
@@ -419,9 +422,12 @@ def test_a_decoder_with_a_growing_cache_goes_on_where_it_was_saved(tmp_path: Pat
                 for actual, expected in zip(loaded(*args), model(*args), strict=True):
                     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
             with pytest.raises(ValueError, match="saved for other arguments"):
-                loaded(noise(2, 1, 32), noise(2, 2, 5, 16), noise(2, 2, 5, 16))
+                loaded(noise(2, tokens, 32), noise(2, 2, 5, 16), noise(2, 2, 5, 16))
             with pytest.raises(ValueError, match="saved for other arguments"):
-                loaded(noise(1, 1, 32), noise(1, 3, 5, 16), noise(1, 3, 5, 16))
+                loaded(noise(1, tokens, 32), noise(1, 3, 5, 16), noise(1, 3, 5, 16))
+            (region,) = loaded.regions().values()
+            assert region.known.used == (path.name == "one")  # the second was saved before it was called
+    assert "cannot be used" not in caplog.text
 
 
 @pytest.mark.parametrize("asks", [False, True])

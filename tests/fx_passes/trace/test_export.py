@@ -123,6 +123,18 @@ def test_a_size_that_the_model_compares_with_one_is_kept() -> None:
     check_equal(model, gm, image(3, 2, 5))
 
 
+@pytest.mark.parametrize("how", ("two arguments", "in a list"))
+def test_one_tensor_in_two_places_of_the_example_is_two(how: str) -> None:
+    """torch.export reads one of them for both: attention that was traced by f(x, x) ignored the first of f(x, y)."""
+    model = _branching(lambda m, x, y, z: m.a(x) - y * 2.0 + z[0], a=nn.Linear(8, 8))
+    x, y, z = torch.randn(3, 3, 8, dtype=torch.float64).unbind()
+    examples = {"two arguments": (x, x, [z]), "in a list": (x, y, [x])}
+    gm = compile_graph(model, examples[how])
+    for args in ((x, y, [z]), (x, x, [z]), (x, y, [x])):
+        assert _serves(gm, *args)
+        check_equal(model, gm, *args)
+
+
 def test_sizes_that_passed_are_not_checked_again() -> None:
     asked: list[tuple[int, ...]] = []
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from os import getenv
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +152,41 @@ def test_everything_is_put_back() -> None:
         assert torch.is_autocast_enabled is not before[0]["is_autocast_enabled"]
     assert [dict(vars(place)) for place in places] == before
     assert [dict(vars(c)) for c in (type(backends.mkldnn), type(backends.cuda.matmul), type(os.environ))] == classes
+
+
+_READING = """
+import os
+def ask():
+    return os.environ.get("ZENDNN_CFFI_TESTS_FLAG") == "1"
+every, flag = dict(os.environ), ask()
+"""
+
+
+def test_what_an_import_reads_is_no_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first torch.export of a process imports networkx: files were for processes of the same environment alone."""
+    (tmp_path / "zendnn_cffi_tests_reading.py").write_text(_READING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    states = States()
+    with states.heard():
+        module = importlib.import_module("zendnn_cffi_tests_reading")
+        assert module.every and not states.read
+        module.ask()
+    assert [name for _, name, _ in states.read] == ["ZENDNN_CFFI_TESTS_FLAG"]
+
+
+def test_a_model_that_is_optimized_by_an_import_has_its_conditions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "zendnn_cffi_tests_optimizing"
+    (tmp_path / f"{name}.py").write_text(
+        f"import zendnn_cffi\nfrom {__name__} import STATES, Asking\n"
+        "fast = zendnn_cffi.optimize(Asking(STATES['environment'][0], False).eval(), tune='off')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arrange = importlib.import_module(name).fast._source[0].arrange
+    assert arrange((torch.rand(2, 4),), {}) is not None
+    with environment():
+        assert arrange((torch.rand(2, 4),), {}) is None
 
 
 def test_the_condition_is_saved(tmp_path: Any) -> None:
