@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,29 @@ def test_copied_released_and_saved(rows: int, tmp_path: Path) -> None:
         assert torch.equal(loaded(x), expected) and torch.equal(loaded(x[:3]), fast(x[:3]))
         assert torch.equal(model(x), block()(x))  # whose tensors they share
     assert loaded.get_buffer("up.weight.qdata").dtype == torch.uint8 and len(layers(loaded)) >= 2
+
+
+_ELSEWHERE = """
+import sys, torch, zendnn_cffi
+with torch.no_grad():
+    loaded = zendnn_cffi.load(f"{sys.argv[1]}/model.safetensors")
+    torch.save([loaded(x) for x in torch.load(f"{sys.argv[1]}/inputs")], f"{sys.argv[1]}/results")
+"""
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_files_for_a_machine_whose_kernel_reads_other_blocks(capability: str, tmp_path: Path) -> None:
+    model, inputs = block(), [noise(rows, 128, dtype=BF16) for rows in (5, 64)]
+    fast = zendnn_cffi.optimize(model, (inputs[0],), tune="off")
+    with torch.no_grad():
+        fast(inputs[0])
+    zendnn_cffi.save(fast, tmp_path / "model.safetensors")
+    torch.save(inputs, tmp_path / "inputs")
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    subprocess.run([sys.executable, "-c", _ELSEWHERE, str(tmp_path)], check=True, env=environment)
+    for x, theirs in zip(inputs, torch.load(tmp_path / "results"), strict=True):
+        right = real(model)(x.double())
+        assert (theirs - right).norm() <= 1.5 * (model(x) - right).norm()
 
 
 @pytest.mark.parametrize("rows", [5, 64])
