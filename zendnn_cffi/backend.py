@@ -284,13 +284,13 @@ def statistics(gm: fx.GraphModule, args: Sequence[Any], constants: Sequence[int]
 
 def is_static(node: fx.Node) -> bool:
     """Whether a placeholder is a parameter or buffer of the model, and not written by the graph."""
-    from fx_passes.graph.int8_tensor import understood
+    from fx_passes.graph.quantized_tensors import is_understood
 
     example = node.meta.get("example_value")
     if not isinstance(example, torch.Tensor) or is_float(node):
         return False
     owned = isinstance(example, nn.Parameter) or "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
-    return owned and (not is_subclass(example) or understood(example) is not None) and not example.is_meta
+    return owned and (not is_subclass(example) or is_understood(example)) and not example.is_meta
 
 
 def is_subclass(tensor: torch.Tensor) -> bool:

@@ -33,6 +33,7 @@ from fx_passes.lower.products.dynamic_rows import (
     lower_row_scaled_linear,
 )
 from fx_passes.lower.products.gated_rows import cover_gated_rows, lower_gated_row
+from fx_passes.lower.products.int4 import lower_int4_linear
 from fx_passes.lower.products.linear import lower_linear, lower_matmul
 from fx_passes.lower.quantized import lower_dequantize, lower_quantize
 from fx_passes.lower.recurrent.expand import expand_recurrent
@@ -54,6 +55,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.convolution: lower_convolution,
     ops.deconvolution: lower_deconvolution,
     ops.linear: lower_linear,
+    ops.int4_linear: lower_int4_linear,
     ops.matmul: lower_matmul,
     ops.recurrent_layer: lower_recurrent_layer,
     ops.pool: lower_pool,

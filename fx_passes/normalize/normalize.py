@@ -16,6 +16,7 @@ import logging
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ from fx_passes.graph.inner import is_plain, parts
 from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.constants import fold_function, is_folded
 from fx_passes.normalize.recurrent import build_recurrent
-from fx_passes.spellings import int8_linear, movement
+from fx_passes.spellings import int4_linear, int8_linear, movement
 from fx_passes.spellings.recurrent import CELLS, STACKS
 from fx_passes.spellings.registry import (
     FIRST_RESULT,
@@ -184,7 +185,8 @@ class Normalizer:
             wrapped = self.wrapped[weight]
             is_read = weight.target not in self.written and dtype(src, self.gm) in (None, wrapped.dtype)
             if is_read and not any(each in self.wrapped for each in nodes_in((src, bias))):
-                return int8_linear.linear(src, wrapped, lambda name: self.part(weight, name), bias)
+                part = partial(self.part, weight)
+                return int8_linear.linear(src, wrapped, part, bias) or int4_linear.linear(src, wrapped, part, bias)
         return None if any(each in self.wrapped for each in nodes_in((built.args, built.kwargs))) else built
 
     def part(self, weight: fx.Node, name: str) -> fx.Node:

@@ -54,6 +54,7 @@ from fx_passes.ops.quantized import (
     choose_scale,
     dequantize,
     dynamic_linear,
+    int4_linear,
     quantize,
     quantize_by,
     quantize_rows_by,

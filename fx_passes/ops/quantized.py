@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fx_passes.ops.pointwise import PostOps, apply_post_ops
 from fx_passes.ops.registry import COMPUTE, op
+from zendnn_cffi.runtime.packed_int4 import block_here, packed_again
 
 TOKEN = "token"
 Axis = int | str | tuple[int, ...] | None
@@ -195,3 +196,21 @@ def dynamic_linear(
     """
     real = src.to(weight.dtype).sub_(chosen[2]).mul_(chosen[0])
     return apply_post_ops(F.linear(real, weight, bias), post_ops)
+
+
+@op(kind=COMPUTE, shape="rank", per_sample=True)
+def int4_linear(
+    src: Tensor, packed: Tensor, scales: Tensor, group: int, block: int, bias: Tensor | None = None
+) -> Tensor:
+    """Return src @ weight.T, and then + bias, as torchao computes it: each is rounded.
+
+    src     [..., K] in the dtype of scales
+    packed  uint8 [N, K / 2], as PyTorch packs them in blocks of `block` (zendnn_cffi.runtime.packed_int4)
+    scales  [K / group, N, 2]: scale and zero
+    """
+    if block != block_here():
+        packed = packed_again(packed, block)
+    rows = src.reshape(-1, src.shape[-1]).contiguous()
+    found = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, group, scales)
+    found = found.view(*src.shape[:-1], packed.shape[0])
+    return found if bias is None else found.add_(bias)

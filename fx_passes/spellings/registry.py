@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fx_passes.graph.hooks import computed_weights, has_hooks
-from fx_passes.graph.int8_tensor import understood
+from fx_passes.graph.quantized_tensors import is_understood
 
 
 class Call(NamedTuple):
@@ -126,7 +126,7 @@ def refusal(module: nn.Module) -> str | None:
     if "forward" in module.__dict__:
         return "its forward was replaced"
     for name, parameter in module._parameters.items():
-        if parameter is not None and type(parameter) is not nn.Parameter and not understood(parameter):
+        if parameter is not None and type(parameter) is not nn.Parameter and not is_understood(parameter):
             return f"{name} is a {type(parameter).__name__}"
     is_computed = isinstance(getattr(module, "weight", None), torch.Tensor) and "weight" not in module._parameters
     if is_computed or computed_weights(module):

@@ -68,6 +68,15 @@ def _empty_like(spec: TensorSpec) -> TensorSpec:
     return dense
 
 
+def int4_linear(
+    src: TensorSpec, packed: TensorSpec, scales: TensorSpec, group: int, block: int, bias: TensorSpec | None = None
+) -> TensorSpec:
+    """ops.int4_linear."""
+    if src.dtype != scales.dtype or src.shape[-1] != 2 * packed.shape[1]:
+        raise Unclear
+    return row_major((*src.shape[:-1], packed.shape[0]), src.dtype)
+
+
 def dynamic_linear(
     src: TensorSpec, chosen: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, **rest: Any
 ) -> TensorSpec:

@@ -75,6 +75,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.resample: windows.resample,
     ops.pad: windows.padded,
     ops.linear: products.linear,
+    ops.int4_linear: products.int4_linear,
     ops.dynamic_linear: products.dynamic_linear,
     ops.row_scaled_linear: products.row_scaled_linear,
     ops.matmul: products.matmul,

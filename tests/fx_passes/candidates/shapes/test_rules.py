@@ -110,6 +110,11 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
         ((replace(TOKENS, dtype=torch.int8), tensor(3, *TOKENS.shape[:-1], 1), tensor(4, 8), bias), {"dtype": dtype})
         for bias, dtype in ((vector(4), None), (replace(vector(4), dtype=torch.bfloat16), torch.bfloat16))
     ],
+    ops.int4_linear: [
+        ((replace(src, dtype=dtype), row_major((16, 16), torch.uint8), tensor(1, 16, 2, dtype=dtype), 32, 64, bias), {})
+        for src in (tensor(2, 5, 32), tensor(3, 32))
+        for dtype, bias in ((F32, None), (F32, vector(16)), (BF16, row_major((16,), BF16)))
+    ],
     ops.dynamic_linear: [((replace(TOKENS, dtype=torch.uint8), vector(4), tensor(4, 8), vector(4)), {})],
     ops.matmul: [((tensor(5, 8), tensor(8, 3)), {}), ((HEADS, TensorSpec((2, 4, 8, 5), F32, (160, 8, 1, 32))), {})],
     ops.attention: [
