@@ -205,6 +205,18 @@ def _narrowed(node: Any) -> tuple[fx.Node, slice] | None:
     return (x, slice(*bounds)) if "val" in x.meta and dim in (-1, x.meta["val"].ndim - 1) else None
 
 
+def _indexed(node: Any) -> tuple[Any, Any] | None:
+    """(x, bounds) where node is x[..., bounds], or x[:, :, bounds] with as many dimensions."""
+    if not is_call(node, ops.index) or not isinstance(node.args[1], tuple) or len(node.args[1]) < 2:
+        return None
+    x, (*others, bounds) = node.args
+    if others == [Ellipsis]:
+        return x, bounds
+    value = x.meta.get("val")
+    is_last = isinstance(value, torch.Tensor) and value.ndim == len(node.args[1])
+    return (x, bounds) if is_last and all(item == slice(None) for item in others) else None
+
+
 def _stack(node: Any) -> tuple[Any, Any] | None:
     """(pieces, dim) of torch.stack."""
     if not is_call(node, torch.stack, aten.stack.default) or node.kwargs.keys() - {"dim"}:
@@ -215,7 +227,7 @@ def _stack(node: Any) -> tuple[Any, Any] | None:
 def _rotations() -> Parts:
     def piece(name: str) -> Either:
         bounds = Value(name, lambda item: isinstance(item, slice) and static(item))
-        return Either((call(ops.index, x, (Ellipsis, bounds)), Parts(_narrowed, (x, bounds))))
+        return Either((Parts(_indexed, (x, bounds)), Parts(_narrowed, (x, bounds))))
 
     x = Value("x")
     pieces = (binary("mul", piece("second"), -1), piece("first"))

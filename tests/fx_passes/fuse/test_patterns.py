@@ -74,6 +74,9 @@ EXAMPLES: dict[str, dict[str, Written]] = {
         "halves": _turned(_halves),
         "halves, swapped": lambda x, cos, sin: sin * _halves(x) + cos * x,
         "flatten": _turned(lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)),
+        "each dimension is named": _turned(
+            lambda x: torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1).flatten(-2)
+        ),
         "reshape_as": _turned(lambda x: torch.stack((-x[..., 1::2], x[..., 0::2]), -1).reshape_as(x)),
         "aten": _turned(lambda x: torch.ops.aten.stack.default([-_second(x, 1), _second(x, 0)], -1).flatten(-2)),
     },
@@ -122,6 +125,12 @@ MISSES: dict[str, dict[str, Written]] = {
         "third ones": _turned(lambda x: torch.stack((-x[..., 1:7:2], x[..., 0:6:2]), -1).flatten(-2).mean()),
         "another tensor's shape": _turned(
             lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).reshape_as(x.flip(0))
+        ),
+        "every second row of the last but one": _turned(
+            lambda x: torch.stack((-x[:, :, 1::2], x[:, :, ::2]), -1).reshape(x.shape)
+        ),
+        "fewer rows": _turned(
+            lambda x: torch.stack((-x[:, :, :1, 1::2], x[:, :, :1, ::2]), -1).flatten(-2).expand_as(x)
         ),
         "every second row": _turned(lambda x: torch.stack((-x[:, 1::2], x[:, ::2]), -1).reshape(x.shape)),
         "a difference": lambda x, cos, sin: x * cos - _halves(x) * sin,
