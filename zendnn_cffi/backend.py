@@ -316,6 +316,7 @@ def prepare(gm: fx.GraphModule) -> None:
     """Note what dynamo knows of every value where the passes look for it; erase what computes nothing; write out what
     is one call of much.
     """
+    from fx_passes.trace.experts import call_grouped_products
     from fx_passes.trace.written_out import write_out
 
     for node in list(gm.graph.nodes):
@@ -324,6 +325,7 @@ def prepare(gm: fx.GraphModule) -> None:
         if node.op == "call_function" and node.target is torch._C._log_api_usage_once and not node.users:
             gm.graph.erase_node(node)
     write_out(gm)
+    call_grouped_products(gm)
     gm.recompile()
 
 

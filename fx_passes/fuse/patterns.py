@@ -77,11 +77,25 @@ def _cast(name: str, pattern: Any) -> Parts:
 
 
 def _rms_norm(
-    node: fx.Node, x: fx.Node, eps: float, weight: fx.Node | None = None, back: fx.Node | None = None
+    node: fx.Node,
+    x: fx.Node,
+    eps: float,
+    weight: fx.Node | None = None,
+    back: fx.Node | None = None,
+    last: fx.Node | None = None,
+    wide: fx.Node | None = None,
 ) -> Call | None:
-    """The operation computes in float32 inside, so conversions before and back to the same dtype belong to it."""
-    src = x if back is None else _before_conversion(x, back)
-    return Call(ops.rms_norm, (src, weight), {"eps": float(eps)}) if src and _may_have_dtype_of(node, src) else None
+    """The operation computes in float32 inside, so conversions before and back to the same dtype belong to it.
+
+    back  before the weight; last  behind it; wide  of what is squared alone
+    """
+    if wide is not None and not (_is_float32(wide) and (back or last)):
+        return None
+    conversion = back or last
+    src = x if conversion is None else _before_conversion(x, conversion)
+    if src is None or not _may_have_dtype_of(node, src):
+        return None
+    return Call(ops.rms_norm, (src, weight), {"eps": float(eps), **({"rounds_last": True} if last else {})})
 
 
 def _before_conversion(x: fx.Node, back: fx.Node) -> fx.Node | None:
@@ -111,15 +125,20 @@ def _may_have_dtype_of(node: fx.Node, src: fx.Node) -> bool:
 
 
 def _is_vector(node: Any) -> bool:
-    return isinstance(node, fx.Node) and is_constant(node) and node.meta.get("rank") == 1
+    if not isinstance(node, fx.Node) or not is_constant(node):
+        return False
+    value = node.meta.get("val")  # of functions of parameters as well: 1 + weight
+    return node.meta.get("rank", value.ndim if isinstance(value, torch.Tensor) else None) == 1
 
 
 def _rms_norms() -> Either:
-    x, eps = Value("x"), Value("eps", is_number)
-    mean = call(ops.reduce, eltwise("square", x), "mean", (-1,), True)
+    x, eps, weight = Value("x"), Value("eps", is_number), Value("weight", _is_vector)
+    squares = eltwise("square", Either((x, _cast("wide", x))))
+    mean = call(ops.reduce, squares, "mean", (-1,), True)
     plain = binary("mul", x, once(eltwise("rsqrt", binary("add", mean, eps))))
     cast = _cast("back", once(plain))
-    return Either((binary("mul", Value("weight", _is_vector), once(Either((cast, plain)))), cast, plain))
+    rounded_last = _cast("last", once(binary("mul", weight, once(plain))))
+    return Either((rounded_last, binary("mul", weight, once(Either((cast, plain)))), cast, plain))
 
 
 def _l2_normalize(node: fx.Node, x: fx.Node, dim: Any, eps: float = 0.0) -> Call | None:
@@ -186,6 +205,18 @@ def _narrowed(node: Any) -> tuple[fx.Node, slice] | None:
     return (x, slice(*bounds)) if "val" in x.meta and dim in (-1, x.meta["val"].ndim - 1) else None
 
 
+def _indexed(node: Any) -> tuple[Any, Any] | None:
+    """(x, bounds) where node is x[..., bounds], or x[:, :, bounds] with as many dimensions."""
+    if not is_call(node, ops.index) or not isinstance(node.args[1], tuple) or len(node.args[1]) < 2:
+        return None
+    x, (*others, bounds) = node.args
+    if others == [Ellipsis]:
+        return x, bounds
+    value = x.meta.get("val")
+    is_last = isinstance(value, torch.Tensor) and value.ndim == len(node.args[1])
+    return (x, bounds) if is_last and all(item == slice(None) for item in others) else None
+
+
 def _stack(node: Any) -> tuple[Any, Any] | None:
     """(pieces, dim) of torch.stack."""
     if not is_call(node, torch.stack, aten.stack.default) or node.kwargs.keys() - {"dim"}:
@@ -196,7 +227,7 @@ def _stack(node: Any) -> tuple[Any, Any] | None:
 def _rotations() -> Parts:
     def piece(name: str) -> Either:
         bounds = Value(name, lambda item: isinstance(item, slice) and static(item))
-        return Either((call(ops.index, x, (Ellipsis, bounds)), Parts(_narrowed, (x, bounds))))
+        return Either((Parts(_indexed, (x, bounds)), Parts(_narrowed, (x, bounds))))
 
     x = Value("x")
     pieces = (binary("mul", piece("second"), -1), piece("first"))

@@ -47,10 +47,11 @@ def group_norm(
 
 
 @op(kind=COMPUTE, shape="rank")
-def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float | None) -> Tensor:
+def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float | None, rounds_last: bool = False) -> Tensor:
     """Return src / sqrt(mean(src * src, -1) + eps) * weight, in float32 inside at least; weight [K] or None.
 
-    eps     None: the machine epsilon of the dtype computed in
+    eps          None: the machine epsilon of the dtype computed in
+    rounds_last  whether the product with the weight is computed in float32, too, and the result has src's dtype
     Raises  TypeError for integers, of which PyTorch takes no means, and complex numbers, whose squares are others
     """
     if not src.is_floating_point():
@@ -59,7 +60,10 @@ def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float | None) -> Tensor
     if eps is None:
         eps = torch.finfo(x.dtype).eps
     norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True)
-    result = (x * torch.rsqrt(norm * norm / src.shape[-1] + eps)).to(src.dtype)
+    result = x * torch.rsqrt(norm * norm / src.shape[-1] + eps)
+    if rounds_last and weight is not None:
+        return (weight * result).to(src.dtype)
+    result = result.to(src.dtype)
     return result if weight is None else weight * result
 
 

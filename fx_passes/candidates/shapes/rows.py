@@ -58,11 +58,11 @@ def softmax(src: TensorSpec, dim: int, log: bool = False) -> TensorSpec:
     return _new(src)
 
 
-def rms_norm(src: TensorSpec, weight: Any, *, eps: float | None) -> TensorSpec:
+def rms_norm(src: TensorSpec, weight: Any, *, eps: float | None, rounds_last: bool = False) -> TensorSpec:
     """ops.rms_norm."""
     if not is_row_major(src) or (isinstance(weight, TensorSpec) and weight.shape != src.shape[-1:]):
         raise Unclear
-    return _new(src, weight)
+    return _new(src) if rounds_last else _new(src, weight)
 
 
 def l2_normalize(src: TensorSpec, dim: int, *, eps: float) -> TensorSpec:

@@ -61,7 +61,9 @@ def lower_rms_norm(node: fx.Node, context: LoweringContext) -> Operation:
     scale = scale * math.sqrt(size)
     scales = Weights(f"{node.args[1]} times sqrt({size})", scale, row_major((size,), torch.float32))
     in_primitives = _in_primitives(_rows(src, dtype), PostOps(), eps * size, scales)
-    in_passes, key = _rms_in_passes(size, eps, weight, dtype), "rms_norm" if weight is None else "rms_norm with weight"
+    exactly = bool(arguments["rounds_last"]) and dtype != torch.float32
+    in_passes = _rms_in_passes(size, eps, weight, torch.float32 if exactly else dtype)
+    key = "rms_norm" if weight is None else f"rms_norm with weight{' in float32' * exactly}"
     candidates = _candidates(row_major(src.shape, dtype), in_primitives, in_passes, key)
     return Operation(node, node.name, "rms_norm", (arguments["src"],), spec, candidates)
 
@@ -166,12 +168,18 @@ def _squares_by_ones(src: MemoryDesc, post_ops: PostOps) -> tuple[PrimitiveTempl
 def _rms_in_passes(
     size: int, eps: float, weight: Tensor | None, dtype: torch.dtype
 ) -> Callable[[Tensor, Tensor], None]:
-    """Three passes of PyTorch over rows in cache, the last one into the arena."""
+    """Three passes of PyTorch over rows in cache, the last one into the arena.
+
+    dtype  the rows are multiplied by the weight in; a longer one than the result's takes a tensor in between
+    """
     weight = None if weight is None else weight.to(dtype)
 
     def normalize(x: Tensor, out: Tensor) -> None:
         norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True, dtype=torch.float32)
         inverse = norm.mul_(norm).mul_(1.0 / size).add_(eps).rsqrt_()
+        if weight is not None and weight.dtype != out.dtype:
+            torch.mul(x * inverse, weight, out=out)
+            return
         torch.mul(x, inverse, out=out)
         if weight is not None:
             out.mul_(weight)

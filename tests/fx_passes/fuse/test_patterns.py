@@ -74,6 +74,9 @@ EXAMPLES: dict[str, dict[str, Written]] = {
         "halves": _turned(_halves),
         "halves, swapped": lambda x, cos, sin: sin * _halves(x) + cos * x,
         "flatten": _turned(lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)),
+        "each dimension is named": _turned(
+            lambda x: torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1).flatten(-2)
+        ),
         "reshape_as": _turned(lambda x: torch.stack((-x[..., 1::2], x[..., 0::2]), -1).reshape_as(x)),
         "aten": _turned(lambda x: torch.ops.aten.stack.default([-_second(x, 1), _second(x, 0)], -1).flatten(-2)),
     },
@@ -122,6 +125,12 @@ MISSES: dict[str, dict[str, Written]] = {
         "third ones": _turned(lambda x: torch.stack((-x[..., 1:7:2], x[..., 0:6:2]), -1).flatten(-2).mean()),
         "another tensor's shape": _turned(
             lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).reshape_as(x.flip(0))
+        ),
+        "every second row of the last but one": _turned(
+            lambda x: torch.stack((-x[:, :, 1::2], x[:, :, ::2]), -1).reshape(x.shape)
+        ),
+        "fewer rows": _turned(
+            lambda x: torch.stack((-x[:, :, :1, 1::2], x[:, :, :1, ::2]), -1).flatten(-2).expand_as(x)
         ),
         "every second row": _turned(lambda x: torch.stack((-x[:, 1::2], x[:, ::2]), -1).reshape(x.shape)),
         "a difference": lambda x, cos, sin: x * cos - _halves(x) * sin,
@@ -225,6 +234,51 @@ def test_a_weight_of_the_same_dtype_belongs_to_it(dtype: torch.dtype, weight: to
     absorbed = torch.promote_types(dtype, weight) == dtype
     assert [node.target for node in norm.all_input_nodes] == ["x", *["weight"] * absorbed]
     assert [node.target for node in norm.users] == (["output"] if absorbed else [ops.binary])
+
+
+# Of x in bf16 or longer and a weight: as Gemma, OLMo 2 and T5 write them.
+ROUNDED: dict[str, Written] = {
+    "behind the weight, as another": lambda x, w: ((1.0 + w.float()) * _rms(x.float())).type_as(x),
+    "behind the weight": lambda x, w: (w * _rms(x.to(torch.float32))).to(x.dtype),
+    "squares alone are longer": lambda x, w: w * _rms_of_longer_squares(x).to(x.dtype),
+}
+
+
+def _rms_of_longer_squares(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+@pytest.mark.parametrize("written", ROUNDED)
+def test_conversions_around_it_belong_to_it(written: str) -> None:
+    """They were left outside: each normalization of a model in bf16 was a region of its own between two of them."""
+    weight = nn.Parameter(torch.linspace(-0.5, 0.5, 8, dtype=torch.bfloat16))
+    model = model_of(lambda m, x: ROUNDED[written](x, m.norm.weight), norm=nn.LayerNorm(8)).bfloat16()
+    model.norm.weight = weight
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    gm = fuse_patterns(fold_casts(traced(model, x)))
+    (norm,) = gm.graph.find_nodes(op="call_function", target=ops.rms_norm)
+    assert norm.args[0].target == "x" and [node.op for node in norm.users] == ["output"]
+    result = gm(x)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result, model(x), atol=0, rtol=2**-7)  # a unit in the last place: sums may differ
+
+
+@pytest.mark.parametrize(
+    "written",
+    (
+        lambda x, w: ((1.0 + w.float()) * _rms(x.float())).half(),
+        lambda x, w: w.float() * _rms_of_longer_squares(x),
+        lambda x, w: _rms_of_longer_squares(x.double()).to(torch.float32),
+    ),
+    ids=("to another dtype", "not rounded", "shorter squares"),
+)
+def test_conversions_that_do_not_belong_to_it(written: Written) -> None:
+    model = model_of(lambda m, x: written(x, m.norm.weight), norm=nn.LayerNorm(8)).bfloat16()
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    gm = compile_graph(model, (x,))
+    result, expected = gm(x), model(x)
+    assert result.dtype == expected.dtype
+    torch.testing.assert_close(result, expected, atol=0, rtol=1e-3 if expected.dtype == torch.float16 else 1e-6)
 
 
 @pytest.mark.parametrize("weight", (torch.bfloat16, torch.float32), ids=str)

@@ -71,6 +71,20 @@ def test_every_candidate_gives_the_same_numbers(target: Any, size: int, dtype: t
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_every_candidate_rounds_behind_the_weight(dtype: torch.dtype) -> None:
+    """A weight of 1 + w with small w: it would be 1 in bf16, and the result off by half a unit in the last place."""
+    graph = fx.Graph()
+    x, weight = graph.placeholder("x"), 1 + noise(64).clamp(-0.9, 0.9) * 2**-8
+    graph.output(graph.call_function(ops.rms_norm, (x, graph.get_attr("w")), {"eps": 1e-6, "rounds_last": True}))
+    (operation,), values = lower_graph(graph, [TensorSpec.of(torch.empty(3, 5, 64, dtype=dtype))], {"w": weight})
+    assert operation.spec.dtype == dtype
+    assert operation.candidates[-1].implementation == "torch" and len(operation.candidates) > 1
+    for candidate in operation.candidates:
+        result = Bench(operation, values).check_and_time(candidate)
+        assert result.right and result.error <= (2**-8 if dtype == torch.bfloat16 else TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_eps_is_that_of_the_dtype_computed_in(dtype: torch.dtype) -> None:
     """Of numbers so small that it matters."""
     model, x = Normed(24, True, None).eval().to(dtype), (noise(5, 8) * 1e-4).to(dtype)
