@@ -129,6 +129,7 @@ TESTED_BY = {
     "lower.movement.embedding": "partition/test_lookups.py",
     "lower.movement.gather": "lower/movement/test_embedding_bags.py",
     "lower.post_ops": "lower/products/test_linear.py",
+    "lower.products.row_blocks": "lower/products/test_row_scaled_linear.py",
     "lower.products.scales": "lower/products/test_dynamic_rows.py",
     "lower.products.step": "lower/attention/test_attention.py",
     "lower.rules": "ops/test_registry.py",  # that each operation has one

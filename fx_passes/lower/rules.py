@@ -27,14 +27,11 @@ from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, l
 from fx_passes.lower.primitives import remembering
 from fx_passes.lower.products.addends import adds_part, expand_addend
 from fx_passes.lower.products.dynamic import lower_choose_scale, lower_dynamic_linear, lower_quantize_by
-from fx_passes.lower.products.dynamic_rows import (
-    lower_choose_row_scales,
-    lower_quantize_rows_by,
-    lower_row_scaled_linear,
-)
+from fx_passes.lower.products.dynamic_rows import lower_choose_row_scales, lower_quantize_rows_by
 from fx_passes.lower.products.gated_rows import cover_gated_rows, lower_gated_row
 from fx_passes.lower.products.int4 import lower_int4_linear
 from fx_passes.lower.products.linear import lower_linear, lower_matmul
+from fx_passes.lower.products.row_scaled_linear import lower_row_scaled_linear
 from fx_passes.lower.quantized import lower_dequantize, lower_quantize
 from fx_passes.lower.recurrent.expand import expand_recurrent
 from fx_passes.lower.recurrent.layer import lower_recurrent_layer

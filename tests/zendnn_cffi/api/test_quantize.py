@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import zendnn_cffi
-from fx_passes.lower.products import dynamic_rows
+from fx_passes.lower.products import row_scaled_linear
 from tests.support.lowering import net, noise
 from tests.support.quantized import ran
 from zendnn_cffi.api.quantization.padding import write_out_padding
@@ -121,7 +121,7 @@ def test_dynamic() -> None:
 
 
 def test_a_layer_that_computes_in_float_is_not_reported_as_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamic_rows, "optimized_implementations", lambda *args, **kwargs: [])  # as without VNNI
+    monkeypatch.setattr(row_scaled_linear, "optimized_implementations", lambda *args, **kwargs: [])  # as without VNNI
     model = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 8)).eval()
     _, report, _ = zendnn_cffi.quantize(model, [noise(4, 16)], dynamic=True, tune="off", compare=False)
     assert [layer.computes_in for layer in report.layers] == ["plain PyTorch"] * 2

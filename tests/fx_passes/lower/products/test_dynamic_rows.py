@@ -15,7 +15,7 @@ from torch import Tensor
 
 import zendnn_cffi
 from fx_passes import ops
-from fx_passes.lower.products import dynamic_rows, scales
+from fx_passes.lower.products import dynamic_rows, row_blocks, scales
 from tests.fx_passes.lower.products.test_dynamic import POST_OPS, choices, optimized, products
 from tests.support.lowering import noise
 from tests.support.quantized import RANGES, Integers, Weight, decomposed, ran
@@ -133,6 +133,28 @@ def test_one_row_that_is_not_finite(form: str, number: float) -> None:
     assert len(products(fast)) == 1
 
 
+@pytest.mark.parametrize("form", ["per token, asymmetric", "affine, asymmetric", "affine, asymmetric, u8"])
+def test_each_way_to_integers_with_zero_points(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By two primitives, and by PyTorch and a reorder, of all rows or of blocks: each is the only one in turn."""
+    monkeypatch.setattr(row_blocks, "CACHE_BYTES", 512)
+    by_primitives, by_torch = dynamic_rows._Rows.by_primitives, dynamic_rows._Rows.by_torch
+    model, x = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(17, K)), noise(120, K)
+    results, names = [], []
+    for number in range(3):
+
+        def only(rows: Any, number: int = number) -> Any:
+            found = [("", by_primitives(rows)), *by_torch(rows)]
+            names.append(found[number][0])
+            return iter(found[number : number + 1])
+
+        monkeypatch.setattr(dynamic_rows._Rows, "by_primitives", lambda rows: None)
+        monkeypatch.setattr(dynamic_rows._Rows, "by_torch", only)
+        results.append(optimized(model, x, least_db=45)(x))
+    assert names[:2] == ["", " behind torch"] and "blocks" in names[2]
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], atol=2e-2, rtol=0)
+
+
 @pytest.fixture
 def reduced_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scales, "ways_of", lambda rows: (True,))
@@ -167,56 +189,6 @@ def test_pytorch_reduces_rows_that_are_not_finite(number: float, form: str) -> N
         ours, theirs = fast(wrong), model(wrong)
     assert "torch" in _chosen_by(fast) and ours[2].isnan().all() and theirs[2].isnan().all()
     torch.testing.assert_close(ours[others], theirs[others], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("post_op", ["none", "gelu", "residual"])
-def test_each_way_of_many_rows_is_right(post_op: str, bias: bool, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By PyTorch or primitives, of all rows or of blocks: each is the only one in turn."""
-
-    def forward(w: Any, x: Tensor) -> Tensor:
-        y = F.linear(FORMS[form](x), w[0](), w[0].bias)
-        return y + torch.cat((x, x), -1) if post_op == "residual" else POST_OPS[post_op](y)
-
-    monkeypatch.setattr(dynamic_rows, "_CACHE_BYTES", 1024)
-    in_steps, seen = dynamic_rows._Layer.in_steps, set()
-    model, x = Integers(forward, Weight(2 * K, K, bias=bias)), noise(120, K)
-    number, count = 0, 1
-    while number < count:
-
-        def only(layer: Any, number: int = number) -> Any:
-            nonlocal count
-            found = [*in_steps(layer)]
-            count = len(found)
-            seen.add(
-                (found[number].implementation, sum(type(c).__name__ == "TorchTemplate" for c in found[number].calls))
-            )
-            return iter(found[number : number + 1])
-
-        monkeypatch.setattr(dynamic_rows._Layer, "in_steps", only)
-        assert products(optimized(model, x, least_db=40))
-        number += 1
-    assert count > 2 and any("blocks" in name for name, _ in seen)
-
-
-@pytest.mark.parametrize(("rows", "blocks"), [(16, 0), (36, 4), (40, 4), (121, 0), (127, 0)])
-def test_blocks_are_equal_and_fit_a_cache_or_there_are_none(
-    rows: int, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dynamic_rows, "_CACHE_BYTES", 1024 // torch.get_num_threads())  # ten rows of sums
-    in_steps, offered = dynamic_rows._Layer.in_steps, []
-
-    def remembered(layer: Any) -> Any:
-        offered.extend(in_steps(layer))
-        return iter(offered)
-
-    monkeypatch.setattr(dynamic_rows._Layer, "in_steps", remembered)
-    optimized(
-        Integers(lambda w, x: F.linear(by_token(x), w[0](), w[0].bias), Weight(24, K)), noise(rows, K), least_db=40
-    )
-    named = {c.implementation for c in offered if "blocks" in c.implementation}
-    assert all(name.endswith(f" in {blocks} blocks") for name in named) and bool(named) == bool(blocks)
 
 
 def test_rows_that_are_no_rows_in_memory() -> None:

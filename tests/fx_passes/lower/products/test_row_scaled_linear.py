@@ -1,0 +1,66 @@
+"""Each way to compute a linear layer of quantized rows is right: by primitives or PyTorch, of all rows or of blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fx_passes.lower.products import row_blocks, row_scaled_linear
+from tests.fx_passes.lower.products.test_dynamic import POST_OPS, optimized, products
+from tests.fx_passes.lower.products.test_dynamic_rows import FORMS, K, by_token
+from tests.support.lowering import noise
+from tests.support.quantized import Integers, Weight
+
+
+@pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("post_op", ["none", "gelu", "residual"])
+def test_each_way_of_many_rows_is_right(post_op: str, bias: bool, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By PyTorch or primitives, of all rows or of blocks: each is the only one in turn."""
+
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = F.linear(FORMS[form](x), w[0](), w[0].bias)
+        return y + torch.cat((x, x), -1) if post_op == "residual" else POST_OPS[post_op](y)
+
+    monkeypatch.setattr(row_blocks, "CACHE_BYTES", 1024)
+    in_steps, seen = row_scaled_linear._Layer.in_steps, set()
+    model, x = Integers(forward, Weight(2 * K, K, bias=bias)), noise(120, K)
+    number, count = 0, 1
+    while number < count:
+
+        def only(layer: Any, number: int = number) -> Any:
+            nonlocal count
+            found = [*in_steps(layer)]
+            count = len(found)
+            seen.add(
+                (found[number].implementation, sum(type(c).__name__ == "TorchTemplate" for c in found[number].calls))
+            )
+            return iter(found[number : number + 1])
+
+        monkeypatch.setattr(row_scaled_linear._Layer, "in_steps", only)
+        assert products(optimized(model, x, least_db=40))
+        number += 1
+    assert count > 2 and any("blocks" in name for name, _ in seen)
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(16, 0), (36, 4), (40, 4), (121, 0), (127, 0)])
+def test_blocks_are_equal_and_fit_a_cache_or_there_are_none(
+    rows: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_blocks, "CACHE_BYTES", 1024 // torch.get_num_threads())  # ten rows of sums
+    in_steps, offered = row_scaled_linear._Layer.in_steps, []
+
+    def remembered(layer: Any) -> Any:
+        offered.extend(in_steps(layer))
+        return iter(offered)
+
+    monkeypatch.setattr(row_scaled_linear._Layer, "in_steps", remembered)
+    optimized(
+        Integers(lambda w, x: F.linear(by_token(x), w[0](), w[0].bias), Weight(24, K)), noise(rows, K), least_db=40
+    )
+    named = {c.implementation for c in offered if "blocks" in c.implementation}
+    assert all(name.endswith(f" in {blocks} blocks") for name in named) and bool(named) == bool(blocks)
