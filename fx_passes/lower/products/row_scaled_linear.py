@@ -66,6 +66,7 @@ from zendnn_cffi.primitives.attributes import (
     RUNTIME,
     Attr,
     PostOps,
+    arg_post_op,
 )
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
@@ -132,10 +133,14 @@ class _Layer:
         scales = replace(self.scales, key=f"{self.scales.key} [1, N]", plain=self.scales.plain[None], desc=across)
         steps: list[Step] = [("mul", factor) for factor in (*first, *(() if self.has_many_rows else (scales,)))]
         args, begin = with_post_ops({}, steps if self.bias is None else [*steps, ("add", self.bias)])
+        chain = self.chain_of(self.post_ops, begin)
+        return replace(chain, args={**args, **chain.args})
+
+    def chain_of(self, post_ops: Sequence[PostOp], begin: PostOps | None = None) -> Chain:
+        """Some of the post-ops, the last ones, on the block."""
         view, dtype = (self.sizes[0], self.sizes[2]), dtype_of(self.dst)
-        chain = build_chain(self.post_ops, self.operands, self.dst, dtype, view=view, begin=begin)
-        own = {arg: self.moved(argument) for arg, argument in chain.args.items()}
-        return replace(chain, args={**args, **own})
+        chain = build_chain(post_ops, self.operands, self.dst, dtype, view=view, begin=begin)
+        return replace(chain, args={arg: self.moved(argument) for arg, argument in chain.args.items()})
 
     def moved(self, argument: Argument) -> Argument:
         """What a post-op reads of the block: of an operand that has all rows, the block's."""
@@ -158,8 +163,8 @@ class _Layer:
         for size in (self.of, *(() if folded else equal_blocks(self.of, self.sizes[2]))):
             blocks = [self.block(first, size) for first in range(0, self.of, size)]
             post_ops = PostOps().sum() if self.has_zero_points else PostOps()
-            found = blocks[0].products(blocks[0].sums, post_ops)
-            for pd in sorted(found, key=_is_gemm):  # seldom the fastest: last among equals
+            found = sorted(blocks[0].products(blocks[0].sums, post_ops), key=_is_gemm)  # seldom the fastest: last
+            for pd in found if len(blocks) == 1 else found[:1]:
                 for scales in zip(*(block.ways_to_scale() for block in blocks), strict=True):
                     calls: list[Template] = []
                     for block, scale in zip(blocks, scales, strict=True):
@@ -219,12 +224,28 @@ class _Layer:
         found = first_optimized(args, "binary", descriptors.binary, "mul", *descs, post_ops=chain.post_ops)
         if found is not None:
             yield [*begin, found, *rounded]
-        if not self.has_many_rows or self.post_ops:
+        rest = self.rest() if self.has_many_rows else None
+        if rest is None:
             return
         if self.bias is None:
-            yield [*begin, torch_pass(multiply, sums, scales, sums), *rounded]
+            scaled = torch_pass(multiply, sums, scales, sums)
         else:
-            yield [*begin, torch_pass(multiply_and_add, self.bias, sums, scales, sums), *rounded]
+            scaled = torch_pass(multiply_and_add, self.bias, sums, scales, sums)
+        yield [*begin, scaled, *rest, *rounded]
+
+    def rest(self) -> list[Template] | None:
+        """The post-ops as a call of their own: none, or what begins with another matrix (a residual). None: others."""
+        if not self.post_ops:
+            return []
+        first, *others = self.post_ops
+        if not isinstance(first, BinaryPostOp) or not first.full or first.constant is not None:
+            return None
+        sums, chain = self.sums, self.chain_of(others)
+        matrix = self.chain_of(self.post_ops).args[arg_post_op(0)]
+        args: dict[int, Argument] = {ARG_SRC: sums, ARG_SRC_1: matrix, ARG_DST: sums, **chain.args}
+        descs = sums.desc, matrix.desc, sums.desc
+        found = first_optimized(args, "binary", descriptors.binary, first.kind, *descs, post_ops=chain.post_ops)
+        return None if found is None else [found]
 
 
 def _is_gemm(pd: PrimitiveDesc) -> bool:

@@ -18,13 +18,16 @@ from tests.support.quantized import Integers, Weight
 
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("post_op", ["none", "gelu", "residual"])
+@pytest.mark.parametrize("post_op", ["none", "gelu", "residual", "gated residual"])
 def test_each_way_of_many_rows_is_right(post_op: str, bias: bool, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By PyTorch or primitives, of all rows or of blocks: each is the only one in turn."""
 
     def forward(w: Any, x: Tensor) -> Tensor:
         y = F.linear(FORMS[form](x), w[0](), w[0].bias)
-        return y + torch.cat((x, x), -1) if post_op == "residual" else POST_OPS[post_op](y)
+        wide = torch.cat((x, x), -1)
+        if post_op == "gated residual":
+            return F.relu(y * wide) + wide
+        return y + wide if post_op == "residual" else POST_OPS[post_op](y)
 
     monkeypatch.setattr(row_blocks, "CACHE_BYTES", 1024)
     in_steps, seen = row_scaled_linear._Layer.in_steps, set()
