@@ -197,10 +197,10 @@ def test_the_rule_is_clear_and_says_what_eager_does(operation: Callable[..., Any
 
 
 @st.composite
-def specs(draw: st.DrawFn, like: TensorSpec) -> TensorSpec:
-    """A tensor of as many dimensions, of other small sizes now and then, in strides that views have."""
+def specs(draw: st.DrawFn, like: TensorSpec, resized: bool = True) -> TensorSpec:
+    """A tensor of as many dimensions, of other small sizes now and then (resized), in strides that views have."""
     shape = list(like.shape)
-    for dim in range(len(shape)):
+    for dim in range(len(shape)) if resized else ():
         if draw(st.integers(0, 3)) == 0:
             shape[dim] = draw(st.sampled_from((1, 2, size := shape[dim], size)))
     order = draw(st.permutations(range(len(shape))))
@@ -213,6 +213,10 @@ def specs(draw: st.DrawFn, like: TensorSpec) -> TensorSpec:
     return TensorSpec(tuple(shape), dtype, tuple(steps))
 
 
+# PyTorch's functions read beyond weights that are too small.
+_UNCHECKED = ops.recurrent, ops.recurrent_layer, ops.recurrent_cell
+
+
 @settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize(
     "operation", [o for o in CLEAR if o not in ops.CONSTANT], ids=lambda operation: operation.__name__
@@ -220,9 +224,13 @@ def specs(draw: st.DrawFn, like: TensorSpec) -> TensorSpec:
 @given(st.data())
 def test_a_rule_is_right_or_unclear_whatever_the_operands(operation: Callable[..., Any], data: st.DataObject) -> None:
     args, kwargs = data.draw(st.sampled_from(CLEAR[operation]))
-    args = tree_map_only(
-        TensorSpec, lambda spec: data.draw(specs(spec)) if data.draw(st.booleans()) else spec, tuple(args)
-    )
+    src = args[0]
+
+    def varied(spec: TensorSpec) -> TensorSpec:
+        resized = operation not in _UNCHECKED or spec is src
+        return data.draw(specs(spec, resized)) if data.draw(st.booleans()) else spec
+
+    args = tree_map_only(TensorSpec, varied, tuple(args))
     try:
         found = infer(operation, args, kwargs)
     except (Unclear, RuntimeError, ValueError, IndexError):
