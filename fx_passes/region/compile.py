@@ -183,7 +183,7 @@ def _choose(
         if not wrong:
             return choice
         for operation, candidate in wrong:
-            operation.candidates.remove(candidate)
+            operation.candidates = [other for other in operation.candidates if other is not candidate]
 
 
 def _report(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> NodeReport:

@@ -207,7 +207,8 @@ class Tuner:
         chosen = choose(operation, rivals)
         ordered = sorted(enumerate(chosen), key=lambda numbered: numbered[1].cost_ns)
         prospects = [(place, self._key(c), c) for place, c in ordered]
-        others = [c for c in candidates if c not in rivals]
+        measured = set(map(id, rivals))  # candidates that are nearly equal would be compared down to their weights
+        others = [c for c in candidates if id(c) not in measured]
         if all(self.database.get(key) is not None for _, key, _ in prospects):
             return others + self._timed(operation, values, prospects)
         if not self.turn.allows(SHARE):

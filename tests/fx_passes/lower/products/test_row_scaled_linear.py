@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -48,6 +49,18 @@ def test_each_way_of_many_rows_is_right(post_op: str, bias: bool, form: str, mon
         assert products(optimized(model, x, least_db=40))
         number += 1
     assert count > 2 and any("blocks" in name for name, _ in seen)
+
+
+@pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_ways_are_measured_side_by_side(bias: bool, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ in nothing but their calls, so that comparing them would compare weights."""
+    monkeypatch.setattr(row_blocks, "CACHE_BYTES", 1024)
+    model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(24, K, bias=bias))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # the region could not be lowered
+        fast = optimized(model, noise(40, K), least_db=40, tune="full")
+    assert fast.regions()
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(16, 0), (36, 4), (40, 4), (121, 0), (127, 0)])
