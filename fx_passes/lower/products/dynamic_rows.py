@@ -14,20 +14,17 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import (
-    Argument,
     Candidate,
     Operand,
     Operation,
-    PrimitiveTemplate,
     Result,
-    Template,
     Temporary,
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.post_ops import dtype_of
-from fx_passes.lower.primitives import first_optimized, keep_optimized
+from fx_passes.lower.primitives import keep_optimized
 from fx_passes.lower.products.row_blocks import (
     INVERSE,
     MANY_ROWS,
@@ -38,10 +35,17 @@ from fx_passes.lower.products.row_blocks import (
     of_rows,
     torch_pass,
 )
-from fx_passes.lower.products.scales import Primitives, Range, choice, choose, reordering, rows_of
+from fx_passes.lower.products.scales import (
+    Calls,
+    Primitives,
+    Range,
+    Step,
+    choice,
+    choose,
+    first_implementation,
+    rows_of,
+)
 from fx_passes.lower.quantized import RANGES
-from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, PostOps
 from zendnn_cffi.values import dataclass
 
 
@@ -71,13 +75,12 @@ def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation
     srcs = (have, row_major(context.values.specs[node.args[1]].shape, torch.float32))
     operation = Operation(node, node.name, "quantize", tuple(node.args[:2]), context.values.specs[node])
     rows = _Rows(rows_of(src.shape), dtype_of(have), dtype, None if is_whole else (low, high))
-    found: list[tuple[str, list[Template] | None]] = [("", rows.symmetric())]
+    found: list[tuple[str, Calls | None]] = [("", rows.symmetric())]
     if have_zero_points(node.args[1], context):
         found = [("", rows.by_primitives()), *rows.by_torch()]
     for name, calls in found:
         if calls is not None:
-            first = next(call.pd.implementation for call in calls if isinstance(call, PrimitiveTemplate))
-            operation.candidates.append(Candidate(f"{first}{name}", srcs, want, tuple(calls)))
+            operation.candidates.append(Candidate(f"{first_implementation(calls)}{name}", srcs, want, tuple(calls)))
     return keep_optimized(operation, "no optimized binary primitive quantizes it")
 
 
@@ -94,8 +97,8 @@ class _Rows:
     bounds: tuple[int, int] | None
 
     @property
-    def clip(self) -> PostOps:
-        return PostOps() if self.bounds is None else PostOps().eltwise("clip", *map(float, self.bounds))
+    def clip(self) -> list[Step]:
+        return [] if self.bounds is None else [("clip", *map(float, self.bounds))]
 
     def block(self, first: int, count: int) -> tuple[Operand, Operand, Operand, Result]:
         """The rows, 1 / scales, zero points, and where integers are written."""
@@ -110,44 +113,35 @@ class _Rows:
             Result(dst, before * self.dst.itemsize),
         )
 
-    def symmetric(self) -> list[Template] | None:
+    def symmetric(self) -> Calls | None:
         """A binary primitive that multiplies, rounds and bounds."""
         src, inverse, _, dst = self.block(0, self.sizes[0])
-        return _all(_binary("mul", src, inverse, dst, self.clip))
+        calls = Primitives("binary")
+        calls.binary("mul", src, inverse, dst, *self.clip)
+        return calls.templates
 
-    def by_primitives(self) -> list[Template] | None:
+    def by_primitives(self) -> Calls | None:
         """Two: the sum, as a post-op of the first, has a reference implementation alone."""
         src, inverse, zero_point, dst = self.block(0, self.sizes[0])
         real = Temporary(0, row_major(self.sizes, torch.float32))
-        return _all(_binary("mul", src, inverse, real), _binary("add", real, zero_point, dst, self.clip))
+        calls = Primitives("binary")
+        calls.binary("mul", src, inverse, real)
+        calls.binary("add", real, zero_point, dst, *self.clip)
+        return calls.templates
 
-    def by_torch(self) -> Iterator[tuple[str, list[Template] | None]]:
+    def by_torch(self) -> Iterator[tuple[str, Calls | None]]:
         """A pass of PyTorch, and a reorder, whose bounds are those of the dtype; of all rows, then of blocks."""
         m, k = self.sizes
         if self.src != torch.float32 or self.bounds is not None or m < MANY_ROWS:
             return
         for size in (m, *equal_blocks(m, k)):
-            calls: list[Template | None] = []
+            calls = Primitives("binary")
             for first in range(0, m, size):
                 src, inverse, zero_point, dst = self.block(first, size)
                 real = Temporary(0, row_major((size, k), torch.float32))
-                calls += [torch_pass(multiply_and_add, zero_point, src, inverse, real), reordering(real, dst, "binary")]
-            yield " behind torch" + (f", in {m // size} blocks" if size < m else ""), _all(*calls)
-
-
-def _all(*calls: Template | None) -> list[Template] | None:
-    """The calls, None where one of them is missing."""
-    found = [call for call in calls if call is not None]
-    return found if len(found) == len(calls) else None
-
-
-def _binary(
-    kind: str, a: Operand | Temporary, b: Operand, dst: Result | Temporary, post_ops: PostOps | None = None
-) -> PrimitiveTemplate | None:
-    """One binary primitive by the first optimized implementation; None where there is none."""
-    args: dict[int, Argument] = {ARG_SRC: a, ARG_SRC_1: b, ARG_DST: dst}
-    descs = a.desc, b.desc, dst.desc
-    return first_optimized(args, "binary", descriptors.binary, kind, *descs, post_ops=post_ops or PostOps())
+                calls.add(torch_pass(multiply_and_add, zero_point, src, inverse, real))
+                calls.reorder(real, dst)
+            yield " behind torch" + (f", in {m // size} blocks" if size < m else ""), calls.templates
 
 
 def _are_within(chosen: fx.Node) -> bool:

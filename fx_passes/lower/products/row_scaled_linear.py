@@ -50,12 +50,7 @@ from fx_passes.lower.products.row_blocks import (
     of_rows,
     torch_pass,
 )
-from fx_passes.lower.products.scales import (
-    Step,
-    reordering,
-    rows_of,
-    with_post_ops,
-)
+from fx_passes.lower.products.scales import Step, first_implementation, reordering, rows_of, with_post_ops
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
     ARG_ATTR_OUTPUT_SCALES,
@@ -159,6 +154,7 @@ class _Layer:
 
     def in_steps(self) -> Iterator[Candidate]:
         """A product, and what makes real numbers of its sums; of all rows, then of blocks."""
+        chain = self.chain()
         folded = any(isinstance(p, BinaryPostOp) and p.full and p.constant is not None for p in self.post_ops)
         for size in (self.of, *(() if folded else equal_blocks(self.of, self.sizes[2]))):
             blocks = [self.block(first, size) for first in range(0, self.of, size)]
@@ -169,7 +165,7 @@ class _Layer:
                     calls: list[Template] = []
                     for block, scale in zip(blocks, scales, strict=True):
                         calls += [*block.shift(), block.product(pd, block.sums, {}), *scale]
-                    yield self.candidate(self.chain(), *calls, blocks=len(blocks))
+                    yield self.candidate(chain, *calls, blocks=len(blocks))
 
     def block(self, first: int, size: int) -> _Layer:
         return replace(self, sizes=(size, *self.sizes[1:]), first=first)
@@ -197,7 +193,7 @@ class _Layer:
         return primitive_template(pd, {**own, **args}, "inner_product", 2 * math.prod(self.sizes))
 
     def candidate(self, chain: Chain, *calls: Template, blocks: int = 1) -> Candidate:
-        implementation = next(call.pd.implementation for call in calls if isinstance(call, PrimitiveTemplate))
+        implementation = first_implementation(calls)
         implementation += f" in {blocks} blocks" if blocks > 1 else ""
         return Candidate(implementation, (*self.srcs, *map(in_memory, chain.srcs)), self.dst, calls)
 

@@ -14,7 +14,7 @@ two ways, and in one of them PyTorch reduces. What is not a number stays in its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from fx_passes.candidates.candidates import (
     Operation,
     PrimitiveTemplate,
     Result,
+    Template,
     Temporary,
     TorchTemplate,
     Weights,
@@ -36,6 +37,7 @@ from fx_passes.candidates.candidates import (
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.primitives import first_optimized
+from fx_passes.lower.products.row_blocks import MANY_ROWS
 from fx_passes.ops.quantized import ASYMMETRIC
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives import descriptors
@@ -46,10 +48,10 @@ from zendnn_cffi.values import dataclass
 
 F32 = torch.float32
 _LARGEST = torch.finfo(F32).max
-_MANY_ROWS = 16  # of fewer PyTorch's reductions are not faster: its calls cost more
 _KINDS = "max", "min", "sum"  # of reductions: what a first stage makes of rows are temporaries 0, 1, 2
 _HIGHEST, _LOWEST, _POISON, _APART = range(3, 7)
 
+Calls = list[PrimitiveTemplate | TorchTemplate]
 Step = tuple[Any, ...]  # kind, alpha, beta of an eltwise; kind, what else it reads of a binary; "sum", scale
 _NEGATIVE: Step = ("clip", -_LARGEST, 0.0)
 _Made = TypeVar("_Made", bound=Temporary | Result)
@@ -72,7 +74,7 @@ class Primitives:
 
     kind: str = "choose_scale"
     by_torch: bool = False
-    templates: list[PrimitiveTemplate | TorchTemplate] | None = field(default_factory=list)
+    templates: Calls | None = field(default_factory=list)
 
     def binary(self, kind: str, a: Argument, b: Argument, dst: Argument, *steps: Step) -> None:
         """Append dst = steps(kind(a, b))."""
@@ -103,16 +105,16 @@ class Primitives:
         key = f"{torch.__version__} {kind} of dimensions {dims}"
         self.add(TorchTemplate(compute, "", True, key, (src, dst), assists=True, kind=self.kind))
 
-    @property
-    def first_implementation(self) -> str:
-        """Of the first primitive; "" where there is none."""
-        return next((t.pd.implementation for t in self.templates or () if isinstance(t, PrimitiveTemplate)), "")
-
     def add(self, template: PrimitiveTemplate | TorchTemplate | None) -> None:
         if template is None or self.templates is None:
             self.templates = None
         else:
             self.templates.append(template)
+
+
+def first_implementation(calls: Iterable[Template]) -> str:
+    """Of the first primitive among calls."""
+    return next(call.pd.implementation for call in calls if isinstance(call, PrimitiveTemplate))
 
 
 def with_post_ops(args: dict[int, Argument], steps: Sequence[Step]) -> tuple[dict[int, Argument], PostOps]:
@@ -304,8 +306,8 @@ def choice(
     for by_torch in ways_of(math.prod(src.dims[:-1])):
         calls = Primitives(by_torch=by_torch)
         append(calls)
-        name = "torch, then primitives" if calls.by_torch else calls.first_implementation
         if calls.templates is not None:
+            name = "torch, then primitives" if by_torch else first_implementation(calls.templates)
             operation.candidates.append(Candidate(name, (src,), dst, tuple(calls.templates)))
     if not operation.candidates:
         raise NotLowered("the library has no primitives that choose its scales")
@@ -314,7 +316,7 @@ def choice(
 
 def ways_of(rows: int) -> tuple[bool, ...]:
     """Who may reduce so many rows: primitives (False), PyTorch (True)."""
-    return (False,) if rows < _MANY_ROWS else (False, True)
+    return (False,) if rows < MANY_ROWS else (False, True)
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:

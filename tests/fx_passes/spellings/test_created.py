@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import zendnn_cffi
-import zendnn_cffi.backend
 from fx_passes.memoize.memoised import Memoised
+from tests.fx_passes.spellings.test_int8_linear import optimized
 
 
 class Positions(nn.Module):
@@ -32,16 +30,6 @@ RANGES: dict[str, Callable[[int], Tensor]] = {
     "step": lambda n: torch.arange(0, 2 * n, 2, device="cpu"),
     "dtype": lambda n: torch.arange(n, dtype=torch.int32, device=torch.device("cpu")),
 }
-
-
-def optimized(model: nn.Module, entry: str, x: Tensor) -> tuple[Any, Any]:
-    if entry == "optimize":
-        fast = zendnn_cffi.optimize(model, (x,), tune="off")
-        return fast, fast
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="zendnn", options={"tune": "off"})
-    compiled(x)
-    return compiled, zendnn_cffi.backend.compiled_modules()[-1]
 
 
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
