@@ -19,6 +19,7 @@ from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.products import fold_products
 from fx_passes.fold.ranks import assume_ranks
 from fx_passes.fold.shapes import fold_shapes
+from fx_passes.fuse.cache_writes import fuse_cache_writes
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
 from fx_passes.fuse.dynamic_quantization import fuse_dynamic_quantization
@@ -75,6 +76,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_post_ops,
     fuse_caches,
     fuse_grouped_heads,
+    fuse_cache_writes,
 )
 
 

@@ -45,6 +45,8 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
 
     unknown  whether functions and modules that nobody knows count as writing to all they are given
     """
+    if node.target in ops.WRITING:
+        return list(node.args[:1])
     if node.op not in ("call_function", "call_method", "call_module") or node.target in ops.VOCABULARY:
         return []
     inputs = node.all_input_nodes
@@ -102,7 +104,7 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
             return inputs[:1] if is_inplace_module(module) and not node.meta.get("out_of_place") else []
         return inputs
     if node.target in ops.COMPUTE or node.target in ops.SHAPE:
-        return []
+        return inputs[:1] if node.target in ops.WRITING else []
     if node.target in INPLACE or node.target is operator.setitem:
         return inputs[:1]
     if isinstance(node.target, torch._ops.OpOverload) and node.target._opname not in _DROPOUTS | {"contiguous"}:
@@ -113,6 +115,16 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
         return inputs[:1] if is_inplace_call(node) else []
     return inputs
+
+
+def written_inputs(graph: fx.Graph) -> tuple[int, ...]:
+    """The numbers of the inputs that operations of the vocabulary write to."""
+    placeholders = enumerate(graph.find_nodes(op="placeholder"))
+    return tuple(
+        number
+        for number, node in placeholders
+        if any(user.target in ops.WRITING and user.args[0] is node for user in node.users)
+    )
 
 
 def is_inplace_call(node: fx.Node) -> bool:
@@ -146,9 +158,10 @@ def _has_inplace_name(name: str) -> bool:
 
 
 def _module_writes(node: fx.Node, module: nn.Module, unknown: bool) -> list[fx.Node]:
-    if node.meta.get("out_of_place") or any(
-        getattr(module, name, False) for name in ("reads_numbers", "writes_nothing")
-    ):
+    written = getattr(module, "written_inputs", None)
+    if written is not None:
+        return [node.args[number] for number in written]
+    if node.meta.get("out_of_place") or getattr(module, "reads_numbers", False):
         return []
     if is_inplace_module(module):
         return node.all_input_nodes[:1]

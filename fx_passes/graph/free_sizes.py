@@ -32,13 +32,17 @@ def growing_nodes(gm: fx.GraphModule) -> set[fx.Node]:
 
 
 def known_sizes(gm: fx.GraphModule) -> set[Any] | None:
-    """The free sizes that a linear, a convolution or the batch has; None where sizes are unknown, or nothing linear."""
+    """The free sizes that a linear, a convolution or the batch has, or a cache that is written to and does not grow.
+
+    None where sizes are unknown, or nothing linear.
+    """
     linears = gm.graph.find_nodes(op="call_function", target=ops.linear)
     if not linears or any("val" not in node.meta for node in linears):
         return None
     inputs = gm.graph.find_nodes(op="placeholder")
     convolutions = [n for n in gm.graph.nodes if is_call(n, ops.convolution, ops.deconvolution)]
-    return set().union(*map(symbols, (*linears, *convolutions)), *map(_batch, inputs))
+    writes = [n for node in gm.graph.nodes if is_call(node, *ops.WRITING) for n in (node, *node.all_input_nodes)]
+    return set().union(*map(symbols, (*linears, *convolutions, *writes)), *map(_batch, inputs))
 
 
 def _batch(node: fx.Node) -> set[Any]:

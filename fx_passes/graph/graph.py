@@ -183,7 +183,8 @@ def remove_dead(graph: fx.Graph) -> bool:
     """
     changed = False
     for node in reversed(graph.nodes):
-        known = node.op == "get_attr" or is_vocabulary(node) or is_call(node, getattr, *(ARITHMETIC - _AUGMENTED))
+        pure = is_vocabulary(node) and node.target not in ops.WRITING
+        known = node.op == "get_attr" or pure or is_call(node, getattr, *(ARITHMETIC - _AUGMENTED))
         known = known or bool(node.meta.get("constant")) or (is_call(node, *_AUGMENTED) and is_shape(node))
         if (known or is_pure(node) or is_unbind(node)) and not node.users:
             graph.erase_node(node)

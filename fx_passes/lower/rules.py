@@ -14,7 +14,7 @@ from fx_passes import ops
 from fx_passes.candidates.candidates import Operation
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.attention.attention import lower_additive_mask, lower_attention, lower_rotary, lower_rotation
-from fx_passes.lower.attention.caches import lower_cached_attention, lower_grow
+from fx_passes.lower.attention.caches import lower_cached_attention, lower_grow, lower_write_at
 from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
 from fx_passes.lower.movement.aliases import VIEWS, add_views
 from fx_passes.lower.movement.concat_bags import lower_concat_bags
@@ -78,6 +78,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.cached_attention: lower_cached_attention,
     ops.additive_mask: lower_additive_mask,
     ops.grow: lower_grow,
+    ops.write_at: lower_write_at,
     ops.rms_norm: lower_rms_norm,
     ops.l2_normalize: lower_l2_normalize,
     ops.rotary: lower_rotary,

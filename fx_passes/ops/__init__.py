@@ -17,7 +17,7 @@ There is a file per family; each operation declares its traits there (`fx_passes
 from __future__ import annotations
 
 from fx_passes.ops import registry
-from fx_passes.ops.attention import additive_mask, attention, cached_attention, grow, rotary, rotation
+from fx_passes.ops.attention import additive_mask, attention, cached_attention, grow, rotary, rotation, write_at
 from fx_passes.ops.constants import (
     add_channels,
     fold_bn_bias,
@@ -73,4 +73,5 @@ SHAPE = having(kind=registry.SHAPE)
 CONSTANT = having(kind=registry.CONSTANT)
 WITH_POST_OPS = having(post_ops=True)
 SEVERAL = having(several=True)
+WRITING = having(writes=True)
 VOCABULARY = frozenset(TRAITS)

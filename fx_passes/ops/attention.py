@@ -1,4 +1,4 @@
-"""Attention, its masks and positions, and caches that grow."""
+"""Attention, its masks and positions, and caches that grow or are written to."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def cached_attention(
 def grow(cache: Tensor, new: Tensor, dim: int) -> Tensor:
     """Return new behind cache along dim: concat, where cache has another size in each call (keys and values)."""
     return torch.cat((cache, new), dim)
+
+
+@op(kind=COMPUTE, light=True, opens_region=False, shape="same", writes=True)
+def write_at(cache: Tensor, index: Tensor, new: Tensor, dim: int) -> Tensor:
+    """Write the slices of new over those of cache at index (int64 [N]) along dim, and return cache."""
+    return cache.index_copy_(dim, index, new)
 
 
 @op(kind=COMPUTE)

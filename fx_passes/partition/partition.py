@@ -82,6 +82,7 @@ def partition(
     before, constants = ordering(gm), constant_nodes(gm.graph)
     for found in find_regions(gm, supported, before, constants):
         members = keep_views_outside(gm, found)
+        read_in_place(members, before)
         call = extract(gm, members, make_region, root if root is not None else gm, constants)
         inherit_ordering(before, set(members), call)
     sort(gm.graph, before)  # once: a graph may have a hundred regions
@@ -190,6 +191,15 @@ def ordering(gm: fx.GraphModule) -> Ordering:
     return before
 
 
+def read_in_place(members: list[fx.Node], before: Ordering) -> None:
+    """Let the outside read what a region writes to, behind it: the written input is no result of the region."""
+    inside = set(members)
+    for writer in (node for node in members if node.target in ops.WRITING):
+        for user in [user for user in writer.users if is_read_outside(user, inside)]:
+            user.replace_input_with(writer, writer.args[0])
+            before.setdefault(user, []).append(writer)
+
+
 def inherit_ordering(before: Ordering, members: set[fx.Node], call: fx.Node) -> None:
     """The call of a region has to follow what its members had to, and comes before what they did."""
     inherited = [first for member in members for first in before.pop(member, ()) if first not in members]
@@ -249,9 +259,8 @@ def replace_by_call(
     """Put one call in place of nodes, and return it."""
     with graph.inserting_after(nodes[-1]):
         call = graph.call_module(name, tuple(inputs))
-    results = [call]
+    results = [call] if len(outputs) == 1 else []
     if len(outputs) > 1:
-        results = []
         for i in reversed(range(len(outputs))):
             with graph.inserting_after(call):
                 results.insert(0, graph.call_function(operator.getitem, (call, i)))

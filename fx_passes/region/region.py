@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from fx_passes.aliasing.effects import written_inputs
 from fx_passes.candidates.candidates import EXPONENTIALS
 from fx_passes.candidates.specs import TensorSpec, evaluate_constants
 from fx_passes.graph.free_sizes import growing_inputs
@@ -67,8 +68,6 @@ class ZenRegion(nn.Module):
     constants  parameters by the names that graph's get_attr nodes have
     """
 
-    writes_nothing = True  # for fx_passes.aliasing.effects: what it is given stays as it is
-
     def __init__(
         self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str, options: RegionOptions
     ) -> None:
@@ -83,6 +82,7 @@ class ZenRegion(nn.Module):
         self.programs = Programs(self._packs_too_much)
         self._borrowed = Borrowed()
         self._plain: Interpreter | None = None
+        self.written_inputs = written_inputs(graph)  # for fx_passes.aliasing.effects
         self._masks = mask_inputs(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
         self._growing = {placeholders.index(node): dim for node, dim in growing_inputs(graph).items()}

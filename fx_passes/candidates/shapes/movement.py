@@ -99,4 +99,14 @@ def grow(cache: TensorSpec, new: TensorSpec, dim: int) -> TensorSpec:
     return concat((cache, new), dim)
 
 
+def write_at(cache: TensorSpec, index: TensorSpec, new: TensorSpec, dim: int) -> TensorSpec:
+    """ops.write_at."""
+    check_dim(cache, dim)
+    written = list(cache.shape)
+    written[dim] = index.shape[0]
+    if index.ndim != 1 or index.dtype != torch.int64 or new.shape != tuple(written) or new.dtype != cache.dtype:
+        raise Unclear
+    return cache
+
+
 VIEWED = (ops.permute, ops.transpose, ops.narrow, ops.index, ops.unsqueeze, ops.expand, *ops.PIECES)

@@ -96,6 +96,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.take_rows: rows.take_rows,
     ops.concat: movement.concat,
     ops.grow: movement.grow,
+    ops.write_at: movement.write_at,
     ops.reshape: movement.reshape,
     ops.reshape_as: movement.reshape_as,
     ops.flatten: movement.flatten,

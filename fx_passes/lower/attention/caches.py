@@ -1,4 +1,4 @@
-"""A growing key-value cache and the attention over it, by PyTorch: one program serves every length.
+"""A key-value cache, and the attention over one that grows, by PyTorch: one program serves every length.
 
 Their calls get the tensors of the run as they are. A step of decoding reads each cache once and has a row or a few of
 queries: memory sets the time, not the kernel. Except for one query per head in bf16: there making a long cache float32
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 from torch.nn.functional import scaled_dot_product_attention
 
-from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate
-from fx_passes.candidates.layouts import strided
+from fx_passes.candidates.candidates import Candidate, Operand, Operation, Result, TorchTemplate
+from fx_passes.candidates.layouts import is_known_dtype, strided
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.attention.attention import as_it_lies
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout
@@ -46,6 +46,25 @@ def lower_grow(node: fx.Node, context: LoweringContext) -> Operation:
     srcs = eager_layout(cache), as_it_lies(nodes[1], context, context.dtype(new))
     candidate = Candidate("torch", srcs, eager_layout(spec), (TorchTemplate(grow, "", True, allocate=allocate),))
     return Operation(node, node.name, "grow", nodes, spec, [candidate])
+
+
+def lower_write_at(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.write_at: the result is the cache, an input of the region, where it lies."""
+    arguments, spec = context.values.arguments(node), context.values.specs[node]
+    nodes = arguments["cache"], arguments["index"], arguments["new"]
+    cache, index, new = (context.tensor(n, "an operand") for n in nodes)
+    if spec.strides != cache.strides:
+        raise NotLowered("a cache whose elements share memory")
+    dim = arguments["dim"]
+
+    def write(index: Tensor, new: Tensor, cache: Tensor) -> None:
+        cache.index_copy_(dim, index, new if new.dtype == cache.dtype else new.to(cache.dtype))
+
+    dtype = context.dtype(new) if is_known_dtype(new.dtype) else new.dtype
+    srcs = eager_layout(cache), eager_layout(index), as_it_lies(nodes[2], context, dtype)
+    template = TorchTemplate(write, "", True, args=(Operand(1), Operand(2), Result()))
+    candidate = Candidate("torch", srcs, srcs[0], (template,), overwrites=0)
+    return Operation(node, node.name, "write_at", nodes, spec, [candidate])
 
 
 def lower_cached_attention(node: fx.Node, context: LoweringContext) -> Operation:

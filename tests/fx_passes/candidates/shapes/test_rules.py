@@ -153,6 +153,7 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ops.take_rows: [((TOKENS, IDS), {}), ((HEADS, IDS), {})],
     ops.concat: [(((X, X), 1), {}), (((Y, Y), 1), {}), (((TOKENS, tensor(2, 1, 8)), 1), {})],
     ops.grow: [((tensor(2, 4, 5, 8), tensor(2, 4, 1, 8), 2), {})],
+    ops.write_at: [((tensor(2, 4, 5, 8), torch.tensor([3]), tensor(2, 4, 1, 8), 2), {})],
     ops.reshape: [((X, (2, -1)), {}), ((Y, (2, -1)), {}), ((HEADS, (2, 4, 40)), {})],
     ops.reshape_as: [((X, tensor(2, 8, 63)), {})],
     ops.flatten: [((X, 1), {}), ((Y, 1), {}), ((last(1, 8, 1, 1), 1), {}), ((X, 0, 0), {}), ((TOKENS,), {})],

@@ -1,0 +1,66 @@
+"""Writes to a key-value cache of a fixed size become vocabulary, so that a region goes on across them.
+
+Before: cache.index_copy_(dim, index, new) ... attention(q, cache, ...)            cache an input of the graph
+After:  written = ops.write_at(cache, index, new, dim) ... attention(q, written, ...)
+
+The cache must be written to once, and be read afterwards alone: then a region may repeat the write without harm, and
+what it reads tells the order. A decoder has one region for all layers so, where it had one for each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import argument, constant_nodes, finish, is_call, is_shape
+
+_FUNCTIONS = (torch.ops.aten.index_copy_.default, torch.Tensor.index_copy_)
+
+
+def fuse_cache_writes(gm: fx.GraphModule) -> fx.GraphModule:
+    """Respell every write to an input that nothing reads before."""
+    found = [node for node in gm.graph.nodes if _is_index_copy(node)]
+    if not found:
+        return gm
+    aliasing, constants = Aliasing(gm), constant_nodes(gm.graph)
+    for node in found:
+        arguments = match_write(node, aliasing)
+        if arguments is not None and not any(each in constants for each in arguments[1:3]):
+            _respell(node, arguments, aliasing)
+    return finish(gm)
+
+
+def match_write(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, fx.Node, fx.Node, int] | None:
+    """(cache, index, new, dim) of a write that may become vocabulary."""
+    cache = node.args[0]
+    dim, index, new = (argument(node, place, name) for place, name in ((1, "dim"), (2, "index"), (3, "source")))
+    if not all(isinstance(each, fx.Node) for each in (cache, index, new)) or type(dim) is not int:
+        return None
+    value = cache.meta.get("val")
+    if cache.op != "placeholder" or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return None
+    members = aliasing.members(cache)
+    writers = [writer for writer, written in aliasing.writers.items() if any(each in members for each in written)]
+    if writers != [node]:
+        return None
+    readers = [reader for reader in aliasing.readers(cache) if reader is not node and not is_shape(reader)]
+    if any(aliasing.order[reader] < aliasing.order[node] for reader in readers):
+        return None
+    return cache, index, new, dim
+
+
+def _is_index_copy(node: fx.Node) -> bool:
+    return (node.op == "call_method" and node.target == "index_copy_") or is_call(node, *_FUNCTIONS)
+
+
+def _respell(node: fx.Node, arguments: tuple[Any, ...], aliasing: Aliasing) -> None:
+    """Let node be vocabulary, and everybody else read what it returns."""
+    cache = arguments[0]
+    node.meta.setdefault("source", str(node.target))
+    node.op, node.target, node.args, node.kwargs = "call_function", ops.write_at, arguments, {}
+    node.meta["val"] = cache.meta["val"]
+    cache.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and not is_shape(user))
