@@ -19,7 +19,6 @@ from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.products import fold_products
 from fx_passes.fold.ranks import assume_ranks
 from fx_passes.fold.shapes import fold_shapes
-from fx_passes.fuse.cache_writes import fuse_cache_writes
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
 from fx_passes.fuse.dynamic_quantization import fuse_dynamic_quantization
@@ -39,6 +38,7 @@ from fx_passes.memoize.per_size import memoize_sizes
 from fx_passes.memoize.shared_masks import note_unwritten_masks, share_masks
 from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
+from fx_passes.normalize.cache_writes import spell_cache_writes
 from fx_passes.normalize.created import renew_created
 from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
@@ -54,6 +54,7 @@ Pass = Callable[[fx.GraphModule], fx.GraphModule]
 
 PASSES: tuple[Pass, ...] = (
     renew_created,
+    spell_cache_writes,
     normalize,
     assume_ranks,
     fold_casts,
@@ -76,7 +77,6 @@ PASSES: tuple[Pass, ...] = (
     fuse_post_ops,
     fuse_caches,
     fuse_grouped_heads,
-    fuse_cache_writes,
 )
 
 

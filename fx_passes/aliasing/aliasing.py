@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fx_passes import ops
 from fx_passes.aliasing.effects import aliases, is_inplace_call, is_inplace_module, writes
 from fx_passes.graph.graph import get_attribute
 from fx_passes.graph.inference import dtype
@@ -31,6 +32,7 @@ class Aliasing:
         self._parent: dict[fx.Node, fx.Node] = {}
         self._members: dict[fx.Node, list[fx.Node]] = {}
         self._written: set[fx.Node] = set()
+        self._written_unspelled: set[fx.Node] = set()
         if self.writers:  # else who shares memory matters to few passes
             self._join_all()
 
@@ -45,6 +47,8 @@ class Aliasing:
         for node in self.order:
             self._members.setdefault(self._find(node), []).append(node)
         self._written = {self._find(n) for written in self.writers.values() for n in written}
+        unspelled = [written for node, written in self.writers.items() if node.target not in ops.WRITING]
+        self._written_unspelled = {self._find(n) for written in unspelled for n in written}
 
     def members(self, node: fx.Node) -> list[fx.Node]:
         """Nodes that may share memory with node, itself among them. Without writers, ask before the first edit."""
@@ -55,6 +59,10 @@ class Aliasing:
     def is_written(self, node: fx.Node) -> bool:
         """Whether some node writes to memory that node may share."""
         return bool(self.writers) and node in self.order and self._find(node) in self._written
+
+    def is_written_unspelled(self, node: fx.Node) -> bool:
+        """As is_written, but by others than operations of the vocabulary: who reads the memory reads their results."""
+        return bool(self.writers) and node in self.order and self._find(node) in self._written_unspelled
 
     def is_written_after(self, node: fx.Node, place: fx.Node) -> bool:
         """Whether some node further down than place writes to memory that node may share."""

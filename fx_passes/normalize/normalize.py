@@ -158,7 +158,7 @@ class Normalizer:
         if isinstance(built, Alias):
             node.replace_all_uses_with(built.value)
             self.graph.erase_node(node)
-        elif isinstance(built, Call) and not (built.op in ops.MOVEMENT and self.aliasing.is_written(node)):
+        elif isinstance(built, Call) and not (built.op in ops.MOVEMENT and self.aliasing.is_written_unspelled(node)):
             node.meta.setdefault("source", self.describe(node))
             made: dict[int, fx.Node] = {}
             args = tuple(self.materialize(argument, node, made) for argument in built.args)

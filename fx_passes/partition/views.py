@@ -4,6 +4,7 @@
     After:  y in the region; v = y.flatten(1) behind it
 
 Whoever writes to y afterwards finds it in v. A view that the region reads itself is there twice.
+Of an input that the region writes to, all views that are read outside stay there.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ _SEVERAL = ops.having(several=True)
 
 
 def keep_views_outside(gm: fx.GraphModule, nodes: list[fx.Node]) -> list[fx.Node]:
-    """Return the nodes of a region, in order, without views that the graph returns beside what they are views of."""
+    """Return the nodes of a region, in order, without views that share memory with what is outside of it."""
     inside = dict.fromkeys(nodes)
     base = _bases(inside)
     returned = [node for node in nodes if _is_returned(node, inside)] if base else []
     sharing = Counter(base.get(node, node) for node in returned)
     twins: dict[fx.Node, fx.Node] = {}
-    for node in returned:
-        if node in base and sharing[base[node]] > 1:
+    for node in nodes:
+        if node not in base or not any(is_read_outside(user, inside) for user in node.users):
+            continue
+        if base[node].target in ops.WRITING or (node in returned and sharing[base[node]] > 1):
             twin = _twin(gm.graph, node, inside, base, twins)
             made = {*twins.values()}
             node.replace_all_uses_with(

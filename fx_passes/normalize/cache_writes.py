@@ -18,11 +18,12 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import argument, constant_nodes, finish, is_call, is_shape
 
+_SIZES = ("size", "numel", "stride", "dim", "ndimension", "sym_size", "sym_numel", "sym_stride", "getattr")
 _FUNCTIONS = (torch.ops.aten.index_copy_.default, torch.Tensor.index_copy_)
 
 
-def fuse_cache_writes(gm: fx.GraphModule) -> fx.GraphModule:
-    """Respell every write to an input that nothing reads before."""
+def spell_cache_writes(gm: fx.GraphModule) -> fx.GraphModule:
+    """Respell every write to an input that nothing reads before. Before normalize: views of it are vocabulary then."""
     found = [node for node in gm.graph.nodes if _is_index_copy(node)]
     if not found:
         return gm
@@ -47,7 +48,7 @@ def match_write(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, fx.Node, fx
     writers = [writer for writer, written in aliasing.writers.items() if any(each in members for each in written)]
     if writers != [node]:
         return None
-    readers = [reader for reader in aliasing.readers(cache) if reader is not node and not is_shape(reader)]
+    readers = [reader for reader in aliasing.readers(cache) if reader is not node and not _asks_size(reader)]
     if any(aliasing.order[reader] < aliasing.order[node] for reader in readers):
         return None
     return cache, index, new, dim
@@ -57,10 +58,16 @@ def _is_index_copy(node: fx.Node) -> bool:
     return (node.op == "call_method" and node.target == "index_copy_") or is_call(node, *_FUNCTIONS)
 
 
+def _asks_size(node: fx.Node) -> bool:
+    """Whether node asks for something about a tensor that no write changes."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "").partition(".")[0]
+    return is_shape(node) or (name in _SIZES and not isinstance(node.meta.get("val", node), torch.Tensor | fx.Node))
+
+
 def _respell(node: fx.Node, arguments: tuple[Any, ...], aliasing: Aliasing) -> None:
     """Let node be vocabulary, and everybody else read what it returns."""
     cache = arguments[0]
     node.meta.setdefault("source", str(node.target))
     node.op, node.target, node.args, node.kwargs = "call_function", ops.write_at, arguments, {}
     node.meta["val"] = cache.meta["val"]
-    cache.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and not is_shape(user))
+    cache.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and not _asks_size(user))

@@ -16,7 +16,7 @@ import zendnn_cffi
 from fx_passes import ops
 from fx_passes.aliasing.effects import aliases, writes
 from fx_passes.aliasing.inputs import WrittenInputs
-from fx_passes.fuse.cache_writes import fuse_cache_writes
+from fx_passes.normalize.cache_writes import spell_cache_writes
 from tests.support.graphs import after, check_twice, count
 
 HEADS, DEPTH, SIZE = 2, 8, 12
@@ -135,19 +135,19 @@ def _kinds(fast: Any) -> list[str]:
 
 @pytest.mark.parametrize("example", RECOGNISED)
 def test_recognised(example: str) -> None:
-    gm = after("fuse_cache_writes", Layer(RECOGNISED[example]).eval(), (token(), *caches(), place(3)))
+    gm = after("normalize", Layer(RECOGNISED[example]).eval(), (token(), *caches(), place(3)))
     (attention,) = gm.graph.find_nodes(op="call_function", target=ops.attention)
     assert all(operand.target is ops.write_at for operand in attention.args[1:3])
     for node in gm.graph.find_nodes(op="call_function", target=ops.write_at):
         assert writes(node, gm) == aliases(node, gm) == [node.args[0]]
-    check_twice(gm, fuse_cache_writes)
+    check_twice(gm, spell_cache_writes)
 
 
 @pytest.mark.parametrize("miss", MISSES)
 def test_not_taken_for_it(miss: str) -> None:
     """A region may write twice what it writes: what was there before must not matter to it."""
     model, inputs = Layer(MISSES[miss]).eval(), (token(), *caches(), place(3))
-    assert not count(after("fuse_cache_writes", model, inputs))["write_at"]
+    assert not count(after("spell_cache_writes", model, inputs))["write_at"]
     fast = zendnn_cffi.optimize(model, inputs, tune="off")
     for step in range(2):
         mine, theirs = caches(seed=step), caches(seed=step)
@@ -223,6 +223,50 @@ def test_bf16_inside_and_a_cache_in_float32() -> None:
         assert_close(cache, other, rtol=0.05, atol=0.05)
         rest = [i for i in range(SIZE) if i != 5]
         assert torch.equal(cache[:, :, rest], first[:, :, rest]), "nothing else is rounded"
+
+
+def softcapped(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, index: Tensor) -> Tensor:
+    """Attention that is written out, over heads that are repeated."""
+    keys.index_copy_(2, index, k[:, :1])
+    values.index_copy_(2, index, v[:, :1])
+    wide = [c[:, :, None].expand(-1, -1, HEADS, -1, -1).reshape(-1, HEADS, SIZE, DEPTH) for c in (keys, values)]
+    scores = torch.tanh(q @ wide[0].transpose(2, 3) / 5) * 5
+    return scores.softmax(-1) @ wide[1]
+
+
+def test_views_of_a_cache_belong_to_the_region() -> None:
+    model = Layers(softcapped).eval()
+    given = [[c[:, :1].clone() for c in caches(3)] for _ in range(3)]
+    fast = zendnn_cffi.optimize(model, (token(), place(3), *given[0]), tune="off", dynamic=False)
+    for step in range(2):
+        with torch.no_grad():
+            assert_close(fast(token(), place(step), *given[1]), model(token(), place(step), *given[2]))
+        assert_close(given[1], given[2])
+    assert len(fast.regions()) == 1 and _kinds(fast).count("write_at") == 6
+
+
+@pytest.mark.parametrize("is_read_inside", [False, True])
+def test_a_view_that_is_returned_shares_memory(is_read_inside: bool) -> None:
+    class Returned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k, self.after = nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor, keys: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+            if x.shape[0] > 99:
+                x = x * 1
+            keys.index_copy_(2, index, self.k(x).view(1, 1, HEADS, DEPTH).transpose(1, 2))
+            seen = keys.transpose(1, 2)
+            return (self.after(seen.flatten(2)) if is_read_inside else x + 1), seen
+
+    model = Returned().eval()
+    fast = zendnn_cffi.optimize(model, (token(), caches()[0], place(3)), tune="off")
+    (mine, _), (theirs, _) = caches(), caches()
+    with torch.no_grad():
+        actual, expected = fast(token(), mine, place(5)), model(token(), theirs, place(5))
+    assert_close(actual, expected)
+    assert actual[1].data_ptr() == mine.data_ptr() and actual[1].stride() == expected[1].stride()
+    assert_close(mine, theirs)
 
 
 def test_what_lies_outside_reads_the_cache_itself() -> None:
