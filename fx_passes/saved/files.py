@@ -28,7 +28,7 @@ def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Seque
     path    the file; a safetensors file, in which any reader finds the parameters by their names. It replaces one that
             is there in one step.
     Raises  TypeError for another module; ValueError where the graph calls code that a file does not hold (a submodule
-            that stays plain PyTorch, functions that are not PyTorch's): optimize what torch.export.export returns,
+            of the user's that stays plain PyTorch, functions not PyTorch's): optimize what torch.export.export returns,
             which holds operators alone. OSError.
     Warns   UserWarning for each further kind of call whose graph a file does not hold, with the reason. The others are
             in the file.

@@ -61,5 +61,7 @@ class PlainGraph:
     def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if node.op != "call_module":
             return call_node(node, args, kwargs)
-        part: Any = self._parts[str(node.target)]
+        part: Any = self._parts.get(str(node.target))
+        if part is None:  # a layer of PyTorch's
+            return self.traced.root.get_submodule(str(node.target))(*args, **kwargs)
         return run(part.graph, part.constants, args)  # by the parameters as they are: parts keep what was made of them
