@@ -30,7 +30,7 @@ from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.parts import decode_part, encode_part
 from fx_passes.saved.plain_run import PlainGraph
 from fx_passes.saved.released import assembled, keep_parts
-from fx_passes.saved.signatures import SavedPrograms, encode_lowered
+from fx_passes.saved.signatures import SavedPrograms, encode_lowered, saved_for, signatures_in
 from fx_passes.saved.tree import Restored, check_reads, decode_tree, encode_tree, is_layer
 from fx_passes.trace.traced import WHOLE, Traced
 from zendnn_cffi.primitives.verification.records import machine
@@ -189,7 +189,8 @@ def _decode_graph(
     if clashing := row["parts"].keys() & root._modules.keys():
         raise FileError(f"{sorted(clashing)} are parts and submodules at once")
     parts = {name: decode_part(name, part, root, layouts, tensors) for name, part in row["parts"].items()}
-    return _restored(traced, {key: row[key] for key in ("graph", "parts")}, number, parts)
+    document = {"graph": row["graph"], "parts": row["parts"], "signatures": signatures_in(row["programs"])}
+    return _restored(traced, document, number, parts)
 
 
 def build_restored(traced: Traced, *, document: Mapping[str, Any], number: int) -> OptimizedModule:
@@ -213,6 +214,9 @@ def _restored(
     called = {str(node.target) for node in graph.find_nodes(op="call_module")} - parts.keys()
     if missing := [name for name in sorted(called) if not is_layer(root, name)]:
         raise FileError(f"the graph calls {missing}, which are not in the file")
+    for name, signatures in document["signatures"].items():
+        region: Any = parts[name]
+        region.saved_for = saved_for(signatures)
     gm = assembled(traced, build_restored, {"document": document, "number": number}, graph, parts)
     root.plain_run.graphs[number] = PlainGraph(traced, graph, parts)
     return gm

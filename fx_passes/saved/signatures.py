@@ -11,7 +11,7 @@ import torch
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import NotLowered
 from fx_passes.plan.prepack import as_it_lies, layout_digest
-from fx_passes.region.keep import ToKeep
+from fx_passes.region.keep import SavedFor, ToKeep
 from fx_passes.region.lowered import LoweredRegion, sliced
 from fx_passes.region.region import ZenRegion
 from fx_passes.saved.encoding import decode, encode
@@ -59,6 +59,17 @@ def encode_lowered(
         weights.append([*key, name])
     size = program.slice_size if isinstance(program, SlicedProgram) else None
     return {**row, "slice": size, "weights": weights, "program": encode_program(kept.lowered, layouts)}
+
+
+def signatures_in(programs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """What the rows that encode_lowered returned are for, by region."""
+    keys = ("threads", "inputs", "kinds")
+    return {name: [{key: row[key] for key in keys} for row in rows] for name, rows in programs.items()}
+
+
+def saved_for(rows: Sequence[Mapping[str, Any]]) -> tuple[SavedFor, ...]:
+    """The same as a region has it."""
+    return tuple(SavedFor(int(row["threads"]), tuple(_inputs_of(row)), tuple(row["kinds"])) for row in rows)
 
 
 class SavedPrograms:
