@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -253,6 +256,9 @@ def test_a_module_is_saved_for_the_workers_threads() -> None:
         ({"kind": "fibres"}, ValueError, "kind must be"),
         ({"cores": []}, ValueError, "cores must name"),
         ({"cores": [0, 0]}, ValueError, "cores must name"),
+        ({"cores": [CORES[0], 100_000]}, ValueError, r"may not run on the CPUs \[100000\]"),
+        ({"cores": [CORES[0], 100_000], "kind": "threads"}, ValueError, r"may not run on the CPUs \[100000\]"),
+        ({"cores": [-1]}, ValueError, r"may not run on the CPUs \[-1\]"),
     ),
 )
 def test_bad_arguments(
@@ -260,6 +266,54 @@ def test_bad_arguments(
 ) -> None:
     with pytest.raises(error, match=message):
         instances(saved[0], **arguments)
+
+
+def test_results_can_be_written_to_and_used_in_training(any_kind: Instances, saved: tuple[str, nn.Module]) -> None:
+    x = noise(1, 3, 8, 8)
+    result = any_kind(x)
+    result.add_(1)
+    weight = torch.ones(5, requires_grad=True)
+    (result * weight).sum().backward()
+    torch.testing.assert_close(weight.grad, saved[1](x)[0].detach() + 1, atol=1e-5, rtol=1e-5)
+
+
+def test_map_takes_inputs_as_they_are_needed(any_kind: Instances, saved: tuple[str, nn.Module]) -> None:
+    taken: list[int] = []
+
+    def inputs() -> Iterator[torch.Tensor]:
+        for number in itertools.count():
+            taken.append(number)
+            yield torch.full((1, 3, 8, 8), float(number))
+
+    results = list(itertools.islice(any_kind.map(inputs()), 30))
+    for number, result in enumerate(results):
+        expected = saved[1](torch.full((1, 3, 8, 8), float(number)))
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-5)
+    assert len(taken) < 60
+
+
+def test_a_forked_child_is_told_and_ends_nothing() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(64, 64).eval(), noise(2, 64)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(x)
+    with instances(fast, n=1, cores=CORES[:1]) as found:
+        found(x)
+        child = os.fork()
+        if not child:
+            try:
+                with found, pytest.raises(RuntimeError, match="make new ones after a fork"):
+                    found.submit(x)
+                weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # what a child that ends by itself does
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        (pid,) = found.pids
+        os.kill(pid, signal.SIGKILL)
+        torch.testing.assert_close(found(x), model(x), atol=1e-5, rtol=1e-5)  # its file is still there
+        folder = Path(found._path).parent
+    assert not folder.exists()
 
 
 def test_bad_files(tmp_path: Path) -> None:
