@@ -6,6 +6,8 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -314,6 +316,44 @@ def test_a_forked_child_is_told_and_ends_nothing() -> None:
         torch.testing.assert_close(found(x), model(x), atol=1e-5, rtol=1e-5)  # its file is still there
         folder = Path(found._path).parent
     assert not folder.exists()
+
+
+_SCRIPT = """
+import os, sys
+import torch
+import zendnn_cffi
+from beside_the_script import Text
+
+x = torch.load("x")
+os.chdir("there")
+with zendnn_cffi.instances(sys.argv[1], n=1, cores=[min(os.sched_getaffinity(0))]) as made:
+    torch.save(made(Text(x)), "../result")
+"""
+_CLASS = """
+class Text:
+    def __init__(self, value): self.value = value
+    def __reduce__(self): return value_of, (Text, self.value)
+
+def value_of(cls, value): return value
+"""
+
+
+def test_workers_find_what_this_process_finds_and_nothing_else(saved: tuple[str, nn.Module], tmp_path: Path) -> None:
+    """Modules beside a script are there; files of the current folder take no library's place."""
+    x = noise(1, 3, 8, 8)
+    torch.save(x, tmp_path / "x")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "app" / "script.py").write_text(_SCRIPT)
+    (tmp_path / "app" / "beside_the_script.py").write_text(_CLASS)
+    for name in ("numpy", "select", "queue"):
+        (tmp_path / "there" / f"{name}.py").write_text("raise RuntimeError('the file of another')")
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))))
+    subprocess.run(
+        [sys.executable, str(tmp_path / "app" / "script.py"), saved[0]], cwd=tmp_path, check=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    torch.testing.assert_close(torch.load(tmp_path / "result"), saved[1](x).detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_bad_files(tmp_path: Path) -> None:
