@@ -33,6 +33,8 @@ from fx_passes.saved.released import assembled, keep_parts
 from fx_passes.saved.signatures import SavedPrograms, encode_lowered, saved_for, signatures_in
 from fx_passes.saved.tree import Restored, check_reads, decode_tree, encode_tree, is_layer
 from fx_passes.trace.traced import WHOLE, Traced
+from zendnn_cffi.engine.library import is_available, unavailable_reason
+from zendnn_cffi.errors import LibraryError
 from zendnn_cffi.primitives.verification.records import machine
 from zendnn_cffi.values import dataclass
 
@@ -144,7 +146,13 @@ def _check_layer(gm: OptimizedModule, name: str) -> None:
 
 
 def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> OptimizedModule:
-    """Return the module that encode_module took apart. Raises FileError for what it did not write."""
+    """Return the module that encode_module took apart: plain PyTorch, where there is no library.
+
+    Raises FileError for what encode_module did not write; LibraryError for released parameters without a library.
+    """
+    if document.get("released") is True and not is_available():
+        what = "the file holds packed weights alone, and what packed them is not here"
+        raise LibraryError(f"{what}: {unavailable_reason()}")
     try:
         rows = [document, *_further(document)]
         root, layouts = decode_tree(document["tree"], tensors), Layouts(document["layouts"])
@@ -155,7 +163,9 @@ def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
         gm.begin_watch()
         for module in further:
             gm.call_kinds.adopt(gm, module)
-        if document["machine"] == machine():
+        if not is_available():
+            pass
+        elif document["machine"] == machine():
             for module, row in zip((gm, *further), rows, strict=True):
                 _give_programs(module, row["programs"], layouts, tensors)
         else:

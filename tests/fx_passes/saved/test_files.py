@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -510,3 +511,34 @@ def test_saved_on_another_kind_of_cpu_it_is_saved_for_the_same_calls(
     known = region.known
     torch.testing.assert_close(loaded(x), expected)
     assert known.used == 1
+
+
+_WITHOUT_A_LIBRARY = """
+import sys, warnings, torch, zendnn_cffi
+folder = sys.argv[1]
+x, expected = torch.load(folder + "/expected")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    loaded = zendnn_cffi.load(folder + "/m")
+assert any("runs in plain PyTorch" in str(each.message) for each in caught)
+torch.testing.assert_close(loaded(x), expected)
+try:
+    zendnn_cffi.load(folder + "/released")
+except zendnn_cffi.LibraryError as error:
+    assert "packed weights alone" in str(error) and "no such file" in str(error)
+else:
+    raise AssertionError("released parameters are nowhere")
+"""
+
+
+def test_without_a_library_it_is_plain_pytorch(tmp_path: Path) -> None:
+    model, x = block(), noise(1, 3, 32, 32)
+    for name, releases in (("m", False), ("released", True)):
+        fast = zendnn_cffi.optimize(model, tune="off", release_weights=releases)
+        fast(x)
+        zendnn_cffi.save(fast, tmp_path / name)
+    torch.save((x, block()(x).detach()), tmp_path / "expected")
+    subprocess.run(
+        [sys.executable, "-c", _WITHOUT_A_LIBRARY, str(tmp_path)], cwd=Path(__file__).parents[3], check=True,
+        env=os.environ | {"ZENDNN_CFFI_LIBRARY": str(tmp_path / "nowhere.so")},
+    )  # fmt: skip
