@@ -166,8 +166,9 @@ def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
         if not is_available():
             pass
         elif document["machine"] == machine():
+            told = set[int]()
             for module, row in zip((gm, *further), rows, strict=True):
-                _give_programs(module, row["programs"], layouts, tensors)
+                _give_programs(module, row["programs"], layouts, tensors, told)
         else:
             log.warning(
                 "saved on %s, loaded on %s: implementations are chosen, and weights packed, again in the first call."
@@ -237,6 +238,7 @@ def _give_programs(
     programs: Mapping[str, Sequence[Mapping[str, Any]]],
     layouts: Layouts,
     tensors: Mapping[str, torch.Tensor],
+    told: set[int],
 ) -> None:
     """Let regions have the programs and the packed weights of the file."""
     for name, rows in programs.items():
@@ -246,4 +248,4 @@ def _give_programs(
             for key, digest, transposed, source in row.get("weights", ()):
                 given[key, digest, transposed] = tensors[source]
         region.weights.give(given)
-        region.known = SavedPrograms(rows, layouts)
+        region.known = SavedPrograms(rows, layouts, told)

@@ -481,11 +481,13 @@ def test_saved_again_without_a_call_it_is_the_same_file(how: str, tmp_path: Path
         assert known.used == used
 
 
-def test_saved_again_for_another_number_of_threads(tmp_path: Path) -> None:
+def test_saved_again_for_another_number_of_threads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fast, x, before = zendnn_cffi.optimize(block(), tune="off"), noise(1, 3, 32, 32), torch.get_num_threads()
     expected = fast(x)
     zendnn_cffi.save(fast, tmp_path / "m")
-    zendnn_cffi.save(zendnn_cffi.load(tmp_path / "m"), tmp_path / "one", threads=[1])
+    with caplog.at_level(logging.WARNING, "zendnn_cffi.saved"):
+        zendnn_cffi.save(zendnn_cffi.load(tmp_path / "m"), tmp_path / "one", threads=[1])
+    assert not caplog.records
     loaded = zendnn_cffi.load(tmp_path / "one")
     (region,) = loaded.regions().values()
     known = region.known
@@ -542,3 +544,31 @@ def test_without_a_library_it_is_plain_pytorch(tmp_path: Path) -> None:
         [sys.executable, "-c", _WITHOUT_A_LIBRARY, str(tmp_path)], cwd=Path(__file__).parents[3], check=True,
         env=os.environ | {"ZENDNN_CFFI_LIBRARY": str(tmp_path / "nowhere.so")},
     )  # fmt: skip
+
+
+def test_another_number_of_threads_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Two(nn.Module):  # two regions
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(self.second(torch.sort(F.relu(self.first(x))).values))
+
+    torch.manual_seed(0)
+    model, x, before = Two().eval(), noise(4, 16), torch.get_num_threads()
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m", threads=[2, 3])
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    assert len(loaded.regions()) == 2
+    try:
+        for threads in (2, 1, 1):
+            torch.set_num_threads(threads)
+            with caplog.at_level(logging.WARNING, "zendnn_cffi.saved"):
+                torch.testing.assert_close(loaded(x), model(x))
+                torch.testing.assert_close(loaded(noise(5, 16)), model(noise(5, 16)))  # other inputs: nothing to tell
+    finally:
+        torch.set_num_threads(before)
+    (told,) = [record.getMessage() for record in caplog.records if "threads" in record.getMessage()]
+    assert told.startswith("saved for 2, 3 threads, called with 1:") and "threads=[2, 3, 1]" in told
