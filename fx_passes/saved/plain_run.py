@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
@@ -25,8 +26,13 @@ class PlainRun:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graphs = list(self.graphs.values())
         for graph in graphs:
-            if (arranged := graph.traced.arrange(args, kwargs)) is not None:
+            if (arranged := graph.traced.arrange(args, kwargs, may_ask=True)) is not None:
                 return graph(arranged)
+        if torch.is_autocast_enabled("cpu"):
+            raise ValueError(
+                "this module, from a file, was traced without autocast, under which its forward may compute something"
+                " else: optimize the original with dtype=torch.bfloat16, or call it under autocast"
+            )
         known = "; ".join(dict.fromkeys(f"({graph.traced.calls})" for graph in graphs))
         raise ValueError(
             "this module was saved for other arguments: call the original with these, before it is saved, or optimize"
