@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.interpreter import call_node, run
 from fx_passes.trace.guards import Call
-from fx_passes.trace.traced import Traced
+from fx_passes.trace.traced import Traced, forward_signature
 
 
 class PlainRun:
@@ -28,6 +28,7 @@ class PlainRun:
         for graph in graphs:
             if (arranged := graph.traced.arrange(args, kwargs, may_ask=True)) is not None:
                 return graph(arranged)
+        forward_signature(graphs[0].traced.root).bind(*args, **kwargs)  # TypeError, as the model's own forward has it
         if torch.is_autocast_enabled("cpu"):
             raise ValueError(
                 "this module, from a file, was traced without autocast, under which its forward may compute something"

@@ -196,10 +196,19 @@ class Traced:
             return args, {name: kwargs[name] for name in by_name}
         expected = [*list(self.parameters)[: len(by_position)], *by_name]
         values = self._named(args, kwargs)
-        if self._has_var_positional or values.keys() != set(expected):
+        if self._has_var_positional or values.keys() != set(expected) or not self._may_be_called(args, kwargs):
             return None
         n = len(by_position)
         return tuple(values[name] for name in expected[:n]), {name: values[name] for name in expected[n:]}
+
+    def _may_be_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether no argument is given twice, or by position where it has to be named: forward raises for these."""
+        return len(args) <= len(self._by_position) and kwargs.keys().isdisjoint(self._by_position[: len(args)])
+
+    @cached_property
+    def _by_position(self) -> tuple[str, ...]:
+        parameters = forward_signature(self.root).parameters.values()
+        return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
 
     @cached_property
     def _has_var_positional(self) -> bool:
