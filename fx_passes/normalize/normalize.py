@@ -285,7 +285,8 @@ class Normalizer:
         if type(module) is nn.MultiheadAttention:
             return build_attention(node, module, lambda name: self.attribute(node, module, name))
         if type(module) in (*STACKS, *CELLS):
-            return build_recurrent(node, module, lambda name: self.attribute(node, module, name))
+            rest_on = getattr(self.gm, "rest_on", None)
+            return build_recurrent(node, module, lambda name: self.attribute(node, module, name), rest_on)
         row = MODULES.get(type(module))
         if row is None:
             return None

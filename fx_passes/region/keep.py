@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -30,6 +30,14 @@ class ToKeep:
     reason: str
 
 
+class SavedFor(NamedTuple):
+    """A signature, as ToKeep has it."""
+
+    threads: int
+    inputs: tuple[TensorSpec, ...]
+    kinds: tuple[str, ...]
+
+
 class Known(Protocol):
     """Programs that a region has for some signatures without choosing anything."""
 
@@ -46,6 +54,13 @@ class Lowerable(Protocol):
     def lowered(self) -> dict[Signature, LoweredRegion | None]:
         """What was lowered, by signature; None where plain PyTorch runs."""
 
+    @property
+    def saved_for(self) -> Sequence[SavedFor]:
+        """What the file that it comes from had programs for."""
+
+    def key_of(self, number: int, value: TensorSpec) -> tuple[Any, ...]:
+        """What of an input decides which program runs."""
+
     def kinds_of(self, signature: Signature) -> tuple[str, ...]:
         """What each mask says."""
 
@@ -56,6 +71,7 @@ class Lowerable(Protocol):
 def lowered_to_keep(region: Lowerable, threads: Sequence[int] | None = None) -> list[ToKeep]:
     """Lower again for each signature there is, with everything measured; return what programs are built from.
 
+    Those of the file that the region comes from are among them, whether it was called with such inputs or not.
     threads  for which numbers of them (None: those of the signatures)
     """
     from fx_passes.search.noise import made_up  # a loaded module does without
@@ -67,6 +83,10 @@ def lowered_to_keep(region: Lowerable, threads: Sequence[int] | None = None) -> 
         if given is not None:  # else sizes that grow, where plain PyTorch runs
             for count in threads or (threads_of(signature),):
                 wanted.setdefault((count, kinds, signature[1:]), (count, given, kinds))
+    for saved in region.saved_for:
+        key = tuple(region.key_of(number, spec) for number, spec in enumerate(saved.inputs))
+        for count in threads or (saved.threads,):
+            wanted.setdefault((count, saved.kinds, key), (count, saved.inputs, saved.kinds))
     kept = []
     for count, specs, kinds in wanted.values():
         with _thread_count(count):

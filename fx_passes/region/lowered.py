@@ -53,11 +53,13 @@ class Lowering:
     graph       with what lowering edited
     operations  an operation for every node that computes something
     choice      a candidate for each
+    offered     node -> strides that it had candidates for, where operations have the chosen ones alone
     """
 
     graph: fx.Graph
     operations: Sequence[Operation]
     choice: Sequence[Candidate]
+    offered: Mapping[fx.Node, Sequence[tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

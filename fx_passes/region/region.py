@@ -30,7 +30,7 @@ from fx_passes.memoize.masks import OTHER, kind_of, mask_inputs, specialize
 from fx_passes.memoize.watched import is_watched
 from fx_passes.plan.heap import free_recent_cycles, give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
-from fx_passes.region.keep import Known
+from fx_passes.region.keep import Known, SavedFor
 from fx_passes.region.kept import Kept
 from fx_passes.region.later import later
 from fx_passes.region.lowered import LoweredRegion
@@ -90,6 +90,7 @@ class ZenRegion(nn.Module):
         self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
         self.on_lowered: Callable[..., None] | None = None  # fx_passes.report.debug_folder.RegionNotes, where asked for
         self.known: Known | None = None  # programs that need no choosing: fx_passes.saved.programs
+        self.saved_for: Sequence[SavedFor] = ()  # what the file that it comes from had programs for
         _regions.add(self)
         self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
         self.packed: PackedSequences | None = None  # once it was called with a packed sequence

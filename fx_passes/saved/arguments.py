@@ -49,6 +49,8 @@ def encode_arguments(traced: Traced) -> dict[str, Any]:
     }
     if found.without_gradients:
         guards["without_gradients"] = True
+    if found.any_order:
+        guards["any_order"] = True
     if traced.sizes != ALL:
         guards["free"] = [int(traced.sizes.free), traced.sizes.because]
     return {**rows, "guards": guards, "positional": len(args), "keywords": [*kwargs]}
@@ -115,6 +117,7 @@ def decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
                 sizes=row["sizes"],
                 conditions=row.get("conditions"),
                 without_gradients=row.get("without_gradients") is True,
+                any_order=row.get("any_order") is True,
             )
         )
         found["sizes"] = _decode_sizes(row.get("free"))

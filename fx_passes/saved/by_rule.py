@@ -42,6 +42,11 @@ class Rules:
             values, options.dtype, overwritable, options.allow_winograd, options.without, covering, operations
         )
 
+    @property
+    def offered(self) -> Mapping[fx.Node, list[tuple[int, ...]]]:
+        """Strides that operands of what was found had candidates for."""
+        return self._context.offered
+
     def find(
         self, node: fx.Node, wanted: str, offered: Mapping[fx.Node, list[tuple[int, ...]]]
     ) -> tuple[Operation, Candidate]:

@@ -77,15 +77,15 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
     It has no name until then, where the system can do so: who is ended meanwhile leaves nothing behind.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Threads, and containers in which processes have the same number, may write to one path; names may be long.
+    partial = path.with_name(f".zendnn_cffi.{os.urandom(8).hex()}.partial")
     nameless = _nameless(path.parent)
     try:
-        with nameless or partial.open("wb") as file:
+        with nameless or partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
             if nameless is not None:
-                partial.unlink(missing_ok=True)
                 opened = file.fileno()  # as a folder it counts for nothing, and makes os.link follow the link
                 os.link(f"/proc/self/fd/{opened}", partial, src_dir_fd=opened)
         os.replace(partial, path)

@@ -25,13 +25,16 @@ from fx_passes.saved.arguments import decode_arguments, encode_arguments
 from fx_passes.saved.container import padded
 from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.graphs import decode_graph, encode_graph
+from fx_passes.saved.layers import encode_layer
 from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.parts import decode_part, encode_part
 from fx_passes.saved.plain_run import PlainGraph
 from fx_passes.saved.released import assembled, keep_parts
-from fx_passes.saved.signatures import SavedPrograms, encode_lowered
-from fx_passes.saved.tree import Restored, check_reads, decode_tree, encode_tree
+from fx_passes.saved.signatures import SavedPrograms, encode_lowered, saved_for, signatures_in
+from fx_passes.saved.tree import Restored, check_reads, decode_tree, encode_tree, is_layer
 from fx_passes.trace.traced import WHOLE, Traced
+from zendnn_cffi.engine.library import is_available, unavailable_reason
+from zendnn_cffi.errors import LibraryError
 from zendnn_cffi.primitives.verification.records import machine
 from zendnn_cffi.values import dataclass
 
@@ -105,11 +108,8 @@ def _written(gm: OptimizedModule, layouts: Layouts, packed: dict[str, torch.Tens
         raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}
     described = {name: encode_part(name, part, layouts, packed) for name, part in parts.items()}
-    for node in gm.graph.find_nodes(op="call_module"):
-        if node.target not in described:
-            kind = type(gm.get_submodule(str(node.target))).__name__
-            raise NotSaved(f"its submodule {node.target} ({kind}) stays plain PyTorch, whose code a file does not hold"
-                           f"{_because(gm.leaves.get(str(node.target), ''))}")  # fmt: skip
+    for name in {str(node.target) for node in gm.graph.find_nodes(op="call_module")} - described.keys():
+        _check_layer(gm, name)
     reading = [gm.graph, *(part.graph for part in parts.values() if not isinstance(part.constants, Kept))]
     check_reads(tree, reading)
     row = {"graph": encode_graph(gm.graph), "parts": described, "arguments": encode_arguments(traced)}
@@ -132,12 +132,27 @@ def _call_once(graph: Written) -> None:
             torch.set_rng_state(rng)
 
 
-def _because(reason: str) -> str:
-    return f" ({reason})" if reason else ""
+def _check_layer(gm: OptimizedModule, name: str) -> None:
+    """Raise NotSaved for a submodule that stays plain PyTorch, unless it is one of PyTorch's own layers."""
+    try:
+        encode_layer(gm.get_submodule(name))
+    except NotSaved as reason:
+        because = f", as {gm.leaves[name]}" if gm.leaves.get(name) else ""
+        kind = type(gm.get_submodule(name)).__name__
+        raise NotSaved(
+            f"its submodule {name} ({kind}) stays plain PyTorch{because}, and a file does not hold {reason}: optimize"
+            " what torch.export.export(model, example_inputs) returns, which holds PyTorch's operators alone"
+        ) from None
 
 
 def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> OptimizedModule:
-    """Return the module that encode_module took apart. Raises FileError for what it did not write."""
+    """Return the module that encode_module took apart: plain PyTorch, where there is no library.
+
+    Raises FileError for what encode_module did not write; LibraryError for released parameters without a library.
+    """
+    if document.get("released") is True and not is_available():
+        what = "the file holds packed weights alone, and what packed them is not here"
+        raise LibraryError(f"{what}: {unavailable_reason()}")
     try:
         rows = [document, *_further(document)]
         root, layouts = decode_tree(document["tree"], tensors), Layouts(document["layouts"])
@@ -148,9 +163,12 @@ def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
         gm.begin_watch()
         for module in further:
             gm.call_kinds.adopt(gm, module)
-        if document["machine"] == machine():
+        if not is_available():
+            pass
+        elif document["machine"] == machine():
+            told = set[int]()
             for module, row in zip((gm, *further), rows, strict=True):
-                _give_programs(module, row["programs"], layouts, tensors)
+                _give_programs(module, row["programs"], layouts, tensors, told)
         else:
             log.warning(
                 "saved on %s, loaded on %s: implementations are chosen, and weights packed, again in the first call."
@@ -182,7 +200,8 @@ def _decode_graph(
     if clashing := row["parts"].keys() & root._modules.keys():
         raise FileError(f"{sorted(clashing)} are parts and submodules at once")
     parts = {name: decode_part(name, part, root, layouts, tensors) for name, part in row["parts"].items()}
-    return _restored(traced, {key: row[key] for key in ("graph", "parts")}, number, parts)
+    document = {"graph": row["graph"], "parts": row["parts"], "signatures": signatures_in(row["programs"])}
+    return _restored(traced, document, number, parts)
 
 
 def build_restored(traced: Traced, *, document: Mapping[str, Any], number: int) -> OptimizedModule:
@@ -203,9 +222,12 @@ def _restored(
     """The module of one graph; nothing watches it yet."""
     root: Any = traced.root
     graph = decode_graph(document["graph"])
-    missing = {str(node.target) for node in graph.find_nodes(op="call_module")} - parts.keys()
-    if missing:
-        raise FileError(f"the graph calls {sorted(missing)}, which are not in the file")
+    called = {str(node.target) for node in graph.find_nodes(op="call_module")} - parts.keys()
+    if missing := [name for name in sorted(called) if not is_layer(root, name)]:
+        raise FileError(f"the graph calls {missing}, which are not in the file")
+    for name, signatures in document["signatures"].items():
+        region: Any = parts[name]
+        region.saved_for = saved_for(signatures)
     gm = assembled(traced, build_restored, {"document": document, "number": number}, graph, parts)
     root.plain_run.graphs[number] = PlainGraph(traced, graph, parts)
     return gm
@@ -216,6 +238,7 @@ def _give_programs(
     programs: Mapping[str, Sequence[Mapping[str, Any]]],
     layouts: Layouts,
     tensors: Mapping[str, torch.Tensor],
+    told: set[int],
 ) -> None:
     """Let regions have the programs and the packed weights of the file."""
     for name, rows in programs.items():
@@ -225,4 +248,4 @@ def _give_programs(
             for key, digest, transposed, source in row.get("weights", ()):
                 given[key, digest, transposed] = tensors[source]
         region.weights.give(given)
-        region.known = SavedPrograms(rows, layouts)
+        region.known = SavedPrograms(rows, layouts, told)

@@ -15,6 +15,7 @@ from fx_passes.module import OptimizedModule
 from fx_passes.saved.container import read, write
 from fx_passes.saved.document import decode_module, encode_module
 from zendnn_cffi.collector import collector_paused
+from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.primitives import checks
 
 
@@ -28,7 +29,7 @@ def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Seque
     path    the file; a safetensors file, in which any reader finds the parameters by their names. It replaces one that
             is there in one step.
     Raises  TypeError for another module; ValueError where the graph calls code that a file does not hold (a submodule
-            that stays plain PyTorch, functions that are not PyTorch's): optimize what torch.export.export returns,
+            of the user's that stays plain PyTorch, functions not PyTorch's): optimize what torch.export.export returns,
             which holds operators alone. OSError.
     Warns   UserWarning for each further kind of call whose graph a file does not hold, with the reason. The others are
             in the file.
@@ -51,11 +52,19 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule
     Returns  an fx.GraphModule as optimize()'s, with the same state_dict. Calls with inputs like those before it was
              saved, with as many threads, run at once; others are lowered by their first call, as optimize() has it.
              So are all on another kind of CPU or another version of the library, which a warning in the log says.
+             Without a library all is plain PyTorch, as optimize() has it, with a RuntimeWarning.
     Raises   FileNotFoundError; FileError (a ValueError) for a file that is damaged, cut off, of another kind or
-             version. Arguments that no graph in the file is right for raise ValueError in the call.
+             version; LibraryError for a file without parameters (release_weights=True) where there is no library.
+             Arguments that no graph in the file is right for raise ValueError in the call.
     """
     with collector_paused(), torch.inference_mode(False):  # else its parameters would be tensors that count no writes
         document, tensors = read(Path(path), verify)
         module: Any = decode_module(document, tensors)
+    if not is_available():
+        warnings.warn(
+            f"zendnn_cffi: load() returns a module that runs in plain PyTorch: {unavailable_reason()}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     result: fx.GraphModule = module
     return result

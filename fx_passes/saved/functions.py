@@ -4,6 +4,7 @@ zen.convolution            the vocabulary
 operator.add, math.ceil    numbers and sizes
 aten.embedding.default     PyTorch's operators, as torch.export writes them
 torch.cat, functional.pad  functions of PyTorch that are operators
+functional.interpolate     those of torch.nn.functional that are written of operators
 linalg.linalg_norm         those of its other rooms, by the names that PyTorch has for them
 tensor.t                   methods of tensors that are called as functions
 """
@@ -48,6 +49,13 @@ _ATTRIBUTES = _names("""
     H T device dtype imag indices is_cpu is_cuda is_meta is_quantized is_sparse itemsize layout mH mT
     nbytes ndim real requires_grad shape values
 """)
+# Functions of torch.nn.functional that are written in Python, of tensors and numbers alone.
+_COMPOSED = _names("""
+    adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices affine_grid
+    cross_entropy dropout1d dropout2d dropout3d fold gaussian_nll_loss grid_sample gumbel_softmax interpolate
+    local_response_norm logsigmoid lp_pool1d lp_pool2d lp_pool3d max_unpool1d multilabel_soft_margin_loss normalize
+    softmin softsign tanhshrink threshold upsample upsample_bilinear upsample_nearest
+""")
 _OURS = (*ops.VOCABULARY, row_major_copy, asked_once)
 _VOCABULARY = {function.__name__: function for function in _OURS}
 _OF_TORCH = {"torch": torch, "functional": functional}
@@ -75,6 +83,8 @@ def name_of(target: Any) -> str:
             return f"{room}.{name}"
     if getattr(torch.Tensor, name, None) is target and (name in _METHODS or _is_operator(name)):
         return f"tensor.{name}"
+    if composed := next((n for n in sorted(_COMPOSED) if getattr(functional, n, None) is target), None):
+        return f"functional.{composed}"  # some have another __name__
     where = getattr(target, "__module__", "") or type(target).__module__
     raise NotSaved(
         f"the function {where}.{name or type(target).__name__}, which is none of PyTorch's own: optimize what"
@@ -95,6 +105,8 @@ def function_of(name: Any) -> Callable[..., Any]:
             found = found if isinstance(found, torch._ops.OpOverload) else None
     elif room in _OF_TORCH and (_is_operator(rest) or rest in _CHECKS):
         found = getattr(_OF_TORCH[room], rest, None)
+    elif room == "functional" and rest in _COMPOSED:
+        found = getattr(functional, rest, None)
     elif room in _BY_PREFIX:
         found = _in_room(_BY_PREFIX[room], room, rest)
     elif room == "tensor":

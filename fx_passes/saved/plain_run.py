@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.interpreter import call_node, run
 from fx_passes.trace.guards import Call
-from fx_passes.trace.traced import Traced
+from fx_passes.trace.traced import Traced, forward_signature
 
 
 class PlainRun:
@@ -25,8 +26,14 @@ class PlainRun:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graphs = list(self.graphs.values())
         for graph in graphs:
-            if (arranged := graph.traced.arrange(args, kwargs)) is not None:
+            if (arranged := graph.traced.arrange(args, kwargs, may_ask=True)) is not None:
                 return graph(arranged)
+        forward_signature(graphs[0].traced.root).bind(*args, **kwargs)  # TypeError, as the model's own forward has it
+        if torch.is_autocast_enabled("cpu"):
+            raise ValueError(
+                "this module, from a file, was traced without autocast, under which its forward may compute something"
+                " else: optimize the original with dtype=torch.bfloat16, or call it under autocast"
+            )
         known = "; ".join(dict.fromkeys(f"({graph.traced.calls})" for graph in graphs))
         raise ValueError(
             "this module was saved for other arguments: call the original with these, before it is saved, or optimize"
@@ -61,5 +68,7 @@ class PlainGraph:
     def _call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if node.op != "call_module":
             return call_node(node, args, kwargs)
-        part: Any = self._parts[str(node.target)]
+        part: Any = self._parts.get(str(node.target))
+        if part is None:  # a layer of PyTorch's
+            return self.traced.root.get_submodule(str(node.target))(*args, **kwargs)
         return run(part.graph, part.constants, args)  # by the parameters as they are: parts keep what was made of them

@@ -6,7 +6,7 @@ its rule (fx_passes.saved.by_rule).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +64,18 @@ class Context:
 def encode_program(lowered: LoweredRegion, layouts: Layouts) -> dict[str, Any]:
     """What was chosen for one signature."""
     assert lowered.lowering is not None
-    by_node = {operation.node: operation for operation in lowered.lowering.operations}
-    operations = [
-        _encode_operation(operation, candidate, layouts, by_node)
-        for operation, candidate in zip(by_node.values(), lowered.lowering.choice, strict=True)
-    ]
+    lowering = lowered.lowering
+    by_node = {operation.node: operation for operation in lowering.operations}
+
+    def offered(node: fx.Node) -> list[Any]:
+        return list(map(list, lowering.offered.get(node) or strides_offered(by_node[node])))
+
+    operations = []
+    for operation, candidate in zip(by_node.values(), lowering.choice, strict=True):
+        read = [node for node in operation.operands if node in by_node]
+        operations.append(_encode_operation(operation, candidate, layouts, read, offered))
     return {
-        "graph": encode_graph(lowered.lowering.graph),
+        "graph": encode_graph(lowering.graph),
         "operations": operations,
         "reports": [asdict(report) for report in lowered.nodes],
         "alone_ns": lowered.alone_ns,
@@ -111,14 +116,18 @@ def decode_program(
         choice.append(candidate)
     program = build_program([*operations.values()], choice, *boundary(graph, values), context.weights)
     reports = tuple(NodeReport(**{**row, "post_ops": tuple(row["post_ops"])}) for row in data["reports"])
-    lowering = Lowering(graph, [*operations.values()], choice) if keep else None
+    lowering = Lowering(graph, [*operations.values()], choice, {} if rules is None else rules.offered) if keep else None
     return LoweredRegion(
         program, reports, data["alone_ns"], data["is_measured"], inputs=tuple(inputs), lowering=lowering
     )
 
 
 def _encode_operation(
-    operation: Operation, candidate: Candidate, layouts: Layouts, by_node: Mapping[fx.Node, Operation]
+    operation: Operation,
+    candidate: Candidate,
+    layouts: Layouts,
+    read: Sequence[fx.Node],
+    offered: Callable[[fx.Node], list[Any]],
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"node": operation.node.name}
     if operation.fallback_reason:
@@ -145,12 +154,7 @@ def _encode_operation(
     except NoForm:
         from fx_passes.saved.by_rule import identity
 
-        read = [by_node[node] for node in operation.operands if node in by_node]
-        return {
-            **row,
-            "rule": identity(candidate),
-            "offered": {each.node.name: list(map(list, strides_offered(each))) for each in read},
-        }
+        return {**row, "rule": identity(candidate), "offered": {node.name: offered(node) for node in read}}
 
 
 def _decode_operation(

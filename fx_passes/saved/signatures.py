@@ -11,7 +11,7 @@ import torch
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import NotLowered
 from fx_passes.plan.prepack import as_it_lies, layout_digest
-from fx_passes.region.keep import ToKeep
+from fx_passes.region.keep import SavedFor, ToKeep
 from fx_passes.region.lowered import LoweredRegion, sliced
 from fx_passes.region.region import ZenRegion
 from fx_passes.saved.encoding import decode, encode
@@ -61,32 +61,47 @@ def encode_lowered(
     return {**row, "slice": size, "weights": weights, "program": encode_program(kept.lowered, layouts)}
 
 
+def signatures_in(programs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """What the rows that encode_lowered returned are for, by region."""
+    keys = ("threads", "inputs", "kinds")
+    return {name: [{key: row[key] for key in keys} for row in rows] for name, rows in programs.items()}
+
+
+def saved_for(rows: Sequence[Mapping[str, Any]]) -> tuple[SavedFor, ...]:
+    """The same as a region has it."""
+    return tuple(SavedFor(int(row["threads"]), tuple(_inputs_of(row)), tuple(row["kinds"])) for row in rows)
+
+
 class SavedPrograms:
     """What a region of a loaded module was lowered to, for some signatures.
 
     rows  of the document; one that does not fit here is forgotten, with a warning
+    told  numbers of threads of which the log says that the file is not for them; regions of a module share it
     used  how many became programs
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], layouts: Layouts) -> None:
+    def __init__(self, rows: Sequence[Mapping[str, Any]], layouts: Layouts, told: set[int]) -> None:
         self._rows = [(_inputs_of(row), row) for row in rows]
-        self._layouts = layouts
+        self._layouts, self._told = layouts, told
         self.used = 0
 
     def __call__(
         self, region: ZenRegion, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], keep: bool
     ) -> LoweredRegion | None:
         """As fx_passes.region.keep.Known."""
-        for entry in self._rows:
-            saved, row = entry
-            if (
-                row["threads"] == torch.get_num_threads()
-                and tuple(row["kinds"]) == kinds
-                and _fits(saved, inputs, region)
-            ):
-                break
-        else:
+        threads = torch.get_num_threads()
+        fitting = [e for e in self._rows if tuple(e[1]["kinds"]) == kinds and _fits(e[0], inputs, region)]
+        entry = next((entry for entry in fitting if entry[1]["threads"] == threads), None)
+        if entry is None:
+            if fitting and not keep and threads not in self._told:  # save() asks for what is wanted
+                self._told.add(threads)
+                known = ", ".join(str(count) for count in sorted({row["threads"] for _, row in fitting}))
+                log.warning(
+                    "saved for %s threads, called with %d: implementations are chosen again in the first call."
+                    " save(module, path, threads=[%s, %d]) makes a file for these, too.", known, threads, known, threads
+                )  # fmt: skip
             return None
+        saved, row = entry
         if "plain" in row:
             raise NotLowered(row["plain"])
         context = Context(region.constants, region.weights, region.options)

@@ -14,6 +14,7 @@ from fx_passes.graph.inner import parts
 from fx_passes.saved.container import by_alignment
 from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
+from fx_passes.saved.layers import decode_layer, encode_layer
 from fx_passes.saved.memory import decode_memory, encode_memory
 from fx_passes.saved.plain_run import PlainRun
 from fx_passes.trace.traced import forward_signature
@@ -51,6 +52,9 @@ def encode_tree(root: nn.Module, graphs: list[fx.Graph]) -> tuple[dict[str, Any]
     Raises  NotSaved for tensors that a file does not hold
     """
     rows, tensors = _collected(root, graphs)
+    called = {str(node.target) for graph in graphs for node in graph.find_nodes(op="call_module")}
+    if layers := {name: encode_layer(root.get_submodule(name)) for name in sorted(called) if is_layer(root, name)}:
+        rows["layers"] = layers
     return {**rows, **encode_memory(tensors), "signature": _encode_signature(root)}, by_alignment(
         {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     )
@@ -118,10 +122,12 @@ def decode_tree(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) ->
     """Return the tree that encode_tree wrote, over these tensors."""
     root = Restored()
     root.saved_signature = _decode_signature(data["signature"])
+    layers = data.get("layers", {})
     for path in data["modules"]:
         if path:
             owner, _, name = path.rpartition(".")
-            root.get_submodule(owner).add_module(name, nn.Module())
+            module = decode_layer(layers[path]) if path in layers else nn.Module()
+            root.get_submodule(owner).add_module(name, module)
     tensors = {**tensors, **decode_memory(data, tensors)}
     made: dict[str, torch.Tensor] = {}
     for name, source, wants in data["parameters"]:
@@ -141,7 +147,18 @@ def decode_tree(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) ->
             made[source] = tensors[source]
         owner, _, last = name.rpartition(".")
         setattr(root.get_submodule(owner), last, made[source])
-    return root.eval()
+    root.eval()
+    for path, (_, _, training) in layers.items():  # dropout at inference, say
+        root.get_submodule(path).train(training is True)
+    return root
+
+
+def is_layer(root: nn.Module, path: str) -> bool:
+    """Whether there is a module that can be called, and not only holds parameters."""
+    try:
+        return path != "" and type(root.get_submodule(path)) is not nn.Module
+    except AttributeError:
+        return False
 
 
 def _encode_signature(root: nn.Module) -> list[Any]:

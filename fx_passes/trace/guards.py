@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 
 from fx_passes.trace.asked import Asked, arrangement, part_in_gradients
@@ -52,7 +53,7 @@ class _TensorLike(NamedTuple):
             is_bare=asked is not None,
         )
 
-    def describes(self, value: Any) -> bool:
+    def describes(self, value: Any, may_ask: bool) -> bool:
         return (
             isinstance(value, torch.Tensor)
             and value.dtype == self.dtype
@@ -61,7 +62,7 @@ class _TensorLike(NamedTuple):
             and not value.is_nested
             and value.ndim == self.ndim
             and (type(value) is nn.Parameter) == self.is_parameter
-            and not (value.requires_grad and torch.is_grad_enabled())
+            and (may_ask or not (value.requires_grad and torch.is_grad_enabled()))
             and (self.arrangement is None or arrangement(value) == self.arrangement)
             and (self.part_in_gradients is None or part_in_gradients(value) == self.part_in_gradients)
             and not (self.is_bare and value.__dict__ and own_attributes(value))
@@ -76,6 +77,7 @@ class Description(NamedTuple):
     sizes       sizes and strides that the check let through; None: all are right
     conditions  the check as data; None where it cannot be written down
     without_gradients  whether gradients must be off
+    any_order   whether dictionaries may have their keys in any order
     """
 
     structure: pytree.TreeSpec
@@ -83,6 +85,7 @@ class Description(NamedTuple):
     sizes: list[Any] | None
     conditions: list[Any] | None
     without_gradients: bool
+    any_order: bool = False
 
 
 _MOST_PASSED = 1024  # sets of sizes remembered per graph: lengths that a decoding loop comes by
@@ -118,6 +121,7 @@ class Guards:
     ) -> None:
         self._check, self._without_gradients, self.sizes = check, without_gradients, sizes
         leaves, self._in_spec = pytree.tree_flatten(example)
+        self._any_order = asked is None  # an exported program takes arguments out of dictionaries by their keys
         self._leaves = [_TensorLike.of(x, asked) if isinstance(x, torch.Tensor) else x for x in leaves]
         only_leaves = all(child.is_leaf() for child in pytree.tree_flatten(example[0])[1].children())
         self._n_flat = len(leaves) if only_leaves and not example[1] else None
@@ -138,6 +142,7 @@ class Guards:
             sizes=None if self._check is None else passed,
             conditions=None if check is None else check.rows,
             without_gradients=self._without_gradients,
+            any_order=self._any_order,
         )
 
     def _conditions(self) -> Conditions | None:
@@ -153,17 +158,20 @@ class Guards:
     @classmethod
     def described(cls, description: Description) -> Guards:
         """The guards of this description: without conditions, those sizes alone that were let through before."""
-        structure, leaves, sizes, conditions, without_gradients = description
+        structure, leaves, sizes, conditions, without_gradients, any_order = description
         found = cls.__new__(cls)
         check = _refuse if conditions is None else Conditions(conditions, len(leaves))
-        found._check, found._in_spec = None if sizes is None else check, structure
+        found._check, found._in_spec, found._any_order = None if sizes is None else check, structure, any_order
         found._leaves = [_TensorLike(*leaf) if tensor else leaf for tensor, leaf in leaves]
         found._n_flat, found._without_gradients, found.sizes = None, without_gradients, ALL
         found._passed = Passed(tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ())
         return found
 
-    def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for."""
+    def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_ask: bool = False) -> bool:
+        """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for.
+
+        may_ask  whether arguments may ask for gradients, as the graph is run as plain PyTorch
+        """
         if torch.is_autocast_enabled("cpu") or (self._without_gradients and torch.is_grad_enabled()):
             return False
         flat: Any = args
@@ -172,7 +180,7 @@ class Guards:
             if spec != self._in_spec:
                 return False
         for value, like in zip(flat, self._leaves, strict=True):
-            if not (like.describes(value) if type(like) is _TensorLike else _is_same(value, like)):
+            if not (like.describes(value, may_ask) if type(like) is _TensorLike else _is_same(value, like)):
                 return False
         if self._check is None:
             return True
@@ -186,6 +194,19 @@ class Guards:
         if sizes is not None:
             self._passed.remember(sizes)
         return True
+
+    def reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """The same arguments with the keys of dictionaries in the example's order; None where that is no remedy."""
+        if not self._any_order:
+            return None
+        try:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec == self._in_spec or len(flat) != self._in_spec.num_leaves:
+                return None
+            call: Call = pytree.tree_unflatten(tree_flatten_spec((args, kwargs), self._in_spec), self._in_spec)
+        except Exception:  # other keys or containers; whatever a container's own code raises
+            return None
+        return call
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guards:
         return self

@@ -19,6 +19,7 @@ from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told
 from fx_passes.trace.computed import computing_noted
 from fx_passes.trace.extremes import extremes_recorded
+from fx_passes.trace.in_place import buffers_kept
 from fx_passes.trace.kinds import Kinds
 from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import is_plain, needs_remaking, remake
@@ -176,13 +177,15 @@ def trace_symbolically(
             hearing,
             settings_kept(reached.spaces) as set_otherwise,
         ):
-            with computing_noted(traced_root, reached.reads_dictionaries) as computed:
+            with computing_noted(traced_root, reached.reads_dictionaries) as computed, buffers_kept(traced_root):
                 graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())
             changed = before.changed()
             if again is not None and not (draws or changed or tracer.questions.refused):
-                _refuse_another(graph, again.trace(traced_root), traced_root)
+                with buffers_kept(traced_root):
+                    second = again.trace(traced_root)
+                _refuse_another(graph, second, traced_root)
     except Untraceable:
         raise
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy

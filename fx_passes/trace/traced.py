@@ -116,8 +116,11 @@ class Traced:
         """Tells calls that eager PyTorch refuses, where the graph would compute them; None where it never does."""
         return Refusals.of(self.root, self.graph)
 
-    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """The call's arguments as the graph takes them; None where it does not compute what the model would."""
+    def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_ask: bool = False) -> Call | None:
+        """The call's arguments as the graph takes them; None where it does not compute what the model would.
+
+        may_ask  whether they may ask for gradients, as the graph is run as plain PyTorch
+        """
         if self.states and not all(state.holds() for state in self.states):
             return None
         if self.named is not None and not self.named.unchanged():
@@ -132,8 +135,12 @@ class Traced:
             refusals = self.refusals
             return (args, kwargs) if refusals is None or refusals.allow_call(args, kwargs, self.parameters) else None
         ordered = self._as_in_example(args, kwargs)
-        if ordered is None or not self.guards.hold(*ordered):
+        if ordered is None:
             return None
+        if not self.guards.hold(*ordered, may_ask=may_ask):
+            ordered = self.guards.reordered(*ordered)
+            if ordered is None or not self.guards.hold(*ordered, may_ask=may_ask):
+                return None
         if self.refusals is not None:
             leaves = pytree.tree_leaves(ordered)
             # torch.export compared sizes with what its operators take, for tensors that lie as the example's
@@ -189,10 +196,19 @@ class Traced:
             return args, {name: kwargs[name] for name in by_name}
         expected = [*list(self.parameters)[: len(by_position)], *by_name]
         values = self._named(args, kwargs)
-        if self._has_var_positional or values.keys() != set(expected):
+        if self._has_var_positional or values.keys() != set(expected) or not self._may_be_called(args, kwargs):
             return None
         n = len(by_position)
         return tuple(values[name] for name in expected[:n]), {name: values[name] for name in expected[n:]}
+
+    def _may_be_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether no argument is given twice, or by position where it has to be named: forward raises for these."""
+        return len(args) <= len(self._by_position) and kwargs.keys().isdisjoint(self._by_position[: len(args)])
+
+    @cached_property
+    def _by_position(self) -> tuple[str, ...]:
+        parameters = forward_signature(self.root).parameters.values()
+        return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
 
     @cached_property
     def _has_var_positional(self) -> bool:

@@ -8,11 +8,15 @@ Calls that wait are taken by whoever is free. The file is mapped, so that proces
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import shutil
 import tempfile
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,6 +36,7 @@ log = get_logger(__name__)
 
 PROCESSES, THREADS = "processes", "threads"
 _MEASURED_SECONDS = 1.0  # per number of workers, with n="auto"
+_AHEAD = 4  # calls for each worker that map() submits before it waits for a result
 
 
 class Instances:
@@ -39,6 +44,7 @@ class Instances:
 
     def __init__(self, path: str, groups: Sequence[Sequence[int]], kind: str = PROCESSES, folder: Any = None) -> None:
         self._path, self._folder, self.kind = path, folder, kind
+        self._pid = os.getpid()
         self._module: Any = None
         self._calls: Calls = queue.SimpleQueue()
         self._closed, self._lock = False, new_lock()
@@ -89,8 +95,10 @@ class Instances:
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the module with these arguments in some worker; the future holds its result, or what it raised.
 
-        Raises  RuntimeError after close()
+        Raises  RuntimeError after close(), and in a forked child, where nobody would answer
         """
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"these instances are those of process {self._pid}: make new ones after a fork")
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:
@@ -103,10 +111,17 @@ class Instances:
         return self.submit(*args, **kwargs).result()
 
     def map(self, inputs: Iterable[Any]) -> Iterator[Any]:
-        """Yield the result for each input, a tensor or a tuple of arguments, in their order."""
-        futures = [self.submit(*(each if isinstance(each, tuple) else (each,))) for each in inputs]
-        for future in futures:
-            yield future.result()
+        """Yield the result for each input, a tensor or a tuple of arguments, in their order.
+
+        Inputs are taken as they are needed, a few ahead: there may be more of them than fit into memory.
+        """
+        waiting: deque[Future[Any]] = deque()
+        for each in inputs:
+            waiting.append(self.submit(*(each if isinstance(each, tuple) else (each,))))
+            if len(waiting) >= _AHEAD * self.n:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
     def _serve(self, number: int) -> None:
         if self.kind == THREADS:
@@ -125,7 +140,7 @@ class Instances:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                with torch.inference_mode():
+                with torch.no_grad():  # results of inference mode could not be written to
                     result = self._module(*args, **kwargs)
             except BaseException as error:
                 future.set_exception(error)
@@ -135,7 +150,9 @@ class Instances:
             del taken, future, args, kwargs  # nothing is held while it waits
 
     def close(self) -> None:
-        """Answer what was submitted, then end the workers. Closing twice is allowed."""
+        """Answer what was submitted, then end the workers. Closing twice is allowed, a forked child closes nothing."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             first, self._closed = not self._closed, True
         if first:
@@ -179,7 +196,8 @@ def instances(
     Returns         Instances: submit(x) returns a concurrent.futures.Future, calling it waits for the result, map()
                     keeps the order. A process that dies is replaced, and its call made once more; the second time
                     its future raises WorkerDied. Use it in a `with` statement, or close() it.
-    Raises          ValueError, TypeError, OSError, RuntimeError where workers do not start, and what load() raises
+    Raises          ValueError (also for cores that this process may not run on), TypeError, OSError, RuntimeError where
+                    workers do not start, and what load() raises
     """
     if cores is None:
         cores = sorted(os.sched_getaffinity(0))[: usable_cpus()]
@@ -192,6 +210,8 @@ def instances(
         raise ValueError(f"n must be between 1 and {len(cores)}, the number of cores, got {n}")
     if kind not in (PROCESSES, THREADS):
         raise ValueError(f"kind must be {PROCESSES!r} or {THREADS!r}, got {kind!r}")
+    if missing := sorted(set(cores) - _allowed(cores)):
+        raise ValueError(f"this process may not run on the CPUs {missing} of cores")
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     counts = [int(n)] if n != "auto" else _candidates(len(cores)) if inputs is not None else [len(cores)]
     path, folder = _file_of(module, sorted({len(cores) // count for count in counts}))
@@ -205,6 +225,34 @@ def instances(
         if folder is not None:
             folder.cleanup()
         raise
+
+
+def _allowed(cores: Sequence[int]) -> set[int]:
+    """Those of these CPUs that there are, and that the system lets this process have."""
+    found: set[int] = set()
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, OverflowError, ValueError):  # none of them
+            os.sched_setaffinity(0, cores)  # of this thread alone
+            found.update(os.sched_getaffinity(0))
+
+    asks = threading.Thread(target=ask)
+    asks.start()
+    asks.join()
+    return found
+
+
+class _Folder:
+    """A temporary folder that goes with the process which made it: a forked child that ends leaves it alone."""
+
+    def __init__(self) -> None:
+        self.name = tempfile.mkdtemp(prefix="zendnn_cffi-")
+        self.cleanup = weakref.finalize(self, _remove, self.name, os.getpid())
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _candidates(cores: int) -> list[int]:
@@ -230,7 +278,7 @@ def _file_of(module: nn.Module | str | os.PathLike[str], threads: Sequence[int])
         return str(path), None
     from fx_passes.saved.files import save
 
-    folder = tempfile.TemporaryDirectory(prefix="zendnn_cffi-")
+    folder = _Folder()
     try:
         path = Path(folder.name) / "module.safetensors"
         given: Any = module

@@ -14,6 +14,8 @@ from typing import Any
 from zendnn_cffi.serving.wire import Area, Channel, Ended
 
 _START_SECONDS = 120.0
+# Python puts the current folder before all others, whose files would take the place of libraries.
+_PROGRAM = "import sys; sys.path[:] = {!r}; from zendnn_cffi.serving.worker import main; main({!r}, {!r}, {!r})"
 
 
 class Worker:
@@ -30,8 +32,7 @@ class Worker:
         with other:
             areas = (*asked, *answered) if asked and answered else ()
             descriptors = [other.fileno(), *(area.descriptor for area in areas)]
-            lists = [",".join(map(str, numbers)) for numbers in (descriptors, self.cores)]
-            command = [sys.executable, "-m", "zendnn_cffi.serving.worker", *lists, path]
+            command = [sys.executable, "-c", _PROGRAM.format(_import_paths(), descriptors, list(self.cores), path)]
             self.process = subprocess.Popen(
                 command, pass_fds=descriptors, env=_environment(len(cores)), stdin=subprocess.DEVNULL
             )
@@ -76,10 +77,15 @@ class Worker:
         self.process.wait()
 
 
+def _import_paths() -> list[str]:
+    """Where this process finds modules: classes of arguments and results are found there, too."""
+    own = [os.path.abspath(path) for path in sys.path if isinstance(path, str)]  # "" is the current folder
+    return list(dict.fromkeys([*own, str(Path(__file__).resolve().parents[2])]))
+
+
 def _environment(threads: int) -> dict[str, str]:
-    """This process's environment with so many threads; the package is found where this one is."""
-    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))))
-    return os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONPATH": path}
+    """This process's environment with so many threads."""
+    return os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def started(path: str, groups: Sequence[Sequence[int]]) -> list[Worker]:

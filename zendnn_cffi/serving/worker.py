@@ -1,9 +1,8 @@
 """A worker: loads a saved module, and answers calls until the other end of its socket is closed.
 
-    python -m zendnn_cffi.serving.worker FILE-DESCRIPTORS CORES PATH
+    main(descriptors, cores, path)
 
-FILE-DESCRIPTORS, of the socket and of areas for questions and answers where there are such, and CORES are separated
-by commas.
+descriptors are those of files: of the socket, and of areas for questions and answers where there are such.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,8 +59,3 @@ def _sendable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-if __name__ == "__main__":
-    given, allowed = ([int(number) for number in argument.split(",")] for argument in sys.argv[1:3])
-    main(given, allowed, sys.argv[3])

@@ -11,10 +11,12 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import warnings
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -353,8 +355,7 @@ def test_who_fails_leaves_the_old_file_alone(
 ) -> None:
     if not has_nameless:
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
-    path, stale = tmp_path / "m", tmp_path / f".m.{os.getpid()}.partial"
-    stale.write_bytes(b"of a process that had this number")
+    path = tmp_path / "m"
     write(path, {}, {"a": torch.ones(3)})
     before = path.read_bytes()
     assert read(path)[1]["a"].tolist() == [1.0, 1.0, 1.0]
@@ -362,6 +363,26 @@ def test_who_fails_leaves_the_old_file_alone(
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
         write(path, {}, {"a": torch.zeros(3)})
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["m"]
+
+
+@pytest.mark.parametrize("has_nameless", (True, False))
+def test_several_write_to_one_path_at_once(tmp_path: Path, has_nameless: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_nameless:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    path, all_wrote = tmp_path / "m", threading.Barrier(4)
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (sync(file), all_wrote.wait(30)))
+    with ThreadPoolExecutor(4) as threads:
+        for future in [threads.submit(write, path, {}, {"a": torch.full((1000,), float(n))}) for n in range(4)]:
+            future.result()
+    written = read(path)[1]["a"]
+    assert bool((written == written[0]).all()) and os.listdir(tmp_path) == ["m"]
+
+
+def test_the_longest_name_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / ("m" * os.pathconf(tmp_path, "PC_NAME_MAX"))
+    write(path, {}, {"a": torch.ones(3)})
+    assert read(path)[1]["a"].tolist() == [1.0, 1.0, 1.0]
 
 
 _SAVES = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -426,7 +427,7 @@ def test_a_decoder_with_a_growing_cache_goes_on_where_it_was_saved(
             with pytest.raises(ValueError, match="saved for other arguments"):
                 loaded(noise(1, tokens, 32), noise(1, 3, 5, 16), noise(1, 3, 5, 16))
             (region,) = loaded.regions().values()
-            assert region.known.used == (path.name == "one")  # the second was saved before it was called
+            assert region.known.used == 1
     assert "cannot be used" not in caplog.text
 
 
@@ -453,3 +454,121 @@ def test_layers_of_torchao_need_no_torchao(tmp_path: Path, config: str, asks: bo
     program = f"import sys, zendnn_cffi; zendnn_cffi.load({str(path)!r}); print('torchao' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("how", ["loaded", "copied", "pickled", "written to", "released"])
+def test_saved_again_without_a_call_it_is_the_same_file(how: str, tmp_path: Path) -> None:
+    """What a file has programs for stays in it, though the process that saves it again calls it with other inputs."""
+    inputs = [noise(1, 3, 32, 32), noise(2, 3, 24, 32)]
+    fast = zendnn_cffi.optimize(block(), tune="off", release_weights=how == "released")
+    expected = [fast(x) for x in inputs]
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded: Any = zendnn_cffi.load(tmp_path / "m")
+    if how == "copied":
+        loaded = copy.deepcopy(loaded)
+    elif how == "pickled":
+        loaded = pickle.loads(pickle.dumps(loaded))
+    elif how == "written to":
+        loaded.load_state_dict(loaded.state_dict())
+    if how != "released":
+        loaded(inputs[1])
+    zendnn_cffi.save(loaded, tmp_path / "again")
+    again = zendnn_cffi.load(tmp_path / "again")
+    (region,) = again.regions().values()
+    known = region.known
+    for used, (x, result) in enumerate(zip(inputs, expected, strict=True), 1):
+        torch.testing.assert_close(again(x), result)
+        assert known.used == used
+
+
+def test_saved_again_for_another_number_of_threads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fast, x, before = zendnn_cffi.optimize(block(), tune="off"), noise(1, 3, 32, 32), torch.get_num_threads()
+    expected = fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    with caplog.at_level(logging.WARNING, "zendnn_cffi.saved"):
+        zendnn_cffi.save(zendnn_cffi.load(tmp_path / "m"), tmp_path / "one", threads=[1])
+    assert not caplog.records
+    loaded = zendnn_cffi.load(tmp_path / "one")
+    (region,) = loaded.regions().values()
+    known = region.known
+    try:
+        torch.set_num_threads(1)
+        torch.testing.assert_close(loaded(x), expected)
+        assert known.used == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_saved_on_another_kind_of_cpu_it_is_saved_for_the_same_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, x = zendnn_cffi.optimize(block(), tune="off"), noise(1, 3, 32, 32)
+    expected = fast(x)
+    monkeypatch.setattr("fx_passes.saved.document.machine", lambda: "5.1-zen9-avx4096")
+    zendnn_cffi.save(fast, tmp_path / "m")
+    monkeypatch.undo()
+    zendnn_cffi.save(zendnn_cffi.load(tmp_path / "m"), tmp_path / "here")
+    loaded = zendnn_cffi.load(tmp_path / "here")
+    (region,) = loaded.regions().values()
+    known = region.known
+    torch.testing.assert_close(loaded(x), expected)
+    assert known.used == 1
+
+
+_WITHOUT_A_LIBRARY = """
+import sys, warnings, torch, zendnn_cffi
+folder = sys.argv[1]
+x, expected = torch.load(folder + "/expected")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    loaded = zendnn_cffi.load(folder + "/m")
+assert any("runs in plain PyTorch" in str(each.message) for each in caught)
+torch.testing.assert_close(loaded(x), expected)
+try:
+    zendnn_cffi.load(folder + "/released")
+except zendnn_cffi.LibraryError as error:
+    assert "packed weights alone" in str(error) and "no such file" in str(error)
+else:
+    raise AssertionError("released parameters are nowhere")
+"""
+
+
+def test_without_a_library_it_is_plain_pytorch(tmp_path: Path) -> None:
+    model, x = block(), noise(1, 3, 32, 32)
+    for name, releases in (("m", False), ("released", True)):
+        fast = zendnn_cffi.optimize(model, tune="off", release_weights=releases)
+        fast(x)
+        zendnn_cffi.save(fast, tmp_path / name)
+    torch.save((x, block()(x).detach()), tmp_path / "expected")
+    subprocess.run(
+        [sys.executable, "-c", _WITHOUT_A_LIBRARY, str(tmp_path)], cwd=Path(__file__).parents[3], check=True,
+        env=os.environ | {"ZENDNN_CFFI_LIBRARY": str(tmp_path / "nowhere.so")},
+    )  # fmt: skip
+
+
+def test_another_number_of_threads_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Two(nn.Module):  # two regions
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(self.second(torch.sort(F.relu(self.first(x))).values))
+
+    torch.manual_seed(0)
+    model, x, before = Two().eval(), noise(4, 16), torch.get_num_threads()
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m", threads=[2, 3])
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    assert len(loaded.regions()) == 2
+    try:
+        for threads in (2, 1, 1):
+            torch.set_num_threads(threads)
+            with caplog.at_level(logging.WARNING, "zendnn_cffi.saved"):
+                torch.testing.assert_close(loaded(x), model(x))
+                torch.testing.assert_close(loaded(noise(5, 16)), model(noise(5, 16)))  # other inputs: nothing to tell
+    finally:
+        torch.set_num_threads(before)
+    (told,) = [record.getMessage() for record in caplog.records if "threads" in record.getMessage()]
+    assert told.startswith("saved for 2, 3 threads, called with 1:") and "threads=[2, 3, 1]" in told

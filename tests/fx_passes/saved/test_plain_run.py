@@ -267,3 +267,56 @@ def test_converted_modules_refuse_calls_where_made_tensors_would_promote(
                 loaded(x)
         else:
             torch.testing.assert_close(loaded(x), model(x), atol=2e-2, rtol=2e-2)
+
+
+class Branches(nn.Module):
+    """A forward that torch.export traces, as it asks for sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(x)) if x.shape[1] == 16 else x
+
+
+@pytest.mark.parametrize("given", ["program", "example"])
+def test_inputs_of_exported_graphs_may_ask_for_gradients(given: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, found = Branches().eval(), noise(4, 16), []
+    source: Any = torch.export.export(model, (x,)) if given == "program" else model
+    fast = zendnn_cffi.optimize(source, None if given == "program" else (x,), tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    for module in (loaded, model):
+        asking = x.clone().requires_grad_()
+        module(asking).square().sum().backward()
+        found.append([asking.grad, *(p.grad for p in module.parameters())])
+    torch.testing.assert_close(*found)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="was traced without autocast"):
+        loaded(x)
+    torch.testing.assert_close(loaded(x), model(x).detach())
+
+
+class Named(Branches):
+    def forward(self, x: torch.Tensor, shift: Any = None, *, scale: float = 1.0) -> torch.Tensor:  # type: ignore[override]
+        y = super().forward(x) * scale
+        return y if shift is None else y + shift
+
+
+@pytest.mark.parametrize("is_exported", [True, False])
+def test_calls_that_forward_does_not_take_raise_as_there(is_exported: bool, tmp_path: Path) -> None:
+    """Also where a graph takes the same arguments: one given twice, one by position that has to be named."""
+    torch.manual_seed(0)
+    model, x = (Named() if is_exported else nn.Linear(16, 8)).eval(), noise(4, 16)
+    fast: Any = zendnn_cffi.optimize(model, (x,) if is_exported else None, tune="off")
+    fast(x)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    name = "x" if is_exported else "input"
+    wrong: list[Any] = [((), {}), ((x,), {name: x}), ((x, None, 1.0), {}), ((x,), {"other": x}), ((x, x), {name: x})]
+    for module in (model, fast, zendnn_cffi.load(tmp_path / "m")):
+        for args, kwargs in wrong:
+            with pytest.raises(TypeError):
+                module(*args, **kwargs)
+        torch.testing.assert_close(module(**{name: x}), model(x))

@@ -164,3 +164,53 @@ def test_other_things_are_refused_by_name(tmp_path: Path, model: Model) -> None:
             zendnn_cffi.optimize(other)
     with pytest.raises(ValueError, match="training mode"):
         zendnn_cffi.optimize(torch.fx.symbolic_trace(model).train())
+
+
+class Batch(nn.Module):
+    """Arguments in a dictionary that is in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, batch: list[dict[str, Tensor]], *, more: dict[str, Tensor]) -> Tensor:
+        (parts,) = batch
+        return torch.relu(self.first(parts["a"]) - self.second(parts["b"])) + more["x"] * 2 - more["y"]
+
+
+def test_keys_of_dictionaries_may_come_in_any_order(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Batch().eval()
+    a, b, x, y = torch.randn(3, 8), torch.randn(3, 8), torch.randn(3, 16), torch.randn(3, 16)
+    exported = torch.export.export(model, ([{"a": a, "b": b}],), {"more": {"x": x, "y": y}})
+    fast: Any = zendnn_cffi.optimize(exported, tune="off")
+    expected = model([{"a": a, "b": b}], more={"x": x, "y": y})
+    fast([{"a": a, "b": b}], more={"x": x, "y": y})
+    zendnn_cffi.save(fast, tmp_path / "m")
+    fast([{"b": b, "a": a}], more={"y": y, "x": x})
+    assert not fast._calls_of_others
+    for module in (fast, zendnn_cffi.load(tmp_path / "m")):
+        torch.testing.assert_close(module([{"b": b, "a": a}], more={"y": y, "x": x}), expected)
+        asking = a.clone().requires_grad_()  # as plain PyTorch
+        torch.testing.assert_close(module([{"b": b, "a": asking}], more={"y": y, "x": x}), expected)
+        for keys in ({"a": a}, {"a": a, "c": b}):
+            with pytest.raises((ValueError, AssertionError, KeyError, RuntimeError)):
+                module([keys], more={"x": x, "y": y})
+
+
+def test_a_model_that_reads_the_order_of_keys_gets_it(tmp_path: Path) -> None:
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, parts: dict[str, Tensor]) -> Tensor:
+            first, second = parts.values()
+            return torch.relu(self.layer(first)) - second
+
+    torch.manual_seed(0)
+    model, a, b = Ordered().eval(), torch.randn(3, 8), torch.randn(3, 8)
+    fast = zendnn_cffi.optimize(model, ({"a": a, "b": b},), tune="off")
+    for _ in range(2):
+        for parts in ({"a": a, "b": b}, {"b": b, "a": a}):
+            torch.testing.assert_close(fast(parts), model(parts).detach())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -253,6 +258,9 @@ def test_a_module_is_saved_for_the_workers_threads() -> None:
         ({"kind": "fibres"}, ValueError, "kind must be"),
         ({"cores": []}, ValueError, "cores must name"),
         ({"cores": [0, 0]}, ValueError, "cores must name"),
+        ({"cores": [CORES[0], 100_000]}, ValueError, r"may not run on the CPUs \[100000\]"),
+        ({"cores": [CORES[0], 100_000], "kind": "threads"}, ValueError, r"may not run on the CPUs \[100000\]"),
+        ({"cores": [-1]}, ValueError, r"may not run on the CPUs \[-1\]"),
     ),
 )
 def test_bad_arguments(
@@ -260,6 +268,92 @@ def test_bad_arguments(
 ) -> None:
     with pytest.raises(error, match=message):
         instances(saved[0], **arguments)
+
+
+def test_results_can_be_written_to_and_used_in_training(any_kind: Instances, saved: tuple[str, nn.Module]) -> None:
+    x = noise(1, 3, 8, 8)
+    result = any_kind(x)
+    result.add_(1)
+    weight = torch.ones(5, requires_grad=True)
+    (result * weight).sum().backward()
+    torch.testing.assert_close(weight.grad, saved[1](x)[0].detach() + 1, atol=1e-5, rtol=1e-5)
+
+
+def test_map_takes_inputs_as_they_are_needed(any_kind: Instances, saved: tuple[str, nn.Module]) -> None:
+    taken: list[int] = []
+
+    def inputs() -> Iterator[torch.Tensor]:
+        for number in itertools.count():
+            taken.append(number)
+            yield torch.full((1, 3, 8, 8), float(number))
+
+    results = list(itertools.islice(any_kind.map(inputs()), 30))
+    for number, result in enumerate(results):
+        expected = saved[1](torch.full((1, 3, 8, 8), float(number)))
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-5)
+    assert len(taken) < 60
+
+
+def test_a_forked_child_is_told_and_ends_nothing() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(64, 64).eval(), noise(2, 64)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    fast(x)
+    with instances(fast, n=1, cores=CORES[:1]) as found:
+        found(x)
+        child = os.fork()
+        if not child:
+            try:
+                with found, pytest.raises(RuntimeError, match="make new ones after a fork"):
+                    found.submit(x)
+                weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # what a child that ends by itself does
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        (pid,) = found.pids
+        os.kill(pid, signal.SIGKILL)
+        torch.testing.assert_close(found(x), model(x), atol=1e-5, rtol=1e-5)  # its file is still there
+        folder = Path(found._path).parent
+    assert not folder.exists()
+
+
+_SCRIPT = """
+import os, sys
+import torch
+import zendnn_cffi
+from beside_the_script import Text
+
+x = torch.load("x")
+os.chdir("there")
+with zendnn_cffi.instances(sys.argv[1], n=1, cores=[min(os.sched_getaffinity(0))]) as made:
+    torch.save(made(Text(x)), "../result")
+"""
+_CLASS = """
+class Text:
+    def __init__(self, value): self.value = value
+    def __reduce__(self): return value_of, (Text, self.value)
+
+def value_of(cls, value): return value
+"""
+
+
+def test_workers_find_what_this_process_finds_and_nothing_else(saved: tuple[str, nn.Module], tmp_path: Path) -> None:
+    """Modules beside a script are there; files of the current folder take no library's place."""
+    x = noise(1, 3, 8, 8)
+    torch.save(x, tmp_path / "x")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "app" / "script.py").write_text(_SCRIPT)
+    (tmp_path / "app" / "beside_the_script.py").write_text(_CLASS)
+    for name in ("numpy", "select", "queue"):
+        (tmp_path / "there" / f"{name}.py").write_text("raise RuntimeError('the file of another')")
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))))
+    subprocess.run(
+        [sys.executable, str(tmp_path / "app" / "script.py"), saved[0]], cwd=tmp_path, check=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    torch.testing.assert_close(torch.load(tmp_path / "result"), saved[1](x).detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_bad_files(tmp_path: Path) -> None:

@@ -169,26 +169,61 @@ def test_every_entry(entry: str, dtype: torch.dtype | None) -> None:
     assert kinds(zendnn_cffi.explain(module)).count("recurrent_layer") == 5 * (1 if entry == "compile" else 3)
 
 
-def test_states_that_may_be_none() -> None:
-    """An argument of forward handed on: the module stays, as it must for both."""
+class Passes(nn.Module):
+    """An argument of forward handed on: a state, or none."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any, state: Any = None) -> Any:
+        return self.network(torch.relu(x), state)
+
+
+STATES: dict[str, Any] = {
+    "gru": (lambda: nn.GRU(6, 5), noise(1, 3, 5)),
+    "lstm": (lambda: nn.LSTM(6, 5), (noise(1, 3, 5), noise(1, 3, 5, seed=1))),
+    "rnn": (lambda: nn.RNN(6, 5, bidirectional=True), noise(2, 3, 5)),
+    "gru_cell": (lambda: nn.GRUCell(6, 5), noise(3, 5)),
+    "lstm_cell": (lambda: nn.LSTMCell(6, 5), (noise(3, 5), noise(3, 5, seed=1))),
+}
+
+
+@pytest.mark.parametrize("order", [("none", "some"), ("some", "none")], ids="-".join)
+@pytest.mark.parametrize("case", STATES)
+def test_states_that_may_be_none(case: str, order: tuple[str, str], tmp_path: Any) -> None:
+    """Each of both is a kind of calls: a graph for each, in a file, too."""
     torch.manual_seed(0)
-
-    class Passes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gru = nn.GRU(6, 5)
-
-        def forward(self, x: Tensor, state: Any = None) -> Any:
-            return self.gru(x, state)
-
-    model = Passes().eval()
-    gm = zendnn_cffi.optimize(model, tune="off")
+    make, state = STATES[case]
+    model, x = Passes(make()).eval(), noise(*((3, 6) if "cell" in case else (4, 3, 6)))
+    gm: Any = zendnn_cffi.optimize(model, tune="off")
     with torch.no_grad():
-        for state in (None, noise(1, 3, 5)):
-            for ours, expected in zip(
-                tensors(gm(noise(4, 3, 6), state)), tensors(model(noise(4, 3, 6), state)), strict=True
-            ):
+        calls = {"none": (x, None), "some": (x, state)}
+        for name in 2 * order:
+            for ours, expected in zip(tensors(gm(*calls[name])), tensors(model(*calls[name])), strict=True):
                 assert_close(ours, expected, k=6)
+        assert all(region.lowered for region in gm.regions().values()) and len(gm.regions()) == 2
+        zendnn_cffi.save(gm, tmp_path / "m")
+        loaded = zendnn_cffi.load(tmp_path / "m")
+        for call in calls.values():
+            for ours, expected in zip(tensors(loaded(*call)), tensors(model(*call)), strict=True):
+                assert_close(ours, expected, k=6)
+
+
+@pytest.mark.parametrize("case", ["gru", "lstm"])
+def test_states_of_other_kinds_are_pytorchs(case: str) -> None:
+    torch.manual_seed(0)
+    make, state = STATES[case]
+    model, x = Passes(make()).eval(), noise(4, 3, 6)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    gm(x, state)
+    one = [*state] if case == "lstm" else nn.Parameter(state)  # a list; a parameter, whose gradient is asked for
+    for ours, expected in zip(tensors(gm(x, one)), tensors(model(x, one)), strict=True):
+        assert_close(ours, expected, k=6)
+    wrong: Any = torch.stack(state) if case == "lstm" else (state, state)
+    for module in (model, gm):
+        with pytest.raises((TypeError, AttributeError, RuntimeError)):
+            module(x, wrong)
 
 
 REFUSALS = {
