@@ -97,7 +97,7 @@ def _understood_intx(weight: Any) -> Weight | None:
         return None
     if given is None:
         return Weight(block, "", False, _LIMITS, weight.dtype)
-    by_rows = given == "int8_asym_per_token" and block[1] == shape[1]
+    by_rows = given == "int8_asym_per_token"
     if not by_rows or weight.dtype != torch.float32:
         return None
     return Weight(block, "asymmetric", True, _LIMITS, weight.dtype, _INTX_EPS)

@@ -43,7 +43,12 @@ WEIGHTS_ALONE: dict[str, Callable[[], Any]] = {
         weight_dtype=torch.int3, granularity=PerAxis(0), mapping_type=MappingType.ASYMMETRIC
     ),
 }
-CONFIGS = DYNAMIC | WEIGHTS_ALONE
+ROUNDED_ROWS: dict[str, Callable[[], Any]] = {  # and products of floats, as groups have scales of their own
+    "rows, asymmetric, groups of 4 bits": lambda: Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4, weight_granularity=PerGroup(16)
+    ),
+}
+CONFIGS = DYNAMIC | WEIGHTS_ALONE | ROUNDED_ROWS
 
 
 class Block(nn.Module):

@@ -26,6 +26,7 @@ EXPECTED = {
     "one scale": Weight(None, "", False, (-128, 127), F32),
     "groups": Weight((1, 16), "", False, (-128, 127), F32),
     "rows, asymmetric, 4 bits": Weight((1, 32), "asymmetric", True, (-128, 127), F32, torch.finfo(F32).tiny),
+    "rows, asymmetric, groups of 4 bits": Weight((1, 16), "asymmetric", True, (-128, 127), F32, torch.finfo(F32).tiny),
     "groups, 4 bits": Weight((1, 16), "", False, (-128, 127), F32),
     "outputs, 3 bits, asymmetric": Weight((1, 32), "", False, (-128, 127), F32),
 }
@@ -77,10 +78,6 @@ def test_near_misses(change: Callable[[Any], None]) -> None:
     assert is_int8_tensor(weight) and understood(weight) is None
 
 
-def _groups(weight: Any) -> None:
-    weight.block_size = (1, 16)
-
-
 def _other_activations(weight: Any) -> None:
     weight.activation_quantization = "another"
 
@@ -89,7 +86,7 @@ def _half(weight: Any) -> None:
     weight.scale = weight.scale.half()
 
 
-@pytest.mark.parametrize("change", [_groups, _other_activations, _half, _three_dimensions])
+@pytest.mark.parametrize("change", [_other_activations, _half, _three_dimensions])
 def test_near_misses_of_fewer_bits(change: Callable[[Any], None]) -> None:
     weight = weight_of("rows, asymmetric, 4 bits")
     change(weight)
