@@ -1,6 +1,7 @@
 """What an Int8Tensor says: the class of the weights that torchao's quantize_() gives to linear layers.
 
-It is known by name: torchao is not imported for it.
+An IntxUnpackedToInt8Tensor (1 to 8 bits, each in a byte) has the same parts. Both are known by name: torchao is not
+imported for them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale that torchao chooses
+_INTX_EPS = torch.finfo(torch.float32).tiny
 _LIMITS, _REDUCED = (-128, 127), (-64, 63)  # of integers; where reduce_range keeps sums within 16 bits
+_SAME = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
+_INT8, _INTX = "Int8Tensor", "IntxUnpackedToInt8Tensor"
 
 
 class Weight(NamedTuple):
@@ -22,6 +26,7 @@ class Weight(NamedTuple):
     by_rows  whether each row of the input has one
     limits   of the input's integers
     dtype    of what it reads and returns, float32 or bf16
+    eps      the smallest scale of the input
     """
 
     axis: int | tuple[int, ...] | None
@@ -29,6 +34,7 @@ class Weight(NamedTuple):
     by_rows: bool
     limits: tuple[int, int]
     dtype: torch.dtype
+    eps: float = EPS
 
     @property
     def has_zero_points(self) -> bool:
@@ -36,28 +42,36 @@ class Weight(NamedTuple):
         return isinstance(self.axis, tuple)
 
     @property
-    def numbers(self) -> tuple[list[int], str, bool, int, int, torch.dtype]:
+    def numbers(self) -> tuple[list[int], str, bool, int, int, torch.dtype, float]:
         """What an operator takes: [] stands for no axis."""
         axis = [] if self.axis is None else [self.axis] if isinstance(self.axis, int) else list(self.axis)
-        return axis, self.how, self.by_rows, *self.limits, self.dtype
+        return axis, self.how, self.by_rows, *self.limits, self.dtype, self.eps
 
     @classmethod
     def of_numbers(
-        cls, axis: Sequence[int], how: str, by_rows: bool, low: int, high: int, dtype: torch.dtype
+        cls, axis: Sequence[int], how: str, by_rows: bool, low: int, high: int, dtype: torch.dtype, eps: float
     ) -> Weight:
         """What has these numbers."""
-        return cls(tuple(axis) if len(axis) > 1 else axis[0] if axis else None, how, by_rows, (low, high), dtype)
+        sizes = tuple(axis) if len(axis) > 1 else axis[0] if axis else None
+        return cls(sizes, how, by_rows, (low, high), dtype, eps)
 
 
 def is_int8_tensor(value: Any) -> bool:
-    """Whether value is torchao's Int8Tensor."""
-    return type(value).__qualname__ == "Int8Tensor" and type(value).__module__.partition(".")[0] == "torchao"
+    """Whether value is torchao's Int8Tensor or IntxUnpackedToInt8Tensor."""
+    return _class_of(value) in (_INT8, _INTX)
+
+
+def _class_of(value: Any) -> str:
+    """The name of a class of torchao; "" for others."""
+    return type(value).__qualname__ if type(value).__module__.partition(".")[0] == "torchao" else ""
 
 
 def understood(weight: Any) -> Weight | None:
     """How a linear layer of this weight computes; None where that is not known, or no primitives compute it."""
     if not is_int8_tensor(weight) or weight.dtype not in (torch.float32, torch.bfloat16):
         return None
+    if _class_of(weight) == _INTX:
+        return _understood_intx(weight)
     others = (weight.act_quant_scale, weight.act_quant_zero_point, weight.act_pre_scale)
     if any(other is not None for other in others) or weight.qdata.ndim != 2 or weight.qdata.dtype != torch.int8:
         return None
@@ -73,6 +87,20 @@ def understood(weight: Any) -> Weight | None:
         return None
     limits = _REDUCED if given.reduce_range else _LIMITS
     return None if isinstance(axis, tuple) else Weight(axis, how, by_rows, limits, weight.dtype)
+
+
+def _understood_intx(weight: Any) -> Weight | None:
+    """The same for an IntxUnpackedToInt8Tensor, which has zero points whatever its blocks are."""
+    block, shape = tuple(weight.block_size), tuple(weight.qdata.shape)
+    given = weight.activation_quantization
+    if len(shape) != 2 or (weight.dtype, weight.scale.dtype) not in _SAME:
+        return None
+    if given is None:
+        return Weight(block, "", False, _LIMITS, weight.dtype)
+    by_rows = given == "int8_asym_per_token"
+    if not by_rows or weight.dtype != torch.float32:
+        return None
+    return Weight(block, "asymmetric", True, _LIMITS, weight.dtype, _INTX_EPS)
 
 
 def _axis(block: tuple[int, ...], shape: tuple[int, ...]) -> int | tuple[int, ...] | None:

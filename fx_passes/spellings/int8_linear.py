@@ -1,4 +1,4 @@
-"""Linear layers of integers, as torchao's quantize_() makes them: their weight is an Int8Tensor.
+"""Linear layers of integers, as torchao's quantize_() makes them: their weight is an Int8Tensor, or one of fewer bits.
 
     Before: linear(x, weight, bias)
     After:  chosen = choose_row_scales(x); kept = quantize_rows_by(x, chosen)
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fx_passes import ops
-from fx_passes.graph.int8_tensor import EPS, Weight, understood
+from fx_passes.graph.int8_tensor import Weight, understood
 from fx_passes.spellings.registry import Built, Call, spelled
 
 
@@ -43,9 +43,10 @@ def int8_linear(
     low: int,
     high: int,
     dtype: torch.dtype,
+    eps: float,
 ) -> Built:
     """As fx_passes.trace.quantized_layers writes it."""
-    return layer(input, qdata, scale, zero_point, bias, Weight.of_numbers(axis, how, by_rows, low, high, dtype))
+    return layer(input, qdata, scale, zero_point, bias, Weight.of_numbers(axis, how, by_rows, low, high, dtype, eps))
 
 
 def layer(input: Any, qdata: Any, scale: Any, zero_point: Any, bias: Any, known: Weight) -> Call:
@@ -56,11 +57,11 @@ def layer(input: Any, qdata: Any, scale: Any, zero_point: Any, bias: Any, known:
         return Call(ops.linear, (input, real, bias), {"post_ops": ()})
     of = {"of": known.dtype}
     if known.by_rows:
-        chosen = Call(ops.choose_row_scales, (input, known.how, *known.limits, EPS), of)
+        chosen = Call(ops.choose_row_scales, (input, known.how, *known.limits, known.eps), of)
         kept = Call(ops.quantize_rows_by, (input, chosen, *known.limits, torch.int8))
         rounded = {} if known.dtype == dtype else {"dtype": known.dtype}
         return Call(ops.row_scaled_linear, (kept, chosen, real, bias), {"post_ops": (), **rounded})
-    chosen = Call(ops.choose_scale, (input, *known.limits, EPS, torch.int8, known.how == "symmetric"), of)
+    chosen = Call(ops.choose_scale, (input, *known.limits, known.eps, torch.int8, known.how == "symmetric"), of)
     kept = Call(ops.quantize_by, (input, chosen, *known.limits, torch.int8))
     return Call(ops.dynamic_linear, (kept, chosen, real, bias), {"post_ops": ()})
 

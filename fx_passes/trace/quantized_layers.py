@@ -20,7 +20,7 @@ from fx_passes.trace.skeleton import tensors_of
 
 _SCHEMA = (
     "(Tensor input, Tensor qdata, Tensor scale, Tensor? zero_point, Tensor? bias, int[] axis, str how,"
-    " bool by_rows, int low, int high, ScalarType dtype) -> Tensor"
+    " bool by_rows, int low, int high, ScalarType dtype, float eps) -> Tensor"
 )
 
 

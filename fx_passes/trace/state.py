@@ -55,7 +55,8 @@ def attributes_of(module: nn.Module, keep: Kept, seen: dict[int, Any] | None = N
 class Snapshot:
     """What the modules of a tree hold at one moment, and what their classes and their functions' globals hold.
 
-    in_place  whether a tensor that was written to counts as changed
+    in_place  whether a tensor that was written to counts as changed; False within a trace: nothing is put back there,
+              as tensors have no numbers to keep
     """
 
     def __init__(self, root: nn.Module, *, in_place: bool = True) -> None:
@@ -64,7 +65,8 @@ class Snapshot:
         self._found = self._look()
         self._places = list(_shared_places(root))
         self._shared = [describe(place.get(), self._keep) for place in self._places]
-        self._saved = [(value := place.get(), copy_of_iterator(value), Held(value)) for place in self._places]
+        saved = self._places if in_place else []
+        self._saved = [(value := place.get(), copy_of_iterator(value), Held(value)) for place in saved]
 
     def unrepeatable(self) -> dict[str, str]:
         """Return the paths of modules whose forward may take values from an iterator that cannot be copied -> which.

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
+    Int8DynamicActivationIntxWeightConfig,
     Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
     MappingType,
+    PerAxis,
     PerGroup,
     PerRow,
     PerTensor,
@@ -27,13 +30,25 @@ DYNAMIC: dict[str, Callable[[], Any]] = {
     "whole, asymmetric": lambda: Int8DynamicActivationInt8WeightConfig(
         granularity=PerTensor(), act_mapping_type=MappingType.ASYMMETRIC
     ),
+    "rows, asymmetric, 4 bits": lambda: Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4, weight_granularity=PerAxis(0)
+    ),
 }
 WEIGHTS_ALONE: dict[str, Callable[[], Any]] = {
     "outputs": Int8WeightOnlyConfig,
     "one scale": lambda: Int8WeightOnlyConfig(granularity=PerTensor()),
     "groups": lambda: Int8WeightOnlyConfig(granularity=PerGroup(16)),
+    "groups, 4 bits": lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(16)),
+    "outputs, 3 bits, asymmetric": lambda: IntxWeightOnlyConfig(
+        weight_dtype=torch.int3, granularity=PerAxis(0), mapping_type=MappingType.ASYMMETRIC
+    ),
 }
-CONFIGS = DYNAMIC | WEIGHTS_ALONE
+ROUNDED_ROWS: dict[str, Callable[[], Any]] = {  # and products of floats, as groups have scales of their own
+    "rows, asymmetric, groups of 4 bits": lambda: Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4, weight_granularity=PerGroup(16)
+    ),
+}
+CONFIGS = DYNAMIC | WEIGHTS_ALONE | ROUNDED_ROWS
 
 
 class Block(nn.Module):

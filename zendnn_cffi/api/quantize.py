@@ -71,13 +71,15 @@ def quantize(
     compare       whether both modules are run side by side, for the times in the report
     Returns       Quantization: module, report, converted; weights have a scale for each output channel, activations
                   one. With budget or accuracy, the module keeps to them, if need be as the float model, in float32.
-    Raises        ImportError without torchao; ValueError for a model in training mode, one that torch.export cannot
-                  follow, for no calibration data, and for bad limits; TypeError
+    Raises        ImportError without torchao; ValueError for a model in training mode, one of another dtype, or one
+                  that torch.export cannot follow, for calibration data that are none or no calls of it, or hold NaN,
+                  and for bad limits; TypeError
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if model.training:
         raise ValueError("model is in training mode: quantize() is for inference, call model.eval() first")
+    _check_dtype(model)
     _check_limits(budget, accuracy, max_drop)
     pt2e = torchao()
     calls = calls_of(calibration)
@@ -106,6 +108,15 @@ def quantize(
                 raise ValueError(f"accuracy of the float model must be a finite number, got {float_accuracy}")
             attempt.search(Limits(budget, accuracy, max_drop or 0.0, float_accuracy))
         return Quantization(attempt.fast, attempt.report(compare), attempt.converted)
+
+
+def _check_dtype(model: nn.Module) -> None:
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    for path, module in model.named_modules():
+        dtype = module.weight.dtype if isinstance(module, layers) else torch.float32
+        if dtype in (torch.float16, torch.bfloat16, torch.float64):
+            name = f"{path}.weight".lstrip(".")
+            raise ValueError(f"quantize() is for models of float32, and {name} is {dtype}: call model.float() first")
 
 
 def _check_limits(budget: Any, accuracy: Any, max_drop: Any) -> None:

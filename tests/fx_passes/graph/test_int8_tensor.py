@@ -25,6 +25,10 @@ EXPECTED = {
     "outputs": Weight(0, "", False, (-128, 127), F32),
     "one scale": Weight(None, "", False, (-128, 127), F32),
     "groups": Weight((1, 16), "", False, (-128, 127), F32),
+    "rows, asymmetric, 4 bits": Weight((1, 32), "asymmetric", True, (-128, 127), F32, torch.finfo(F32).tiny),
+    "rows, asymmetric, groups of 4 bits": Weight((1, 16), "asymmetric", True, (-128, 127), F32, torch.finfo(F32).tiny),
+    "groups, 4 bits": Weight((1, 16), "", False, (-128, 127), F32),
+    "outputs, 3 bits, asymmetric": Weight((1, 32), "", False, (-128, 127), F32),
 }
 
 
@@ -39,12 +43,12 @@ def test_every_configuration(config: str) -> None:
     assert Weight.of_numbers(*EXPECTED[config].numbers) == EXPECTED[config]
 
 
-@pytest.mark.parametrize("config", ["rows", "rows, reduced", "outputs", "one scale", "groups"])
+@pytest.mark.parametrize("config", ["rows", "rows, reduced", "outputs", "one scale", "groups", "groups, 4 bits"])
 def test_bf16(config: str) -> None:
     assert understood(weight_of(config, BF16)) == EXPECTED[config]._replace(dtype=BF16)
 
 
-@pytest.mark.parametrize("config", ["rows, asymmetric", "whole", "whole, asymmetric"])
+@pytest.mark.parametrize("config", ["rows, asymmetric", "whole", "whole, asymmetric", "rows, asymmetric, 4 bits"])
 def test_bf16_without_primitives(config: str) -> None:
     assert understood(weight_of(config, BF16)) is None
 
@@ -70,6 +74,21 @@ def _three_dimensions(weight: Any) -> None:
 @pytest.mark.parametrize("change", [_scaled_before, _static, _rows_of_another_dimension, _three_dimensions])
 def test_near_misses(change: Callable[[Any], None]) -> None:
     weight = weight_of("rows")
+    change(weight)
+    assert is_int8_tensor(weight) and understood(weight) is None
+
+
+def _other_activations(weight: Any) -> None:
+    weight.activation_quantization = "another"
+
+
+def _half(weight: Any) -> None:
+    weight.scale = weight.scale.half()
+
+
+@pytest.mark.parametrize("change", [_other_activations, _half, _three_dimensions])
+def test_near_misses_of_fewer_bits(change: Callable[[Any], None]) -> None:
+    weight = weight_of("rows, asymmetric, 4 bits")
     change(weight)
     assert is_int8_tensor(weight) and understood(weight) is None
 

@@ -56,11 +56,14 @@ def test_float32(config: str, entry: str, asks: bool) -> None:
     with torch.no_grad():
         fast, behind = optimized(model, entry, x)
     assert len(products(behind)) == (2 if config in DYNAMIC else 0)
+    assert "Int8Tensor" not in str(zendnn_cffi.explain(behind))
     check(fast, model, x)
 
 
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
-@pytest.mark.parametrize("config", ["rows", "rows, one scale of the weight", "rows, reduced", "outputs", "groups"])
+@pytest.mark.parametrize(
+    "config", ["rows", "rows, one scale of the weight", "rows, reduced", "outputs", "groups", "groups, 4 bits"]
+)
 def test_bf16(config: str, entry: str) -> None:
     model, x = block(config, BF16, asks=True), noise(3, 5, 64, dtype=BF16)
     with torch.no_grad():
@@ -69,7 +72,7 @@ def test_bf16(config: str, entry: str) -> None:
     check(fast, model, x)
 
 
-@pytest.mark.parametrize("config", ["rows, asymmetric", "whole", "whole, asymmetric"])
+@pytest.mark.parametrize("config", ["rows, asymmetric", "whole", "whole, asymmetric", "rows, asymmetric, 4 bits"])
 def test_bf16_that_no_primitive_computes_as_torchao_does_stays_there(config: str) -> None:
     model, x = block(config, BF16), noise(3, 5, 64, dtype=BF16)
     fast = zendnn_cffi.optimize(model, tune="off")

@@ -19,6 +19,14 @@ from fx_passes.trace.guards import Guards
 from fx_passes.trace.traced import WHOLE
 from tests.support.graphs import check_equal, count, image, model_of, outside
 
+SHIFT = torch.linspace(-1, 1, 8, dtype=torch.float64)
+
+
+class Shifts(nn.Linear):
+    """A layer whose class holds a tensor."""
+
+    factor = torch.linspace(1, 2, 8, dtype=torch.float64)
+
 
 def _serves(gm: Any, *args: Any, **kwargs: Any) -> bool:
     """Whether the exported graph, and not the model's own forward, computes this call."""
@@ -44,6 +52,22 @@ def test_rms_norm_is_recognised(affine: bool) -> None:
     gm = compile_graph(model, (x,))
     check_equal(model, gm, x)
     assert count(gm.zen_region_0)["rms_norm"] == 1 and not outside(gm)
+
+
+@pytest.mark.parametrize("reads", ("a global", "a class"))
+def test_tensors_of_globals_and_classes_are_followed(reads: str) -> None:
+    """Such a tensor has no numbers while torch.export follows the forward. Writes to it are noticed."""
+    held, x = SHIFT if reads == "a global" else Shifts.factor, torch.randn(3, 8, dtype=torch.float64)
+    model = _branching(lambda m, x: m.a(x) * (SHIFT if reads == "a global" else m.a.factor), a=Shifts(8, 8))
+    gm = compile_graph(model, (x,))
+    check_equal(model, gm, x)
+    assert not outside(gm) and _serves(gm, x)
+    before = held.clone()
+    try:
+        held.add_(1.0)
+        check_equal(model, gm, x)
+    finally:
+        held.copy_(before)
 
 
 class Step(nn.Module):

@@ -142,7 +142,7 @@ def test_layers_that_nobody_reads_are_dropped() -> None:
     assert len(report.layers) == 1
 
 
-def net_of(fn: Callable[[Any, torch.Tensor], torch.Tensor], *layers: nn.Module) -> nn.Module:
+def net_of(fn: Callable[..., torch.Tensor], *layers: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     return net(fn, *layers)
 
@@ -199,6 +199,18 @@ def test_padding_is_written_out_exactly(case: str) -> None:
     torch.testing.assert_close(exported(x), model(x))
 
 
+class Branch(nn.Linear):
+    """A layer whose numbers decide what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = super().forward(x if x.sum() > 0 else -x)
+        return y
+
+
 @pytest.mark.parametrize(
     "model, calibration, error, message",
     (
@@ -208,12 +220,49 @@ def test_padding_is_written_out_exactly(case: str) -> None:
         (nn.Linear(3, 3).eval(), 3, TypeError, "an iterable of inputs"),
         (nn.Linear(3, 3).eval(), ["x"], TypeError, "tensors, sequences or mappings, got str"),
         ("model", [torch.ones(3)], TypeError, "must be a torch.nn.Module, got str"),
-        (nn.Linear(3, 3).eval(), [(torch.ones(1, 3), 5, 6)], ValueError, "torch.export cannot follow Linear"),
+        (
+            nn.Linear(3, 3).eval(),
+            [(torch.ones(1, 3), 5)],
+            ValueError,
+            r"no call of Linear: too many .* Leave out labels",
+        ),
+        (nn.Linear(3, 3).eval(), [torch.ones(1, 4)], ValueError, "Linear itself fails .*: mat1 and mat2 shapes"),
+        (nn.Linear(3, 3).eval(), [torch.ones(1, 3).double()], ValueError, "calibration input 1 fails .* same dtype"),
+        (nn.Linear(3, 3).eval(), [torch.ones(1, 3), torch.full((1, 3), math.nan)], ValueError, "input 2 holds NaN"),
+        (nn.Linear(3, 3).eval(), [torch.ones(2, 3), torch.ones(2, 4)], ValueError, "calibration input 2 fails in"),
+        (
+            nn.Linear(3, 3).eval().bfloat16(),
+            [torch.ones(1, 3)],
+            ValueError,
+            "bfloat16: call model.float",
+        ),
+        (Branch(), [torch.ones(1, 3)], ValueError, "torch.export cannot follow Branch"),
     ),
 )
 def test_bad_input(model: Any, calibration: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         zendnn_cffi.quantize(model, calibration)
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_calls_of_other_kinds_are_named(dynamic: bool) -> None:
+    """A graph is for one kind of calls. Normalizations are smoothed before observers see the inputs."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        z: torch.Tensor = m[1](m[0](x))
+        return z if y is None else z + y
+
+    model = net_of(forward, nn.LayerNorm(3), nn.Linear(3, 3))
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match="calibration input 2 fails in the graph that the first one gave: TypeError"):
+        zendnn_cffi.quantize(model, [(x, x), (x,)], dynamic=dynamic)
+
+
+def test_masks_may_hold_minus_infinity() -> None:
+    model = net_of(lambda m, x, mask: m[1]((m[0](x) + mask).softmax(-1)), nn.Linear(4, 4), nn.Linear(4, 4))
+    x, mask = noise(2, 4), torch.tensor([0.0, 0.0, -math.inf, 0.0])
+    found = zendnn_cffi.quantize(model, [(x, mask)], tune="off", compare=False)
+    assert found.report.sqnr_db > 20
 
 
 def test_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:

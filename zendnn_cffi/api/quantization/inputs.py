@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from zendnn_cffi.api.quantization.layers import Call
@@ -19,15 +21,47 @@ def calls_of(calibration: Iterable[Any]) -> Iterator[Call]:
     if isinstance(calibration, torch.Tensor | str | Mapping) or not isinstance(calibration, Iterable):
         kind = type(calibration).__name__
         raise TypeError(f"calibration must be an iterable of inputs, such as a list or a DataLoader, got {kind}")
-    for each in calibration:
-        if isinstance(each, torch.Tensor):
-            yield (each,), {}
-        elif isinstance(each, Mapping):
-            yield (), dict(each)
-        elif isinstance(each, Sequence) and not isinstance(each, str):
-            yield tuple(each), {}
-        else:
-            raise TypeError(f"calibration inputs are tensors, sequences or mappings, got {type(each).__name__}")
+    for number, each in enumerate(calibration, 1):
+        call = _call_of(each)
+        for leaf in pytree.tree_leaves(call):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and _spoils_ranges(leaf):
+                raise ValueError(f"calibration input {number} holds NaN or infinity: ranges of values cannot tell such")
+        yield call
+
+
+def _call_of(each: Any) -> Call:
+    if isinstance(each, torch.Tensor):
+        return (each,), {}
+    if isinstance(each, Mapping):
+        return (), dict(each)
+    if isinstance(each, Sequence) and not isinstance(each, str):
+        return tuple(each), {}
+    raise TypeError(f"calibration inputs are tensors, sequences or mappings, got {type(each).__name__}")
+
+
+def _spoils_ranges(values: torch.Tensor) -> bool:
+    """Whether values hold NaN or infinity; masks hold minus infinity."""
+    return bool((values.isnan() | (values == torch.inf)).any())
+
+
+def why_not_exported(model: nn.Module, first: Call, refused: Exception | None) -> str:
+    """Why there is no graph: the first input is none of the model's, or torch.export cannot follow it."""
+    kind, (args, kwargs) = type(model).__name__, first
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        return (
+            f"the first calibration input is no call of {kind}: {error}. A sequence is positional arguments, a mapping"
+            " keywords. Leave out labels: (x for x, label in loader)"
+        )
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:  # whatever the model's own code raises
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return f"{kind} itself fails on the first calibration input: {reason}"
+    reason = str(refused).partition("\n")[0]
+    return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}"
 
 
 def kept_calls(calls: Iterator[Call]) -> list[Call]:

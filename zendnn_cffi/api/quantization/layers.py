@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,9 +41,21 @@ def watch(gm: fx.GraphModule, calls: Iterable[Call], see: Callable[..., None]) -
         return result
 
     with torch.no_grad():
-        for args, kwargs in calls:
-            inputs = inspect.signature(gm.forward).bind(*args, **kwargs).args
-            run(gm.graph, gm, gm.graph.process_inputs(*inputs), computed)
+        for number, (args, kwargs) in enumerate(calls, 1):
+            with calibrating_with(number):
+                inputs = inspect.signature(gm.forward).bind(*args, **kwargs).args
+                run(gm.graph, gm, gm.graph.process_inputs(*inputs), computed)
+
+
+@contextmanager
+def calibrating_with(number: int) -> Iterator[None]:
+    """Tell which input it is that the graph fails on."""
+    try:
+        yield
+    except Exception as error:  # whatever the graph, its guards or observers raise
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        message = f"calibration input {number} fails in the graph that the first one gave: {reason}"
+        raise ValueError(message) from error
 
 
 def kind(node: fx.Node) -> str:

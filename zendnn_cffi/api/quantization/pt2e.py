@@ -13,7 +13,8 @@ from torch import fx, nn
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.sizes import attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
-from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, kind
+from zendnn_cffi.api.quantization.inputs import why_not_exported
+from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, calibrating_with, kind
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 
@@ -100,16 +101,14 @@ def exported_graph(model: nn.Module, example: Call) -> fx.GraphModule:
                 return found
         except Exception as error:  # whatever the model's own code or torch.export raises
             refused = error
-    reason = str(refused).partition("\n")[0]
-    raise ValueError(
-        f"torch.export cannot follow {type(model).__name__}: {type(refused).__name__}: {reason}"
-    ) from refused
+    raise ValueError(why_not_exported(model, example, refused)) from refused
 
 
 def calibrate(prepared: fx.GraphModule, kept: Sequence[Call], others: Iterable[Call]) -> None:
     """Run all inputs through the observers; those kept also tell which values lie on one side of zero."""
     with ProgressBar("zendnn_cffi: calibrating") as show:
         for number, (args, kwargs) in enumerate((*kept, *others), 1):
-            prepared(*args, **kwargs)
+            with calibrating_with(number):
+                prepared(*args, **kwargs)
             show(number, number)
     mark_one_sided(prepared, kept)
