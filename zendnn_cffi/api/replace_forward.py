@@ -12,6 +12,7 @@ from zendnn_cffi.api.optimize import made, optimize
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
+from zendnn_cffi.primitives.ambient import is_watched, watcher
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class ReplacedForward:
         self._seen: ModelWatch | None = None  # as the last call found it, where that is another
         self._lock = new_lock()
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))  # generate() and pipelines read it
+        self.__code__ = getattr(type(model).forward, "__code__", None)  # torch.export reads where it is written
 
     @property
     def modules(self) -> list[OptimizedModule]:
@@ -49,11 +51,14 @@ class ReplacedForward:
         return [*self._reasons, *([] if self._fast is None else self._fast.call_kinds.reasons)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from fx_passes.graph.hooks import set_computed_weights
+
         hook = set_dynamo_hook(None)  # it cannot follow what tells a change
         try:
             fast = self._found(args, kwargs)
             if fast is not None:
-                return fast(*args, **kwargs)
+                set_computed_weights(fast, args)
+                return fast.forward(*args, **kwargs)  # the model's hooks run around this one
         finally:
             set_dynamo_hook(hook)
         return type(self.model).forward(self.model, *args, **kwargs)
@@ -66,6 +71,8 @@ class ReplacedForward:
 
         if self.model.training:
             return self._plain("the model is in training mode")
+        if is_watched():  # a tracer finds the model's own parameters, and no others
+            return self._plain(f"{watcher()} looks at each operation")
         if reason := no_example(args, kwargs):  # a cache, say, which the call may write to
             return self._plain(reason)
         with self._lock:

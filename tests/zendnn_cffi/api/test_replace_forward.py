@@ -74,6 +74,52 @@ def test_inside_torch_compile(model: Classifier, backend: str) -> None:
     assert len(replaced.modules) == 1
 
 
+@pytest.mark.parametrize("is_late", (False, True))
+def test_hooks_of_the_model_run_once(is_late: bool) -> None:
+    """They ran around the model, and around the optimized module once more."""
+    torch.manual_seed(0)
+    model, calls = nn.Sequential(nn.Linear(17, 33), nn.ReLU()).eval(), []
+    expected = 2 * model(X + 1)
+    if is_late:
+        zendnn_cffi.replace_forward(model, tune="off")
+        model(X), model(X)
+    model.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    model.register_forward_hook(lambda *_: calls.append(1))
+    model.register_forward_hook(lambda _m, _args, result: 2 * result)
+    if not is_late:
+        zendnn_cffi.replace_forward(model, tune="off")
+    for _ in range(3):
+        assert torch.allclose(model(X), expected, atol=1e-5)
+    assert len(calls) == 3
+
+
+def test_a_hook_of_the_model_that_computes_its_weight() -> None:
+    torch.manual_seed(0)
+    model = nn.utils.weight_norm(nn.Linear(17, 33)).eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    for _ in range(2):
+        with torch.no_grad():
+            model.weight_g.mul_(2)
+            for _ in range(3):
+                weight = torch._weight_norm(model.weight_v, model.weight_g)
+                assert torch.allclose(model(X), X @ weight.T + model.bias, atol=1e-5)
+    assert zendnn_cffi.explain(replaced.modules[0]).offloaded_share == 1.0
+
+
+@pytest.mark.parametrize("is_called", (False, True))
+def test_tracers_find_the_model(is_called: bool) -> None:
+    """torch.jit.trace ended the process, and torch.export.export raised AttributeError."""
+    model = nn.Sequential(nn.Linear(17, 33), nn.ReLU()).eval()
+    expected = model(X)
+    zendnn_cffi.replace_forward(model, tune="off")
+    if is_called:
+        model(X)
+    with torch.no_grad():
+        scripted, exported = torch.jit.trace(model, X), torch.export.export(model, (X,))
+    assert torch.equal(scripted(X), expected) and torch.equal(exported.module()(X), expected)
+    assert list(exported.state_dict) == list(dict(scripted.named_parameters())) == list(model.state_dict())
+
+
 class Passing(Classifier):
     """As ultralytics' networks: anything more by position, and options by name."""
 
