@@ -103,12 +103,12 @@ class ReplacedForward:
 
     def _made(self) -> OptimizedModule:
         """The module, which is traced by the call that comes where that tells more."""
-        self.model.__dict__.pop("forward")  # it is the model itself that is optimized
+        held = self.model.__dict__.pop("forward")  # it is the model itself that is optimized
         try:
             with torch.inference_mode(False), torch.no_grad(), collector_paused():
                 fast: Any = made(self.model, **self.options)
         finally:
-            self.model.__dict__["forward"] = self
+            self.model.__dict__["forward"] = held  # this, or what others put around it
         return fast
 
     def _plain(self, reason: str) -> OptimizedModule | None:

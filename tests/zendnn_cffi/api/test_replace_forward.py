@@ -93,6 +93,19 @@ def test_hooks_of_the_model_run_once(is_late: bool) -> None:
     assert len(calls) == 3
 
 
+def test_what_others_put_around_it_stays(model: Classifier) -> None:
+    """As accelerate's add_hook_to_module(): the third call found it gone."""
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    model(X)
+    inner = model.forward
+    model.__dict__["forward"] = around = lambda x: {"scores": 2 * inner(x)["scores"]}
+    model.second = nn.Linear(33, 5)
+    expected = 2 * Classifier.forward(model, X)["scores"]
+    for _ in range(3):
+        assert torch.allclose(model(X)["scores"], expected, atol=1e-5)
+    assert model.__dict__["forward"] is around and len(replaced.modules) == 1
+
+
 def test_a_hook_of_the_model_that_computes_its_weight() -> None:
     torch.manual_seed(0)
     model = nn.utils.weight_norm(nn.Linear(17, 33)).eval()
