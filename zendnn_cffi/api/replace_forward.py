@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from zendnn_cffi.api.model_states import EarlierStates, ModelState, sample_of
 from zendnn_cffi.api.optimize import made, optimize
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.locks import new_lock
@@ -35,7 +36,10 @@ class ReplacedForward:
         self._fast: OptimizedModule | None = None
         self._refused = 0  # so many times
         self._watch: ModelWatch | None = None  # the model as it was optimized
+        self._sample: list[Any] = []  # of its numbers then
         self._seen: ModelWatch | None = None  # as the last call found it, where that is another
+        self._seen_calls = 0
+        self._earlier = EarlierStates()
         self._lock = new_lock()
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))  # generate() and pipelines read it
         self.__code__ = getattr(type(model).forward, "__code__", None)  # torch.export reads where it is written
@@ -88,16 +92,25 @@ class ReplacedForward:
             return self._fast
 
     def _is_settled(self) -> bool:
-        """Whether the modules are of the model as it is; they are made anew where it stayed for two calls."""
+        """Whether the modules are of the model as it is; made anew where it stayed for two calls, or taken again."""
         from fx_passes.model_watch import ModelWatch
 
         if self._watch is not None and self._watch.unchanged():
             self._seen = None
             return True
-        if self._watch is not None and not (self._seen is not None and self._seen.unchanged()):
-            self._seen = ModelWatch(self.model)
-            return False
-        self._fast, self._refused = None, 0
+        if self._watch is not None:
+            earlier = self._earlier.taken(self.model)
+            if earlier is None and not (self._seen is not None and self._seen.unchanged()):
+                self._seen, self._seen_calls = ModelWatch(self.model), 0
+            self._seen_calls += 1
+            if earlier is None and self._seen_calls <= self._earlier.wait:
+                return False
+            self._earlier.add(ModelState(self._watch, self._fast, self._refused, self._sample))
+            if earlier is not None:
+                self._watch, self._fast, self._refused = earlier.watch, earlier.fast, earlier.refused
+                self._sample, self._seen = earlier.sample, None
+                return True
+        self._fast, self._refused, self._sample = None, 0, sample_of(self.model)
         self._watch, self._seen = self._seen or ModelWatch(self.model), None
         return True
 

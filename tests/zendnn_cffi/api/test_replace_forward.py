@@ -133,6 +133,59 @@ def test_tracers_find_the_model(is_called: bool) -> None:
     assert list(exported.state_dict) == list(dict(scripted.named_parameters())) == list(model.state_dict())
 
 
+class Adapted(nn.Module):
+    """With adapters that take turns, as PEFT has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.adapters = nn.Linear(17, 33), nn.ModuleList(nn.Linear(17, 33) for _ in range(8))
+        self.active = [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.base(x)
+        for i in self.active:
+            y = y + self.adapters[i](x)
+        return y
+
+    def is_right(self) -> bool:
+        return torch.allclose(self(X), Adapted.forward(self, X), atol=1e-5)
+
+
+def test_a_state_that_the_model_is_in_again_is_not_optimized_again() -> None:
+    model = Adapted().eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    made: dict[tuple[int, ...], Any] = {}
+    for active in 3 * [[0], [1], [], [2, 0]]:
+        model.active = active
+        assert model.is_right() and model.is_right()
+        (fast,) = replaced.modules
+        assert made.setdefault(tuple(active), fast) is fast
+        assert model.is_right() and zendnn_cffi.explain(fast).offloaded_share == 1.0
+    assert len({id(fast) for fast in made.values()}) == 4
+
+
+def test_weights_that_were_merged_in_the_meantime_are_packed_again() -> None:
+    """PEFT merges adapters through .data, which PyTorch does not count."""
+    model = Adapted().eval()
+    zendnn_cffi.replace_forward(model, tune="off")
+    for active in ([0], [], [0], []):
+        model.active = active
+        model.base.weight.data += 0.5
+        assert all(model.is_right() for _ in range(3))
+
+
+def test_a_model_that_is_changed_again_and_again_is_optimized_less_and_less() -> None:
+    model, made = Adapted().eval(), list[Any]()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    for i in range(24):
+        model.active = [i % 8, i // 8]
+        assert all(model.is_right() for _ in range(3))
+        made += [fast for fast in replaced.modules if all(fast is not each for each in made)]
+    assert len(made) < 12
+    last = made[-1]
+    assert all(model.is_right() for _ in range(65)) and replaced.modules[0] is not last
+
+
 class Passing(Classifier):
     """As ultralytics' networks: anything more by position, and options by name."""
 
