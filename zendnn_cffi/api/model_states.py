@@ -47,7 +47,7 @@ class EarlierStates:
 
     def add(self, state: ModelState) -> None:
         """The model is in another state now."""
-        self._states.insert(0, state)
+        self._states = [each for each in (state, *self._states) if each.watch.has_its_memory()]
         for left in self._states[1:]:
             for region in left.fast.regions().values() if left.fast is not None else ():
                 region.invalidate()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -162,6 +164,18 @@ def test_a_state_that_the_model_is_in_again_is_not_optimized_again() -> None:
         assert made.setdefault(tuple(active), fast) is fast
         assert model.is_right() and zendnn_cffi.explain(fast).offloaded_share == 1.0
     assert len({id(fast) for fast in made.values()}) == 4
+
+
+def test_what_was_made_of_weights_before_a_conversion_is_freed() -> None:
+    model = Adapted().eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    assert model.is_right()
+    (fast,) = map(weakref.ref, replaced.modules)
+    model.double()
+    for _ in range(3):
+        model(X.double())
+    gc.collect()
+    assert fast() is None and len(replaced.modules) == 1
 
 
 def test_weights_that_were_merged_in_the_meantime_are_packed_again() -> None:
