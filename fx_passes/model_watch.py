@@ -39,6 +39,10 @@ class ModelWatch:
             and self._locations.unchanged()
         )
 
+    def has_its_memory(self) -> bool:
+        """Whether parameters and buffers of then lie where they lay: after a conversion they never do again."""
+        return self._locations.unchanged()
+
     def _holds_the_same(self) -> bool:
         now = self._now()
         return len(now) == len(self._parts) and all(map(_are_equal, now, self._parts)) and self._attributes.unchanged()

@@ -152,10 +152,11 @@ class OptimizedModule(WatchedModule):
             # Captured graphs have no forward.
             return self._by_pytorch(*args, **kwargs)
         run = self._run_untracked if tracks and not asks else self.run_graph
+        is_recorded = torch._C._get_tracing_state() is not None
         try:
             result = run(*args, **kwargs)
         except Exception as error:
-            if not self.may_run_again(error):
+            if is_recorded or not self.may_run_again(error):  # torch.jit.trace has stopped recording
                 raise
             failed = error
         else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+
+Module = TypeVar("Module", bound=nn.Module)
 
 # Endings of the attributes in which a module keeps its hooks.
 HOOK_ATTRIBUTES = ("hooks", "_with_kwargs", "_always_called")
@@ -31,6 +33,25 @@ def computed_weights(module: nn.Module) -> list[str]:
     """Return the attributes that hooks set before each forward: old-style weight_norm, spectral_norm, and pruning."""
     hooks = getattr(module, _BEFORE, None) or {}
     return [name for hook in hooks.values() if (name := _computed_by(hook))]
+
+
+def without_hooks(module: Module) -> Module:
+    """Take the module's own hooks away, of a copy: they are run around its forward, and are no part of its graph.
+
+    Those that compute weights stay, as forward needs these.
+    """
+    for name in HOOKS:
+        hooks = getattr(module, name, None) or {}
+        for key in [key for key, hook in hooks.items() if name != _BEFORE or not _computed_by(hook)]:
+            del hooks[key]
+    return module
+
+
+def set_computed_weights(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Do before the module's forward what its own hooks do there to compute weights, and nothing else of hooks."""
+    for hook in [*module._forward_pre_hooks.values()]:
+        if _computed_by(hook):
+            hook(module, args)
 
 
 def _computed_by(hook: Any) -> str:

@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph
+from fx_passes.graph.hooks import without_hooks
 from fx_passes.trace.skeleton import skeleton
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -34,16 +35,21 @@ def differs_on_example(
     rng = torch.get_rng_state()
     try:
         with torch.no_grad():
-            expected = call(skeleton(root, own_state=True, own_parameters=not trusted), example)
+            expected = call(callable_copy(root, own_parameters=not trusted), example)
             gm = fx.GraphModule(skeleton(root, own_state=True), copy_graph(graph))
             if agree(call(gm, example), expected):
                 return False
-            return agree(call(skeleton(root, own_state=True, own_parameters=not trusted), example), expected)
+            return agree(call(callable_copy(root, own_parameters=not trusted), example), expected)
     except Exception as error:  # whatever the model raises, or an example that cannot be copied
         log.info("the exported graph was not compared with the model: %s: %s", type(error).__name__, error)
         return False
     finally:
         torch.set_rng_state(rng)
+
+
+def callable_copy(root: nn.Module, *, own_parameters: bool) -> nn.Module:
+    """What can be called in place of root.forward, and changes nothing of root."""
+    return without_hooks(skeleton(root, own_state=True, own_parameters=own_parameters))
 
 
 def call(module: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:

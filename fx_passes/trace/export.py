@@ -23,6 +23,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph, replace, unique_name
+from fx_passes.graph.hooks import without_hooks
 from fx_passes.trace.asked import Asked, listening, sizes_written
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.compared import apart
@@ -180,7 +181,7 @@ def _export(
     for attempt in attempts():
         if attempt.free > sizes.free:
             continue
-        traced_root = skeleton(root, own_state=True)
+        traced_root = without_hooks(skeleton(root, own_state=True))
         take_outputs_apart(traced_root)
         padded = write_out_padding(traced_root)
         write_out_modules(traced_root, literal)

@@ -17,9 +17,8 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import get_attribute
-from fx_passes.trace.compared import agree, call
+from fx_passes.trace.compared import agree, call, callable_copy
 from fx_passes.trace.held import bytes_of
-from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -83,10 +82,10 @@ def changes_when_called(root: nn.Module, example: tuple[tuple[Any, ...], dict[st
     rng, before = torch.get_rng_state(), Snapshot(root)
     try:
         with torch.no_grad():
-            module = skeleton(root, own_state=True, own_parameters=True)
+            module = callable_copy(root, own_parameters=True)
             results = call(module, example)
             torch.set_rng_state(rng)
-            again = call(skeleton(root, own_state=True, own_parameters=True) if writes else module, example)
+            again = call(callable_copy(root, own_parameters=True) if writes else module, example)
             return not agree(again, results, _SAME_AGAIN)
     except Exception as error:  # whatever the model raises, or an example that cannot be copied
         log.info("the model was not called a second time: %s: %s", type(error).__name__, error)

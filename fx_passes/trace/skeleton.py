@@ -53,11 +53,22 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
             if id(value) not in memo:
                 memo[id(value)] = _own(value) if own_state else _view(value)
     try:
-        return _deep_copy(model, dict(memo))
+        copied = _deep_copy(model, dict(memo))
     except Exception:  # whatever a class raises that does not want to be copied
         for module in model.modules():
             memo.update((id(value), value) for value in module.__dict__.values() if not _can_be_copied(value, memo))
-        return copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, memo)
+    _take_modes(copied, model)
+    return copied
+
+
+def _take_modes(copied: nn.Module, model: nn.Module) -> None:
+    """Let a copy train, or not, as the model: a copy of what torchvision's create_feature_extractor() made trains."""
+    copies = dict(copied.named_modules())
+    for path, module in model.named_modules():
+        own = copies.get(path)
+        if own is not None and own.training != module.training:
+            own.train(module.training)  # which may exchange the graph, and sets its children's modes before their turn
 
 
 def _deep_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -20,9 +20,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.spellings.recurrent import STACKS
-from fx_passes.trace.compared import copy_of_example
+from fx_passes.trace.compared import callable_copy, copy_of_example
 from fx_passes.trace.reached import Reached
-from fx_passes.trace.skeleton import skeleton, written_since
+from fx_passes.trace.skeleton import written_since
 from fx_passes.trace.state import Snapshot
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -74,7 +74,7 @@ class Observed:
                 below.add(path, (args, kwargs))
 
         is_near = self.reached.has_near_code
-        copied = skeleton(self.root, own_state=True, own_parameters=is_near)
+        copied = callable_copy(self.root, own_parameters=is_near)
         for path in _with_those_below(submodules):
             copied.get_submodule(path).register_forward_pre_hook(functools.partial(note, path), with_kwargs=True)
         shared, rng = Snapshot(copied), torch.get_rng_state()

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import may_write_to_held, writes
 from fx_passes.graph.graph import CREATED, copy_graph, get_attribute
-from fx_passes.graph.hooks import computed_weights, has_hooks
+from fx_passes.graph.hooks import computed_weights, has_hooks, set_computed_weights
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.arrays import shared
 from fx_passes.trace.asked import GRADIENTS, states_told
@@ -132,12 +132,28 @@ class SubmoduleTracer(fx.Tracer):
         for arg in args:
             if isinstance(arg, fx.Proxy) and arg.node.args and not is_plain(arg.node.args[0]):
                 arg.node.args = (None,)  # generated code cannot write it; it is specialized
-        return root_fn, [
+        return self._with_computed_weights(root_fn), [
             self.specialized[arg.node.target]
             if isinstance(arg, fx.Proxy) and arg.node.target in self.specialized
             else arg
             for arg in args
         ]
+
+    def _with_computed_weights(self, forward: Any) -> Any:
+        """The root's forward after its own hooks that compute weights, which are those of the graph's values then."""
+        root: Any = self.root
+        if not (names := computed_weights(root)):
+            return forward
+
+        def computed(*args: Any) -> Any:
+            before = {name: root.__dict__[name] for name in names if name in root.__dict__}
+            try:
+                set_computed_weights(root, args[1:])
+                return forward(*args)
+            finally:
+                root.__dict__.update(before)
+
+        return computed
 
 
 def is_parametrization(module: nn.Module) -> bool:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from zendnn_cffi.api.model_states import EarlierStates, ModelState, sample_of
 from zendnn_cffi.api.optimize import made, optimize
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
+from zendnn_cffi.primitives.ambient import is_watched, watcher
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
 if TYPE_CHECKING:
@@ -34,9 +36,13 @@ class ReplacedForward:
         self._fast: OptimizedModule | None = None
         self._refused = 0  # so many times
         self._watch: ModelWatch | None = None  # the model as it was optimized
+        self._sample: list[Any] = []  # of its numbers then
         self._seen: ModelWatch | None = None  # as the last call found it, where that is another
+        self._seen_calls = 0
+        self._earlier = EarlierStates()
         self._lock = new_lock()
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))  # generate() and pipelines read it
+        self.__code__ = getattr(type(model).forward, "__code__", None)  # torch.export reads where it is written
 
     @property
     def modules(self) -> list[OptimizedModule]:
@@ -49,11 +55,14 @@ class ReplacedForward:
         return [*self._reasons, *([] if self._fast is None else self._fast.call_kinds.reasons)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from fx_passes.graph.hooks import set_computed_weights
+
         hook = set_dynamo_hook(None)  # it cannot follow what tells a change
         try:
             fast = self._found(args, kwargs)
             if fast is not None:
-                return fast(*args, **kwargs)
+                set_computed_weights(fast, args)
+                return fast.forward(*args, **kwargs)  # the model's hooks run around this one
         finally:
             set_dynamo_hook(hook)
         return type(self.model).forward(self.model, *args, **kwargs)
@@ -66,6 +75,8 @@ class ReplacedForward:
 
         if self.model.training:
             return self._plain("the model is in training mode")
+        if is_watched():  # a tracer finds the model's own parameters, and no others
+            return self._plain(f"{watcher()} looks at each operation")
         if reason := no_example(args, kwargs):  # a cache, say, which the call may write to
             return self._plain(reason)
         with self._lock:
@@ -81,27 +92,36 @@ class ReplacedForward:
             return self._fast
 
     def _is_settled(self) -> bool:
-        """Whether the modules are of the model as it is; they are made anew where it stayed for two calls."""
+        """Whether the modules are of the model as it is; made anew where it stayed for two calls, or taken again."""
         from fx_passes.model_watch import ModelWatch
 
         if self._watch is not None and self._watch.unchanged():
             self._seen = None
             return True
-        if self._watch is not None and not (self._seen is not None and self._seen.unchanged()):
-            self._seen = ModelWatch(self.model)
-            return False
-        self._fast, self._refused = None, 0
+        if self._watch is not None:
+            earlier = self._earlier.taken(self.model)
+            if earlier is None and not (self._seen is not None and self._seen.unchanged()):
+                self._seen, self._seen_calls = ModelWatch(self.model), 0
+            self._seen_calls += 1
+            if earlier is None and self._seen_calls <= self._earlier.wait:
+                return False
+            self._earlier.add(ModelState(self._watch, self._fast, self._refused, self._sample))
+            if earlier is not None:
+                self._watch, self._fast, self._refused = earlier.watch, earlier.fast, earlier.refused
+                self._sample, self._seen = earlier.sample, None
+                return True
+        self._fast, self._refused, self._sample = None, 0, sample_of(self.model)
         self._watch, self._seen = self._seen or ModelWatch(self.model), None
         return True
 
     def _made(self) -> OptimizedModule:
         """The module, which is traced by the call that comes where that tells more."""
-        self.model.__dict__.pop("forward")  # it is the model itself that is optimized
+        held = self.model.__dict__.pop("forward")  # it is the model itself that is optimized
         try:
             with torch.inference_mode(False), torch.no_grad(), collector_paused():
                 fast: Any = made(self.model, **self.options)
         finally:
-            self.model.__dict__["forward"] = self
+            self.model.__dict__["forward"] = held  # this, or what others put around it
         return fast
 
     def _plain(self, reason: str) -> OptimizedModule | None:

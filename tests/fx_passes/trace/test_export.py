@@ -44,6 +44,21 @@ def _branching(function: Any, **children: nn.Module) -> nn.Module:
     return model_of(forward, **children)
 
 
+def test_hooks_of_the_model_are_no_part_of_the_graph() -> None:
+    """They ran in the graph, and around it once more."""
+    model, seen = _branching(lambda m, x: m.a(x), a=nn.Linear(8, 8)), []
+    model.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    model.register_forward_hook(lambda *_: seen.append(1))
+    model.register_forward_hook(lambda _m, _args, result: 2 * result)
+    x = torch.randn(3, 8, dtype=torch.float64)
+    with torch.no_grad():
+        expected = 2 * model.a(x + 1)
+        gm = compile_graph(model, (x,))
+        for _ in range(3):
+            torch.testing.assert_close(gm(x), expected)
+    assert len(seen) == 3 and not outside(gm) and _serves(gm, x)
+
+
 @pytest.mark.parametrize("affine", (True, False))
 def test_rms_norm_is_recognised(affine: bool) -> None:
     """nn.RMSNorm is one operator in exported graphs."""

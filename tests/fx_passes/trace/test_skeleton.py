@@ -115,6 +115,33 @@ def test_state_of_its_own_is_other_memory() -> None:
     assert copied[0].inner[0].weight.data_ptr() == model[0].inner[0].weight.data_ptr()
 
 
+class Switching(nn.Sequential):
+    """Copied by what makes a new one, which trains, as torchvision's feature extractors; train() exchanges more."""
+
+    scale = 2.0
+
+    def train(self, mode: bool = True) -> Any:
+        self.scale = 3.0 if mode else 2.0
+        return super().train(mode)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return Switching(*(copy.deepcopy(part, memo) for part in self)).train()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def test_a_copy_trains_as_the_original() -> None:
+    """Calls of an optimized feature extractor were those of training, and wrote running statistics of the original."""
+    model = Switching(Switching(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), nn.Dropout()).eval()
+    model[1].train()
+    x, before = torch.randn(2, 3, 8, 8), copy.deepcopy(model.state_dict())
+    copied = skeleton(model)
+    assert [m.training for m in copied.modules()] == [m.training for m in model.modules()]
+    assert torch.equal(copied[0](x), model[0](x)) and copied.scale == model.scale
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_a_compiled_module_is_copied_without_what_was_compiled() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     model._compiled_call_impl = print

@@ -147,6 +147,15 @@ def test_hooks_run(where: str) -> None:
     assert len(seen) == 2 and seen[0] == seen[1]
 
 
+def test_weights_that_hooks_of_the_model_compute_are_computed_in_the_graph() -> None:
+    """The graph had the weight as it was while tracing."""
+    model = nn.utils.weight_norm(nn.Linear(8, 8)).eval()
+    graph = trace(model).graph
+    assert graph is not None
+    assert {node.target for node in graph.find_nodes(op="get_attr")} == {"weight_g", "weight_v", "bias"}
+    assert type(model.weight) is Tensor
+
+
 def _calls_functions(m: Any, x: Tensor) -> Tensor:
     y = F.silu(F.pad(m.c(x), (1, 1)), inplace=False)
     y = torch.cat([y, torch.sigmoid(y)], 1).add(F.max_pool2d(x, 1).mean())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -72,6 +74,130 @@ def test_inside_torch_compile(model: Classifier, backend: str) -> None:
             assert torch.allclose(compiled(X)["scores"], expected, atol=1e-5)
             assert torch.equal(best(X), expected.argmax(-1))
     assert len(replaced.modules) == 1
+
+
+@pytest.mark.parametrize("is_late", (False, True))
+def test_hooks_of_the_model_run_once(is_late: bool) -> None:
+    """They ran around the model, and around the optimized module once more."""
+    torch.manual_seed(0)
+    model, calls = nn.Sequential(nn.Linear(17, 33), nn.ReLU()).eval(), []
+    expected = 2 * model(X + 1)
+    if is_late:
+        zendnn_cffi.replace_forward(model, tune="off")
+        model(X), model(X)
+    model.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    model.register_forward_hook(lambda *_: calls.append(1))
+    model.register_forward_hook(lambda _m, _args, result: 2 * result)
+    if not is_late:
+        zendnn_cffi.replace_forward(model, tune="off")
+    for _ in range(3):
+        assert torch.allclose(model(X), expected, atol=1e-5)
+    assert len(calls) == 3
+
+
+def test_what_others_put_around_it_stays(model: Classifier) -> None:
+    """As accelerate's add_hook_to_module(): the third call found it gone."""
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    model(X)
+    inner = model.forward
+    model.__dict__["forward"] = around = lambda x: {"scores": 2 * inner(x)["scores"]}
+    model.second = nn.Linear(33, 5)
+    expected = 2 * Classifier.forward(model, X)["scores"]
+    for _ in range(3):
+        assert torch.allclose(model(X)["scores"], expected, atol=1e-5)
+    assert model.__dict__["forward"] is around and len(replaced.modules) == 1
+
+
+def test_a_hook_of_the_model_that_computes_its_weight() -> None:
+    torch.manual_seed(0)
+    model = nn.utils.weight_norm(nn.Linear(17, 33)).eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    for _ in range(2):
+        with torch.no_grad():
+            model.weight_g.mul_(2)
+            for _ in range(3):
+                weight = torch._weight_norm(model.weight_v, model.weight_g)
+                assert torch.allclose(model(X), X @ weight.T + model.bias, atol=1e-5)
+    assert zendnn_cffi.explain(replaced.modules[0]).offloaded_share == 1.0
+
+
+@pytest.mark.parametrize("is_called", (False, True))
+def test_tracers_find_the_model(is_called: bool) -> None:
+    """torch.jit.trace ended the process, and torch.export.export raised AttributeError."""
+    model = nn.Sequential(nn.Linear(17, 33), nn.ReLU()).eval()
+    expected = model(X)
+    zendnn_cffi.replace_forward(model, tune="off")
+    if is_called:
+        model(X)
+    with torch.no_grad():
+        scripted, exported = torch.jit.trace(model, X), torch.export.export(model, (X,))
+    assert torch.equal(scripted(X), expected) and torch.equal(exported.module()(X), expected)
+    assert list(exported.state_dict) == list(dict(scripted.named_parameters())) == list(model.state_dict())
+
+
+class Adapted(nn.Module):
+    """With adapters that take turns, as PEFT has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.adapters = nn.Linear(17, 33), nn.ModuleList(nn.Linear(17, 33) for _ in range(8))
+        self.active = [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.base(x)
+        for i in self.active:
+            y = y + self.adapters[i](x)
+        return y
+
+    def is_right(self) -> bool:
+        return torch.allclose(self(X), Adapted.forward(self, X), atol=1e-5)
+
+
+def test_a_state_that_the_model_is_in_again_is_not_optimized_again() -> None:
+    model = Adapted().eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    made: dict[tuple[int, ...], Any] = {}
+    for active in 3 * [[0], [1], [], [2, 0]]:
+        model.active = active
+        assert model.is_right() and model.is_right()
+        (fast,) = replaced.modules
+        assert made.setdefault(tuple(active), fast) is fast
+        assert model.is_right() and zendnn_cffi.explain(fast).offloaded_share == 1.0
+    assert len({id(fast) for fast in made.values()}) == 4
+
+
+def test_what_was_made_of_weights_before_a_conversion_is_freed() -> None:
+    model = Adapted().eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    assert model.is_right()
+    (fast,) = map(weakref.ref, replaced.modules)
+    model.double()
+    for _ in range(3):
+        model(X.double())
+    gc.collect()
+    assert fast() is None and len(replaced.modules) == 1
+
+
+def test_weights_that_were_merged_in_the_meantime_are_packed_again() -> None:
+    """PEFT merges adapters through .data, which PyTorch does not count."""
+    model = Adapted().eval()
+    zendnn_cffi.replace_forward(model, tune="off")
+    for active in ([0], [], [0], []):
+        model.active = active
+        model.base.weight.data += 0.5
+        assert all(model.is_right() for _ in range(3))
+
+
+def test_a_model_that_is_changed_again_and_again_is_optimized_less_and_less() -> None:
+    model, made = Adapted().eval(), list[Any]()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    for i in range(24):
+        model.active = [i % 8, i // 8]
+        assert all(model.is_right() for _ in range(3))
+        made += [fast for fast in replaced.modules if all(fast is not each for each in made)]
+    assert len(made) < 12
+    last = made[-1]
+    assert all(model.is_right() for _ in range(65)) and replaced.modules[0] is not last
 
 
 class Passing(Classifier):
