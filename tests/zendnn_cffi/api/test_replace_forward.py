@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import zendnn_cffi
+from tests.support.int8_tensors import CONFIGS, Block, quantized
 
 
 class Classifier(nn.Module):
@@ -255,3 +256,15 @@ def test_state_is_the_models(how: str) -> None:
                 torch.testing.assert_close(model(x), plain(x))
                 assert model.n == plain.n and model.calls == plain.calls
     assert not replaced.modules and any("its forward changes" in reason for reason in replaced.reasons)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_layers_that_torchao_quantized(config: str) -> None:
+    torch.manual_seed(0)
+    model, x = quantized(Block(), config), torch.randn(4, 64)
+    with torch.no_grad():
+        expected = model(x)
+        replaced = zendnn_cffi.replace_forward(model, tune="off")
+        for _ in range(3):
+            torch.testing.assert_close(model(x), expected, atol=1e-4, rtol=1e-4)
+    assert [len(module.regions()) for module in replaced.modules] == [1]
