@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fx_passes.graph.hooks import HOOK_ATTRIBUTES
+from fx_passes.graph.inner import plain_tensors
 from fx_passes.trace.attributes import Attributes, is_same
 from fx_passes.trace.skeleton import OF_MODULES
 from zendnn_cffi.runtime.dictionaries import Dictionaries
@@ -26,8 +27,8 @@ class ModelWatch:
         self._model, self._spaces = model, [module.__dict__ for module in modules]
         self._parts = self._now()
         self._attributes = Attributes(modules)
-        tensors = [value for held, _ in self._parts for value in held.values() if isinstance(value, torch.Tensor)]
-        self._locations = Locations(tensors)
+        held = (value for found, _ in self._parts for value in found.values() if isinstance(value, torch.Tensor))
+        self._locations = Locations(each for value in held for each in plain_tensors(value))
         dictionaries = [*(held for held, _ in self._parts), *self._attributes.dictionaries]
         self._dictionaries = Dictionaries(dictionaries, self._holds_the_same)
 

@@ -89,6 +89,9 @@ class ReplacedForward:
             except Exception as error:
                 self._refused += 1
                 return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
+            if state := _own_state(self.model, self._fast):
+                self._fast, self._refused = None, _TRIES
+                return self._plain(f"its forward changes {state}, which whoever has the model may read and set")
             return self._fast
 
     def _is_settled(self) -> bool:
@@ -143,6 +146,24 @@ class ReplacedForward:
         self.__init__(**state)  # type: ignore[misc]
 
 
+def _own_state(model: nn.Module, fast: OptimizedModule) -> str:
+    """What calls of the optimized module change in memory of its own: the model would neither see it nor reset it."""
+    if changing := fast._source[0].stateful:
+        return ", ".join(path or "attributes" for path in changing[:4])
+    theirs = {**dict(fast._tree.named_parameters()), **dict(fast._tree.named_buffers())}
+    own = [
+        name
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if (other := theirs.get(name)) is not None and _is_elsewhere(tensor, other)
+    ]
+    return ", ".join(own[:4])
+
+
+def _is_elsewhere(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    is_plain = all(type(each) in (torch.Tensor, nn.Parameter) for each in (tensor, other))  # others may have no memory
+    return is_plain and tensor.layout is torch.strided and tensor.data_ptr() != other.data_ptr()
+
+
 def _again() -> ReplacedForward:
     return ReplacedForward.__new__(ReplacedForward)
 
@@ -160,7 +181,8 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
     Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, `modules` are
              for explain() and profile(). Each kind of call (names, dtypes, dimensions, numbers) has a graph once it
              came, at most 8 of them, as optimize() has it. Calls with other things than tensors, numbers and containers
-             of these stay plain PyTorch, such as caches, which a call writes to; `reasons` names them.
+             of these stay plain PyTorch, such as caches, which a call writes to, as do models whose forward is seen to
+             change their own state; `reasons` names them.
     Raises   TypeError for what is no module or was optimized already, and for unknown options; ValueError where forward
              was replaced before
     """

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import zendnn_cffi
+from tests.support.int8_tensors import CONFIGS, Block, quantized
 
 
 class Classifier(nn.Module):
@@ -343,3 +344,53 @@ def test_refusals(model: Classifier) -> None:
     zendnn_cffi.replace_forward(model)
     with pytest.raises(ValueError, match="undo"):
         zendnn_cffi.replace_forward(model)
+
+
+class Stateful(nn.Module):
+    """A forward that adds to a buffer, in place or by another tensor, or counts in an attribute."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how, self.calls = nn.Linear(6, 4), how, 0
+        self.register_buffer("n", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "in place":
+            self.n += 1
+        elif self.how == "by a method":
+            self.n.add_(1)
+        elif self.how == "another tensor":
+            self.n = self.n + 1
+        else:
+            self.calls += 1
+        return torch.relu(self.layer(x)) * self.n + self.calls
+
+
+@pytest.mark.parametrize("how", ["in place", "by a method", "another tensor", "attribute"])
+def test_state_is_the_models(how: str) -> None:
+    """Whoever has the model reads its state, and resets it."""
+    torch.manual_seed(0)
+    model, x = Stateful(how).eval(), torch.randn(5, 6)
+    plain = copy.deepcopy(model)
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    with torch.no_grad():
+        for start in (1.0, 10.0):
+            for each in (model, plain):
+                each.n.fill_(start)
+                each.calls = int(start)
+            for _ in range(3):
+                torch.testing.assert_close(model(x), plain(x))
+                assert model.n == plain.n and model.calls == plain.calls
+    assert not replaced.modules and any("its forward changes" in reason for reason in replaced.reasons)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_layers_that_torchao_quantized(config: str) -> None:
+    torch.manual_seed(0)
+    model, x = quantized(Block(), config), torch.randn(4, 64)
+    with torch.no_grad():
+        expected = model(x)
+        replaced = zendnn_cffi.replace_forward(model, tune="off")
+        for _ in range(3):
+            torch.testing.assert_close(model(x), expected, atol=1e-4, rtol=1e-4)
+    assert [len(module.regions()) for module in replaced.modules] == [1]
