@@ -20,6 +20,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 # evaluation mode.
 _CALLS = frozenset(kind.__call__ for kind in (WeightNorm, SpectralNorm))
 _BEFORE = "_forward_pre_hooks"
+_COLLECTING = "transformers.utils.output_capturing"
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -27,6 +28,19 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, name, None) for name in HOOKS if name != _BEFORE) or (
         len(computed_weights(module)) < len(getattr(module, _BEFORE, ()))
     )
+
+
+def hooked_inside(root: nn.Module) -> str:
+    """Name a submodule whose hooks each call has to run: a graph without calls of modules would not; "" for none.
+
+    Those of Transformers that collect hidden states do nothing but for the calls that ask for these.
+    """
+    for path, module in root.named_modules():
+        if path and has_hooks(module):
+            hooks = [hook for name in HOOKS for hook in (getattr(module, name, None) or {}).values()]
+            if not all(getattr(hook, "__module__", "") == _COLLECTING or _computed_by(hook) for hook in hooks):
+                return path
+    return ""
 
 
 def computed_weights(module: nn.Module) -> list[str]:

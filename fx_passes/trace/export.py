@@ -34,6 +34,7 @@ from fx_passes.trace.modes import keep_modes_whole
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.quantized_layers import as_operators
+from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
 from fx_passes.trace.skeleton import Held, have_other_bytes, skeleton
@@ -195,7 +196,7 @@ def _export(
         try:
             shapes = attempt.shapes(traced_root, (args, kwargs))
             hearing, limit, quietly = asked.heard(), left.limit(attempt.free), warnings.catch_warnings()
-            with torch.no_grad(), _followed(traced_root, attempt.mode), hearing, limit, quietly:
+            with torch.no_grad(), _followed(traced_root, attempt.mode), hearing, limit, quietly, kept_quiet():
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
                 if attempt.free < sizes.free:

@@ -26,6 +26,7 @@ from torch import fx, nn
 
 from fx_passes.aliasing.effects import is_known_function, may_write_to_held, qualified_name
 from fx_passes.graph.graph import is_call
+from fx_passes.graph.hooks import hooked_inside
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.call_kind import kind_of
 from fx_passes.trace.compared import differs_on_example
@@ -250,6 +251,8 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: Fr
     """The exported graph."""
     if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
         raise Untraceable({detectors[0]: _DETECTOR})
+    if hooked := hooked_inside(root):
+        raise Untraceable({WHOLE: f"torch.export: {hooked} has hooks, which a graph would not run"})
     fill_tables_of_dynamo()
     try:
         states, ways, flags = set[str](), set[str](), States()

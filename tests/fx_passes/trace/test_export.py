@@ -44,6 +44,23 @@ def _branching(function: Any, **children: nn.Module) -> nn.Module:
     return model_of(forward, **children)
 
 
+def test_hooks_of_submodules_run_at_each_call() -> None:
+    """The graph did not run them, and tracing gave them tensors without numbers."""
+    model, seen = (
+        _branching(lambda m, x: m.b(m.a(x).relu()), a=nn.Linear(8, 8), b=nn.Linear(8, 8)).eval(),
+        list[Tensor](),
+    )
+    model.a.register_forward_hook(lambda _m, _args, result: seen.append(result))
+    x = torch.randn(3, 8, dtype=torch.float64)
+    with torch.no_grad():
+        gm = compile_graph(model, (x,))
+        for _ in range(3):
+            seen.clear()
+            torch.testing.assert_close(gm(x), model.b(torch.relu(model.a(x))))
+            torch.testing.assert_close(seen[0], seen[1])
+            assert len(seen) == 2 and all(type(each) is Tensor for each in seen)
+
+
 def test_hooks_of_the_model_are_no_part_of_the_graph() -> None:
     """They ran in the graph, and around it once more."""
     model, seen = _branching(lambda m, x: m.a(x), a=nn.Linear(8, 8)), []

@@ -1,0 +1,53 @@
+"""What torch.export tells its users of a model that it cannot follow: graphs and advice, which are of no use here.
+
+Such a model stays PyTorch's, as a whole or in parts, and `explain` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_LOGS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+
+
+class _OfOthers:
+    """A stream that leaves out what one thread writes.
+
+    thread  None: it leaves out nothing, where another thread made it sys.stderr again
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.thread: int | None = threading.get_ident()
+
+    def write(self, text: str) -> Any:
+        return len(text) if threading.get_ident() == self.thread else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def kept_quiet() -> Iterator[None]:
+    """Let torch.export, in this thread, write nothing to stderr and log no warnings; TORCH_LOGS has them logged."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logs = [log for log in map(logging.getLogger, _LOGS) if not log.isEnabledFor(logging.INFO)]
+    for log in logs:
+        log.addFilter(is_of_others)
+    stream: Any = _OfOthers(sys.stderr)
+    try:
+        with contextlib.redirect_stderr(stream):
+            yield
+    finally:
+        stream.thread = None
+        for log in logs:
+            log.removeFilter(is_of_others)
