@@ -14,6 +14,8 @@ import torch
 EPS = torch.finfo(torch.float32).eps  # the smallest scale that torchao chooses
 _INTX_EPS = torch.finfo(torch.float32).tiny
 _LIMITS, _REDUCED = (-128, 127), (-64, 63)  # of integers; where reduce_range keeps sums within 16 bits
+STATIC = "static "
+PARTS = ("qdata", "scale", "zero_point", "act_pre_scale", "act_quant_scale", "act_quant_zero_point")
 _SAME = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
 _INT8, _INTX = "Int8Tensor", "IntxUnpackedToInt8Tensor"
 
@@ -22,11 +24,13 @@ class Weight(NamedTuple):
     """How a linear layer of an Int8Tensor computes.
 
     axis     of the weight's scales, as ops.dequantize takes it: None, 0, or sizes of blocks
-    how      how scales of the input are chosen, "symmetric" or "asymmetric"; "" where it stays float
+    how      how scales of the input are chosen, "symmetric" or "asymmetric"; "" where it stays float; STATIC and one
+             of the two where the weight has its scale
     by_rows  whether each row of the input has one
     limits   of the input's integers
     dtype    of what it reads and returns, float32 or bf16
     eps      the smallest scale of the input
+    more     names of tensors that the layer reads beside qdata, scale and zero_point
     """
 
     axis: int | tuple[int, ...] | None
@@ -35,11 +39,17 @@ class Weight(NamedTuple):
     limits: tuple[int, int]
     dtype: torch.dtype
     eps: float = EPS
+    more: tuple[str, ...] = ()
 
     @property
     def has_zero_points(self) -> bool:
         """Whether torchao reads the weight's zero points: it does for blocks alone."""
         return isinstance(self.axis, tuple)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors that the layer reads."""
+        return ("qdata", "scale", *(("zero_point",) if self.has_zero_points else ()), *self.more)
 
     @property
     def numbers(self) -> tuple[list[int], str, bool, int, int, torch.dtype, float]:
@@ -72,21 +82,38 @@ def understood(weight: Any) -> Weight | None:
         return None
     if _class_of(weight) == _INTX:
         return _understood_intx(weight)
-    others = (weight.act_quant_scale, weight.act_quant_zero_point, weight.act_pre_scale)
-    if any(other is not None for other in others) or weight.qdata.ndim != 2 or weight.qdata.dtype != torch.int8:
+    if weight.qdata.ndim != 2 or weight.qdata.dtype != torch.int8:
         return None
     axis = _axis(tuple(weight.block_size), tuple(weight.qdata.shape))
-    given = weight.act_quant_kwargs
+    given, before = weight.act_quant_kwargs, weight.act_pre_scale
+    if before is not None and (before.dtype != weight.dtype or tuple(before.shape) not in ((), weight.qdata.shape[1:])):
+        return None
+    more = () if before is None else ("act_pre_scale",)
     if given is None:
-        return Weight(axis, "", False, _LIMITS, weight.dtype)
+        return Weight(axis, "", False, _LIMITS, weight.dtype, more=more)
     granularity, how = given.granularity, given.mapping_type.name.lower()
     by_rows = type(granularity).__name__ == "PerRow" and getattr(granularity, "dim", -1) == -1
     if not (by_rows or type(granularity).__name__ == "PerTensor") or how not in ("symmetric", "asymmetric"):
         return None
     if weight.dtype != torch.float32 and (how != "symmetric" or not by_rows):
         return None
+    if isinstance(axis, tuple):
+        return None
     limits = _REDUCED if given.reduce_range else _LIMITS
-    return None if isinstance(axis, tuple) else Weight(axis, how, by_rows, limits, weight.dtype)
+    if weight.act_quant_scale is not None:
+        static = _static_parts(weight, by_rows)
+        return Weight(axis, STATIC + how, False, limits, weight.dtype, more=(*more, *static)) if static else None
+    return Weight(axis, how, by_rows, limits, weight.dtype, more=more) if weight.act_quant_zero_point is None else None
+
+
+def _static_parts(weight: Any, by_rows: bool) -> tuple[str, ...]:
+    """The tensors that say how the input is quantized, where that is one scale in float32; none elsewhere."""
+    scale, zero_point = weight.act_quant_scale, weight.act_quant_zero_point
+    if by_rows or scale.numel() != 1 or weight.dtype != torch.float32 or scale.dtype != torch.float32:
+        return ()
+    if zero_point is None:
+        return ("act_quant_scale",)
+    return ("act_quant_scale", "act_quant_zero_point") if zero_point.numel() == 1 else ()
 
 
 def _understood_intx(weight: Any) -> Weight | None:

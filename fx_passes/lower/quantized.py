@@ -31,6 +31,7 @@ from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.values import dataclass
 
 RANGES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
+_SMALLEST = torch.finfo(torch.float32).tiny  # its inverse is finite in float32
 _VIEWS = ops.having(view=True)
 _SCALED = frozenset({"relu", "clip", "linear"})  # f with c * f(x; p) = f(c * x; p'), c > 0
 
@@ -129,7 +130,7 @@ def _numerics(dtype: Any, scale: Any, zero_point: Any, axis: Any, values: Region
     if axis is not None or dtype not in RANGES or scale is None or zero_point is None:
         return None
     low, high = RANGES[dtype]
-    if not math.isfinite(scale) or scale <= 0 or zero_point != int(zero_point) or not low <= zero_point <= high:
+    if not _SMALLEST <= scale < math.inf or zero_point != int(zero_point) or not low <= zero_point <= high:
         return None
     return Numerics(dtype, scale, int(zero_point))
 

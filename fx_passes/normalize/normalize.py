@@ -185,8 +185,9 @@ class Normalizer:
             wrapped = self.wrapped[weight]
             is_read = weight.target not in self.written and dtype(src, self.gm) in (None, wrapped.dtype)
             if is_read and not any(each in self.wrapped for each in nodes_in((src, bias))):
-                part = partial(self.part, weight)
-                return int8_linear.linear(src, wrapped, part, bias) or int4_linear.linear(src, wrapped, part, bias)
+                part, is_known = partial(self.part, weight), dtype(src, self.gm) is not None
+                found = int8_linear.linear(src, wrapped, part, bias, is_known)
+                return found or int4_linear.linear(src, wrapped, part, bias)
         return None if any(each in self.wrapped for each in nodes_in((built.args, built.kwargs))) else built
 
     def part(self, weight: fx.Node, name: str) -> fx.Node:

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fx_passes.graph.int8_tensor import Weight, is_int8_tensor, understood
+from fx_passes.graph.int8_tensor import PARTS, Weight, is_int8_tensor, understood
 from fx_passes.spellings.int8_linear import evaluate, layer
 from fx_passes.trace.skeleton import tensors_of
 
 _SCHEMA = (
-    "(Tensor input, Tensor qdata, Tensor scale, Tensor? zero_point, Tensor? bias, int[] axis, str how,"
+    "(Tensor input, Tensor qdata, Tensor scale, Tensor? zero_point, Tensor? act_pre_scale, Tensor? act_quant_scale,"
+    " Tensor? act_quant_zero_point, Tensor? bias, int[] axis, str how,"
     " bool by_rows, int low, int high, ScalarType dtype, float eps) -> Tensor"
 )
 
@@ -27,6 +28,11 @@ _SCHEMA = (
 def as_operators(root: nn.Module) -> AbstractContextManager[Any]:
     """The mode, where a module holds such a weight: every function that is followed goes through it."""
     return AsOperators() if any(map(is_int8_tensor, tensors_of(root))) else nullcontext()
+
+
+def ask_for_dtype(root: nn.Module) -> bool:
+    """Whether a layer is understood only where its input's dtype is known, which torch.fx does not tell."""
+    return any((known := understood(tensor)) is not None and bool(known.more) for tensor in tensors_of(root))
 
 
 class AsOperators(TorchFunctionMode):
@@ -44,8 +50,8 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
     known = understood(weight)
     if known is None or not isinstance(input, torch.Tensor) or input.dtype != weight.dtype:
         return None
-    zero_point = weight.zero_point if known.has_zero_points else None
-    return _operator()(input, weight.qdata, weight.scale, zero_point, bias, *known.numbers)
+    tensors = (getattr(weight, name) if name in known.parts else None for name in PARTS)
+    return _operator()(input, *tensors, bias, *known.numbers)
 
 
 @functools.cache
@@ -57,11 +63,13 @@ def _operator() -> Any:
     return torch.ops.zendnn_cffi.int8_linear
 
 
-def _compute(input: Any, qdata: Any, scale: Any, zero_point: Any, bias: Any, *numbers: Any) -> torch.Tensor:
-    result: torch.Tensor = evaluate(layer(input, qdata, scale, zero_point, bias, Weight.of_numbers(*numbers)))
+def _compute(input: Any, *others: Any) -> torch.Tensor:
+    tensors, bias, numbers = others[: len(PARTS)], others[len(PARTS)], others[len(PARTS) + 1 :]
+    named = dict(zip(PARTS, tensors, strict=True))
+    result: torch.Tensor = evaluate(layer(input, named, bias, Weight.of_numbers(*numbers)))
     return result
 
 
-def _shaped(input: Any, qdata: Any, scale: Any, zero_point: Any, bias: Any, *numbers: Any) -> torch.Tensor:
+def _shaped(input: Any, qdata: Any, *others: Any) -> torch.Tensor:
     result: torch.Tensor = input.new_empty((*input.shape[:-1], qdata.shape[0]))
     return result

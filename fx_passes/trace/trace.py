@@ -35,6 +35,7 @@ from fx_passes.trace.guards import Arguments, Call
 from fx_passes.trace.named import Named
 from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.own_memory import own_what_is_written
+from fx_passes.trace.quantized_layers import ask_for_dtype
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.sizes import ALL, ASKED_FOR_NONE, FreeSizes, TimeLeft
@@ -176,7 +177,7 @@ def _trace_root(
 ) -> Traced:
     refused = ""  # why there is no exported graph
     exported, reached = is_exported(root), Reached(root)
-    has_composites = any(isinstance(module, _COMPOSITE) for module in root.modules())
+    has_composites = any(isinstance(module, _COMPOSITE) for module in root.modules()) or ask_for_dtype(root)
     wants_example = has_composites and example is None and not exported
     if example is not None and (exported or has_composites):
         try:

@@ -78,3 +78,23 @@ def block(config: str = "rows", dtype: torch.dtype = torch.float32, *, asks: boo
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return quantized(Block(asks=asks), config, dtype)
+
+
+def scaled(how: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A quantized Block whose layers scale or quantize inputs [.., .., features] by numbers of their own.
+
+    how  words of: factor, static, zeros, asymmetric, alone
+    """
+    model: Any = block("outputs" if "alone" in how else "whole, asymmetric" if "asymmetric" in how else "whole", dtype)
+    if "rows" in how:
+        model = block("rows", dtype)
+    for layer in (model.up, model.down):
+        weight, size = layer.weight, layer.in_features
+        if "factor" in how:
+            weight.act_pre_scale = torch.linspace(0.5, 2.0, size, dtype=dtype)
+        if "static" in how:
+            weight.act_quant_scale = torch.full((1, 1, 1), 0.04)
+        if "zeros" in how or "asymmetric" in how:
+            number = 11 if "asymmetric" in how else 0
+            weight.act_quant_zero_point = torch.full((1, 1, 1), number, dtype=torch.int8)
+    return model

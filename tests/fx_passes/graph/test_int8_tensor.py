@@ -54,7 +54,7 @@ def test_bf16_without_primitives(config: str) -> None:
 
 
 def _scaled_before(weight: Any) -> None:
-    weight.act_pre_scale = torch.ones(32)
+    weight.act_pre_scale = torch.ones(24)
 
 
 def _static(weight: Any) -> None:

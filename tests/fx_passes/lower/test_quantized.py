@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import zendnn_cffi
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.pipeline import compile_graph
 from fx_passes.region.batch import is_batchwise
-from tests.support.lowering import noise
+from tests.support.lowering import behind_convolution, noise
 from tests.support.quantized import Integers, Weight, decomposed, kept, optimized, ran, real, reorders, through
 
 U8, S8, F32 = torch.uint8, torch.int8, torch.float32
@@ -391,3 +392,10 @@ def test_a_batch_of_integers_may_be_computed_in_slices() -> None:
     (region,) = gm.regions().values()
     values = RegionValues(region.graph, [TensorSpec.of(noise(4, 16, 8, 8))], region.constants)
     assert is_batchwise(region.graph, values)
+
+
+def test_denormal_scales_stay_with_pytorch() -> None:
+    """The inverse of such a scale is infinite: eager makes 0 of 0 * infinity, a kernel the largest integer."""
+    model, x = behind_convolution(lambda y: kept(y.relu(), 1e-40, -128, torch.int8)), noise(1, 3, 6, 6)
+    with torch.no_grad():
+        assert torch.equal(zendnn_cffi.optimize(model, (x,), tune="off")(x), model(x))

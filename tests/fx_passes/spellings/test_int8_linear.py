@@ -275,7 +275,7 @@ def test_an_exported_program_of_such_layers() -> None:
 def test_what_is_not_understood_stays_and_is_named() -> None:
     model, x = block(), noise(3, 64)
     up: Any = model.up
-    up.weight.act_pre_scale = torch.full((64,), 2.0)
+    up.weight.act_pre_scale = torch.full((1, 64), 2.0)
     fast = zendnn_cffi.optimize(model, (x,), tune="off")
     with torch.no_grad():
         assert noise_db(fast(x), model(x)) > 45
