@@ -7,7 +7,8 @@ into it, optimize() does the rest. The parts are in zendnn_cffi/api/quantization
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from zendnn_cffi.api.quantization.attempt import Attempt
 from zendnn_cffi.api.quantization.attention import mark_attention
 from zendnn_cffi.api.quantization.choose import Limits
 from zendnn_cffi.api.quantization.gates import share_observers
-from zendnn_cffi.api.quantization.inputs import calls_of, kept_calls
+from zendnn_cffi.api.quantization.inputs import call_of, calls_of, kept_calls
 from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
 from zendnn_cffi.api.quantization.smooth import smooth_linears
 from zendnn_cffi.api.quantization_report import QuantizationReport
@@ -41,6 +42,7 @@ def quantize(
     model: nn.Module,
     calibration: Iterable[Any],
     *,
+    example_inputs: Any = None,
     dynamic: bool = False,
     budget: float | None = None,
     accuracy: Callable[[Any], float] | None = None,
@@ -56,8 +58,9 @@ def quantize(
 
     model         in evaluation mode, of float32; not changed
     calibration   inputs like those to come, each a tensor, a sequence of positional or a mapping of keyword arguments.
-                  All of them are run once. A hundred or so do; the first is also the example for torch.export, which
-                  may take sizes of 1 for fixed: give it a batch of 2 where others are to come.
+                  All of them are run once. A hundred or so do.
+    example_inputs  the example for torch.export, written like one of these (default: the first of them). It may take
+                  sizes of 1 for fixed: give a batch of 2 where others are to come.
     dynamic       scales of activations are computed in each call, and only linear layers are quantized
     budget        least signal to noise ratio of the outputs over the calibration inputs (the first 64 of them), dB.
                   Layers stay float where they have to, those of the worst error for their time.
@@ -88,26 +91,44 @@ def quantize(
         raise ValueError(
             "calibration is empty: give inputs like those to come, each a tensor or a sequence of arguments"
         )
-    exported = exported_graph(model, kept[0])
-    if smooth:
-        smooth_linears(exported, kept)
-    if attention and not dynamic:
-        mark_attention(exported)
-    prepared = pt2e.prepare(exported, dynamic)
-    share_observers(prepared)
-    with torch.no_grad():
-        calibrate(prepared, kept, calls)
-        attempt = Attempt(model, pt2e, prepared, kept, dtype, tune)
-        if correct_bias:
-            attempt.correct_biases()
-        if budget is None and accuracy is None:
-            attempt.compile(None)
+    with _buffers_restored(model):
+        if example_inputs is None:
+            exported = exported_graph(model, kept[0])
         else:
-            float_accuracy = 0.0 if accuracy is None else float(accuracy(model))
-            if not math.isfinite(float_accuracy):
-                raise ValueError(f"accuracy of the float model must be a finite number, got {float_accuracy}")
-            attempt.search(Limits(budget, accuracy, max_drop or 0.0, float_accuracy))
-        return Quantization(attempt.fast, attempt.report(compare), attempt.converted)
+            exported = exported_graph(model, call_of(example_inputs), "example_inputs")
+        if smooth:
+            smooth_linears(exported, kept)
+        if attention and not dynamic:
+            mark_attention(exported)
+        prepared = pt2e.prepare(exported, dynamic)
+        share_observers(prepared)
+        with torch.no_grad():
+            calibrate(prepared, kept, calls)
+            attempt = Attempt(model, pt2e, prepared, kept, dtype, tune)
+            if correct_bias:
+                attempt.correct_biases()
+            if budget is None and accuracy is None:
+                attempt.compile(None)
+            else:
+                float_accuracy = 0.0 if accuracy is None else float(accuracy(model))
+                if not math.isfinite(float_accuracy):
+                    raise ValueError(f"accuracy of the float model must be a finite number, got {float_accuracy}")
+                attempt.search(Limits(budget, accuracy, max_drop or 0.0, float_accuracy))
+            return Quantization(attempt.fast, attempt.report(compare), attempt.converted)
+
+
+@contextmanager
+def _buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Leave buffers that forward writes to, such as counters, as they were: calibration calls it many times."""
+    held = [buffer for buffer in model.buffers() if type(buffer) is torch.Tensor and buffer.layout is torch.strided]
+    before = [buffer.clone() for buffer in held]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, was in zip(held, before, strict=True):
+                if not torch.equal(buffer, was):
+                    buffer.copy_(was)
 
 
 def _check_dtype(model: nn.Module) -> None:

@@ -258,6 +258,38 @@ def test_calls_of_other_kinds_are_named(dynamic: bool) -> None:
         zendnn_cffi.quantize(model, [(x, x), (x,)], dynamic=dynamic)
 
 
+def test_example_inputs_tell_which_sizes_are_free() -> None:
+    """torch.export takes a batch of 1 for fixed, and calibration inputs often are such."""
+    model = net_of(lambda m, x: m[1](torch.relu(m[0](x))), nn.Linear(24, 48), nn.Linear(48, 8))
+    calibration = [noise(1, 24, seed=seed) for seed in range(4)]
+    for example in (noise(3, 24), (noise(3, 24),), {"x": noise(3, 24)}):
+        fast = zendnn_cffi.quantize(model, calibration, example_inputs=example, compare=False).module
+        with torch.no_grad():
+            assert sqnr_db(fast(noise(5, 24)), model(noise(5, 24))) > 25
+        assert {dtype for kind, dtype, _ in ran(fast) if kind in ("matmul", "inner_product")} == {torch.uint8}
+    with pytest.raises(ValueError, match="itself fails on example_inputs"):
+        zendnn_cffi.quantize(model, calibration, example_inputs=noise(3, 25))
+    with pytest.raises(TypeError, match="got int"):
+        zendnn_cffi.quantize(model, calibration, example_inputs=3)
+
+
+def test_buffers_that_forward_writes_are_left_as_they_were() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(24, 8)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            y: torch.Tensor = self.layer(x)
+            return y
+
+    model = Counting().eval()
+    zendnn_cffi.quantize(model, [noise(2, 24, seed=seed) for seed in range(4)], compare=False)
+    assert model.calls.item() == 0
+
+
 def test_masks_may_hold_minus_infinity() -> None:
     model = net_of(lambda m, x, mask: m[1]((m[0](x) + mask).softmax(-1)), nn.Linear(4, 4), nn.Linear(4, 4))
     x, mask = noise(2, 4), torch.tensor([0.0, 0.0, -math.inf, 0.0])

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from zendnn_cffi.api.quantization.layers import Call
 
+FIRST = "the first calibration input"
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 2**28
 
 
@@ -22,21 +23,22 @@ def calls_of(calibration: Iterable[Any]) -> Iterator[Call]:
         kind = type(calibration).__name__
         raise TypeError(f"calibration must be an iterable of inputs, such as a list or a DataLoader, got {kind}")
     for number, each in enumerate(calibration, 1):
-        call = _call_of(each)
+        call = call_of(each)
         for leaf in pytree.tree_leaves(call):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and _spoils_ranges(leaf):
                 raise ValueError(f"calibration input {number} holds NaN or infinity: ranges of values cannot tell such")
         yield call
 
 
-def _call_of(each: Any) -> Call:
+def call_of(each: Any) -> Call:
+    """One input as positional and keyword arguments."""
     if isinstance(each, torch.Tensor):
         return (each,), {}
     if isinstance(each, Mapping):
         return (), dict(each)
     if isinstance(each, Sequence) and not isinstance(each, str):
         return tuple(each), {}
-    raise TypeError(f"calibration inputs are tensors, sequences or mappings, got {type(each).__name__}")
+    raise TypeError(f"inputs of quantize() are tensors, sequences or mappings, got {type(each).__name__}")
 
 
 def _spoils_ranges(values: torch.Tensor) -> bool:
@@ -44,14 +46,14 @@ def _spoils_ranges(values: torch.Tensor) -> bool:
     return bool((values.isnan() | (values == torch.inf)).any())
 
 
-def why_not_exported(model: nn.Module, first: Call, refused: Exception | None) -> str:
-    """Why there is no graph: the first input is none of the model's, or torch.export cannot follow it."""
-    kind, (args, kwargs) = type(model).__name__, first
+def why_not_exported(model: nn.Module, example: Call, name: str, refused: Exception | None) -> str:
+    """Why there is no graph: the example, of that name, is no call of the model, or torch.export cannot follow it."""
+    kind, (args, kwargs) = type(model).__name__, example
     try:
         inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
         return (
-            f"the first calibration input is no call of {kind}: {error}. A sequence is positional arguments, a mapping"
+            f"{name} is no call of {kind}: {error}. A sequence is positional arguments, a mapping"
             " keywords. Leave out labels: (x for x, label in loader)"
         )
     try:
@@ -59,7 +61,7 @@ def why_not_exported(model: nn.Module, first: Call, refused: Exception | None) -
             model(*args, **kwargs)
     except Exception as error:  # whatever the model's own code raises
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return f"{kind} itself fails on the first calibration input: {reason}"
+        return f"{kind} itself fails on {name}: {reason}"
     reason = str(refused).partition("\n")[0]
     return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}"
 

@@ -13,7 +13,7 @@ from torch import fx, nn
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.sizes import attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
-from zendnn_cffi.api.quantization.inputs import why_not_exported
+from zendnn_cffi.api.quantization.inputs import FIRST, why_not_exported
 from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, calibrating_with, kind
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
@@ -85,8 +85,8 @@ def torchao() -> Pt2e:
         raise ImportError("quantize() needs torchao: pip install torchao, or zendnn_cffi[quant]") from error
 
 
-def exported_graph(model: nn.Module, example: Call) -> fx.GraphModule:
-    """The model's graph, with as many sizes free as can be."""
+def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.GraphModule:
+    """The model's graph, with as many sizes free as can be; errors call the example by that name."""
     args, kwargs = example
     refused: Exception | None = None
     for attempt in attempts():
@@ -101,7 +101,7 @@ def exported_graph(model: nn.Module, example: Call) -> fx.GraphModule:
                 return found
         except Exception as error:  # whatever the model's own code or torch.export raises
             refused = error
-    raise ValueError(why_not_exported(model, example, refused)) from refused
+    raise ValueError(why_not_exported(model, example, name, refused)) from refused
 
 
 def calibrate(prepared: fx.GraphModule, kept: Sequence[Call], others: Iterable[Call]) -> None:
