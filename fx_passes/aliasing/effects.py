@@ -158,7 +158,7 @@ def _has_inplace_name(name: str) -> bool:
 
 
 def _module_writes(node: fx.Node, module: nn.Module, unknown: bool) -> list[fx.Node]:
-    written = getattr(module, "written_inputs", None)
+    written = getattr(module, "writes_to", None)  # numbers of inputs, of a region
     if written is not None:
         return [node.args[number] for number in written]
     if node.meta.get("out_of_place") or getattr(module, "reads_numbers", False):

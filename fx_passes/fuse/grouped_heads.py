@@ -21,7 +21,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import argument, finish, is_call, only_user
 
 _NO_END = 1 << 62  # where slices without an end are made to end
-# Where somebody writes to the memory, as to a static cache, normalize leaves them as they are called.
+# Where others than ops.write_at write to the memory, normalize leaves them as they are called.
 _NAMES = {ops.reshape: "reshape", ops.expand: "expand", ops.unsqueeze: "unsqueeze", ops.narrow: "slice"}
 
 

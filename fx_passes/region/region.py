@@ -82,7 +82,7 @@ class ZenRegion(nn.Module):
         self.programs = Programs(self._packs_too_much)
         self._borrowed = Borrowed()
         self._plain: Interpreter | None = None
-        self.written_inputs = written_inputs(graph)  # for fx_passes.aliasing.effects
+        self.writes_to = written_inputs(graph)  # numbers of inputs, for fx_passes.aliasing.effects
         self._masks = mask_inputs(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
         self._growing = {placeholders.index(node): dim for node, dim in growing_inputs(graph).items()}
