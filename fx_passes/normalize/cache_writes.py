@@ -1,6 +1,6 @@
 """Writes to a key-value cache of a fixed size become vocabulary, so that a region goes on across them.
 
-Before: cache.index_copy_(dim, index, new) ... attention(q, cache, ...)            cache an input of the graph
+Before: cache.index_copy_(dim, index, new) ... attention(q, cache, ...)            cache an input of the graph, or zeros
 After:  written = ops.write_at(cache, index, new, dim) ... attention(q, written, ...)
 
 The cache must be written to once, and be read afterwards alone: then a region may repeat the write without harm, and
@@ -23,7 +23,10 @@ _FUNCTIONS = (torch.ops.aten.index_copy_.default, torch.Tensor.index_copy_)
 
 
 def spell_cache_writes(gm: fx.GraphModule) -> fx.GraphModule:
-    """Respell every write to an input that nothing reads before. Before normalize: views of it are vocabulary then."""
+    """Respell every write to an input, or to zeros, that nothing reads before.
+
+    Before normalize, so that views of what is written are vocabulary.
+    """
     found = [node for node in gm.graph.nodes if _is_index_copy(node)]
     if not found:
         return gm
@@ -42,8 +45,10 @@ def match_write(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, fx.Node, fx
     if not all(isinstance(each, fx.Node) for each in (cache, index, new)) or type(dim) is not int:
         return None
     value = cache.meta.get("val")
-    if cache.op != "placeholder" or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return None
+    if cache.op != "placeholder" and not is_call(cache, torch.zeros, torch.ops.aten.zeros.default):
+        return None  # zeros: the first call of a model makes its caches
     members = aliasing.members(cache)
     writers = [writer for writer, written in aliasing.writers.items() if any(each in members for each in written)]
     if writers != [node]:

@@ -424,6 +424,40 @@ def test_in_a_file(tmp_path: Path) -> None:
         loaded(token(), place(3), *mine[:5], mine[0])
 
 
+@pytest.mark.parametrize("by_compile", [False, True])
+def test_caches_that_a_call_makes(by_compile: bool) -> None:
+    """As Hugging Face's static caches in the first call: each call has its own, and returns them."""
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer(written) for _ in range(2))
+
+        def forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+            if x.shape[0] > 99:
+                x = x * 1
+            made = [torch.zeros(1, HEADS, SIZE, DEPTH) for _ in range(4)]
+            for number, layer in enumerate(self.layers):
+                x = x + layer(x, made[2 * number], made[2 * number + 1], index)
+            return x, *made
+
+    model = First().eval()
+    if by_compile:
+        fast: Any = torch.compile(model, backend="zendnn")
+    else:
+        fast = zendnn_cffi.optimize(model, (token(), place(3)), tune="off")
+    before: list[Tensor] = []
+    for step in range(3):
+        with torch.no_grad():
+            actual, expected = fast(token(seed=step), place(step)), model(token(seed=step), place(step))
+        assert_close(actual, expected)
+        assert {c.data_ptr() for c in before}.isdisjoint(c.data_ptr() for c in actual[1:])
+        before = list(actual[1:])
+    gm = zendnn_cffi.backend.compiled_modules()[-1] if by_compile else fast
+    assert len(gm.regions()) == 1 and set(_kinds(gm)) >= {"write_at"}
+    assert _kinds(gm).count("write_at") == 4
+
+
 def test_through_torch_compile() -> None:
     model = Layers(written).eval()
     compiled = torch.compile(model, backend="zendnn")
