@@ -119,12 +119,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
 
 def written_inputs(graph: fx.Graph) -> tuple[int, ...]:
     """The numbers of the inputs that operations of the vocabulary write to."""
-    placeholders = enumerate(graph.find_nodes(op="placeholder"))
-    return tuple(
-        number
-        for number, node in placeholders
-        if any(user.target in ops.WRITING and user.args[0] is node for user in node.users)
-    )
+    written = {node.args[0] for node in graph.nodes if node.target in ops.WRITING}
+    return tuple(i for i, node in enumerate(graph.find_nodes(op="placeholder")) if node in written)
 
 
 def is_inplace_call(node: fx.Node) -> bool:

@@ -9,6 +9,7 @@ what it reads tells the order. A decoder has one region for all layers so, where
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -32,17 +33,21 @@ def spell_cache_writes(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     aliasing, constants = Aliasing(gm), constant_nodes(gm.graph)
     for node in found:
-        arguments = match_write(node, aliasing)
-        if arguments is not None and not any(each in constants for each in arguments[1:3]):
-            _respell(node, arguments, aliasing)
+        arguments = match_write(node, aliasing, constants)
+        if arguments is not None:
+            _respell(node, arguments)
     return finish(gm)
 
 
-def match_write(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, fx.Node, fx.Node, int] | None:
+def match_write(
+    node: fx.Node, aliasing: Aliasing, constants: Container[fx.Node]
+) -> tuple[fx.Node, fx.Node, fx.Node, int] | None:
     """(cache, index, new, dim) of a write that may become vocabulary."""
     cache = node.args[0]
     dim, index, new = (argument(node, place, name) for place, name in ((1, "dim"), (2, "index"), (3, "source")))
     if not all(isinstance(each, fx.Node) for each in (cache, index, new)) or type(dim) is not int:
+        return None
+    if index in constants or new in constants:
         return None
     value = cache.meta.get("val")
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -66,10 +71,12 @@ def _is_index_copy(node: fx.Node) -> bool:
 def _asks_size(node: fx.Node) -> bool:
     """Whether node asks for something about a tensor that no write changes."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "").partition(".")[0]
-    return is_shape(node) or (name in _SIZES and not isinstance(node.meta.get("val", node), torch.Tensor | fx.Node))
+    if is_shape(node):
+        return True
+    return name in _SIZES and "val" in node.meta and not isinstance(node.meta["val"], torch.Tensor)
 
 
-def _respell(node: fx.Node, arguments: tuple[Any, ...], aliasing: Aliasing) -> None:
+def _respell(node: fx.Node, arguments: tuple[Any, ...]) -> None:
     """Let node be vocabulary, and everybody else read what it returns."""
     cache = arguments[0]
     node.meta.setdefault("source", str(node.target))

@@ -259,8 +259,9 @@ def replace_by_call(
     """Put one call in place of nodes, and return it."""
     with graph.inserting_after(nodes[-1]):
         call = graph.call_module(name, tuple(inputs))
-    results = [call] if len(outputs) == 1 else []
-    if len(outputs) > 1:
+    results = [call]
+    if len(outputs) != 1:
+        results = []
         for i in reversed(range(len(outputs))):
             with graph.inserting_after(call):
                 results.insert(0, graph.call_function(operator.getitem, (call, i)))

@@ -108,7 +108,7 @@ def _written(gm: OptimizedModule, layouts: Layouts, packed: dict[str, torch.Tens
         raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}
     described = {name: encode_part(name, part, layouts, packed) for name, part in parts.items()}
-    for name in {str(node.target) for node in gm.graph.find_nodes(op="call_module")} - described.keys():
+    for name in sorted({str(node.target) for node in gm.graph.find_nodes(op="call_module")} - described.keys()):
         _check_layer(gm, name)
     reading = [gm.graph, *(part.graph for part in parts.values() if not isinstance(part.constants, Kept))]
     check_reads(tree, reading)

@@ -481,7 +481,7 @@ def test_plain_pytorch_keeps_no_value_longer_than_it_is_read() -> None:
         with alive:
             result = region.run_plain([x])
         assert_close(result, model(x), k=27)
-    assert len(alive.made) >= 9 and alive.most <= 5  # of ten; a convolution counts twice once TorchDynamo was there
+    assert len(alive.made) >= 9 and alive.most <= 4
 
 
 def test_defects_end_in_plain_pytorch(gm: Any, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
