@@ -29,7 +29,10 @@ class Pt2e:
         self._functions, self._quantizers, self._x86 = quantize_pt2e, quantizer, x86_inductor_quantizer
 
     def prepare(self, exported: fx.GraphModule, dynamic: bool) -> fx.GraphModule:
-        """Insert observers: those of torchao's quantizer for x86, and those of products that it does not see."""
+        """Insert observers: those of torchao's quantizer for x86, and those of products that it does not see.
+
+        dynamic: of linear layers alone.
+        """
         config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
         quantizer = self._x86.X86InductorQuantizer().set_global(config)
         annotate, positions = quantizer.annotate, quantizer._get_input_idx_for_binary_node
@@ -45,6 +48,8 @@ class Pt2e:
         def annotate_all(model: fx.GraphModule) -> fx.GraphModule:
             model = annotate(model)
             for node in model.graph.nodes:
+                if dynamic and kind(node) != "linear":
+                    node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
                 specs = _other_product(node, config.input_activation, config.weight)
                 if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
                     found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
