@@ -55,7 +55,7 @@ def serve(name: str, case: Case) -> None:
     """Be one of the processes: each step waits for a line on stdin, and answers with one."""
     from benchmarks.contenders import CONTENDERS
 
-    start = CONTENDERS[name].prepare(case)
+    start = CONTENDERS[name].start_of(case)
     _answer("ready")
     began, cpu = time.perf_counter(), time.process_time()
     runner = start()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 CACHE = Path(os.environ.get("ZENDNN_CFFI_BENCHMARK_CACHE") or Path(__file__).resolve().parent / ".cache")
 DTYPES = ("fp32", "bf16")
+QUANTIZED = ("int8", "int8-dynamic")  # scales of activations from calibration inputs, or chosen in each call
+CALIBRATION_ROWS = 8  # samples to calibrate with, at least two calls
 REFERENCE_ROWS = 16  # outputs are compared with float64 for so many leading samples of a batch: float64 is slow
 
 
@@ -34,6 +36,14 @@ class Case:
         return cls(**json.loads(text))
 
     @property
+    def is_quantized(self) -> bool:
+        return self.dtype in QUANTIZED
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self.dtype == "int8-dynamic"
+
+    @property
     def weights_file(self) -> Path:
         """The state dict that every PyTorch contender loads (torch.save)."""
         return CACHE / self.workload / "weights.pt"
@@ -56,6 +66,17 @@ class Case:
     def inputs_file(self) -> Path:
         """The inputs (.npz, arr_0...)."""
         return self.folder / "inputs.npz"
+
+    @property
+    def calibration_file(self) -> Path:
+        """Inputs to calibrate with (.npz, arr_0...), all calls side by side along the batch; none is in inputs_file."""
+        return self.folder / "calibration.npz"
+
+    @property
+    def shared_files(self) -> list[Path]:
+        """What the contenders of this case read."""
+        calibration = [self.calibration_file] if self.is_quantized else []
+        return [self.weights_file, self.inputs_file, self.onnx_file, self.reference_file, *calibration]
 
     def forget(self) -> None:
         """Delete the files of this case's workload; they are made again when needed."""

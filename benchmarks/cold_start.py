@@ -67,7 +67,7 @@ def measure(name: str, case: Case) -> dict[str, float]:
     from benchmarks.contenders import CONTENDERS
     from benchmarks.provisional import provisional
 
-    start = CONTENDERS[name].prepare(case)
+    start = CONTENDERS[name].start_of(case)
     ready, cpu = time.perf_counter(), time.process_time()
     runner = start()
     made = time.perf_counter()

@@ -2,6 +2,7 @@
 
     make bench                                            the standard set
     python benchmarks/compare.py --models resnet50 --batches 1 16 --dtypes fp32 bf16
+    python benchmarks/compare.py --models resnet50 --batches 1 --dtypes int8
     make scaling                                          one model, batch 1 to 640, one and two threads
     python benchmarks/compare.py --draw benchmarks/out/latest.json
 
@@ -22,7 +23,7 @@ if __name__ == "__main__":  # the checkout comes last, so that an installed zend
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parent.parent)]
 
 from benchmarks import peers
-from benchmarks.case import DTYPES, Case
+from benchmarks.case import DTYPES, QUANTIZED, Case
 from benchmarks.contenders import CONTENDERS
 from benchmarks.driver import Protocol, prepare, run_case
 from benchmarks.report import Result, load, machine, overview, save, table
@@ -39,7 +40,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     default = Protocol()
     parser.add_argument("--models", nargs="+", default=STANDARD_MODELS, metavar="NAME")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16], metavar="N")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["fp32"])
+    parser.add_argument("--dtypes", nargs="+", choices=[*DTYPES, *QUANTIZED], default=["fp32"])
     parser.add_argument("--threads", nargs="+", type=int, default=[2], metavar="N")
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER")

@@ -15,87 +15,50 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from benchmarks.case import Case
+from benchmarks import quantized
+from benchmarks.case import DTYPES, QUANTIZED, Case
+from benchmarks.runners import Runner, Start, numpy_inputs, onnxruntime_start, openvino_start, torch_case, torch_runner
 
 SAVED_VARIABLE = "ZENDNN_CFFI_BENCHMARK_SAVED"  # the folder where saved modules are
-Notes = Callable[[], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Runner:
-    """How to compute one inference.
-
-    run      () -> outputs in the contender's own form
-    outputs  (what run returned) -> list of numpy arrays; called only to check them
-    notes    () -> what the contender has to say about what it ran
-    module   what was optimized, for contenders of ours
-    """
-
-    run: Callable[[], Any]
-    outputs: Callable[[Any], list[np.ndarray]]
-    notes: Notes = dict
-    module: Any = None
-
-
-Start = Callable[[], Runner]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table: `environment` as in peers.py, `is_peer` False for ours and its variants."""
+    """One row of the table.
+
+    environment  as in peers.py
+    prepare      for cases in floating point
+    quantized    for cases in 8-bit integers
+    dtypes       of those, the cases that it can run
+    is_peer      False for ours and its variants
+    """
 
     name: str
     title: str
     environment: str
-    prepare: Callable[[Case], Start]
-    dtypes: tuple[str, ...] = ("fp32", "bf16")
+    prepare: Callable[[Case], Start] | None = None
+    quantized: Callable[[Case], Start] | None = None
+    dtypes: tuple[str, ...] = (*DTYPES, *QUANTIZED)
     is_peer: bool = True
 
+    def way(self, case: Case) -> Callable[[Case], Start] | None:
+        """Return what prepares the case; None where this contender has no such dtype."""
+        if case.dtype not in self.dtypes:
+            return None
+        return self.quantized if case.is_quantized else self.prepare
 
-def _torch_case(case: Case, *, channels_last: bool, cast: bool) -> tuple[Any, tuple[Any, ...]]:
-    """Return (model with the case's weights, inputs). cast: both in the case's dtype, instead of float32."""
-    import torch
-
-    from benchmarks import workloads
-
-    torch.set_num_threads(case.threads)
-    torch.set_grad_enabled(False)
-    model = workloads.find(case.workload).build(calibrate=False)
-    model.load_state_dict(torch.load(case.weights_file, weights_only=True, mmap=True))
-    model.eval()
-    with np.load(case.inputs_file) as file:
-        inputs = tuple(torch.from_numpy(array) for array in file.values())
-    if cast and case.dtype == "bf16":
-        model = model.to(torch.bfloat16)
-        inputs = tuple(tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in inputs)
-    if channels_last and all(tensor.ndim == 4 for tensor in inputs):
-        model = model.to(memory_format=torch.channels_last)
-        inputs = tuple(tensor.contiguous(memory_format=torch.channels_last) for tensor in inputs)
-    return model, inputs
-
-
-def _torch_runner(call: Callable[..., Any], inputs: tuple[Any, ...], notes: Notes = dict) -> Runner:
-    import torch
-
-    from benchmarks import workloads
-
-    def run() -> Any:
-        with torch.inference_mode():
-            return call(*inputs)
-
-    def outputs(result: Any) -> list[np.ndarray]:
-        return [tensor.float().numpy() for tensor in workloads.outputs_of(result)]
-
-    return Runner(run, outputs, notes)
+    def start_of(self, case: Case) -> Start:
+        """Prepare the case: load its files, quantize. ValueError where `way` is None."""
+        way = self.way(case)
+        if way is None:
+            raise ValueError(f"no {case.dtype}")
+        return way(case)
 
 
 def _eager(case: Case, *, channels_last: bool = False) -> Start:
-    model, inputs = _torch_case(case, channels_last=channels_last, cast=True)
-    return lambda: _torch_runner(model, inputs)
+    model, inputs = torch_case(case, channels_last=channels_last, cast=True)
+    return lambda: torch_runner(model, inputs)
 
 
 def _eager_channels_last(case: Case) -> Start:
@@ -106,13 +69,13 @@ def _compiled(case: Case, backend: str) -> Start:
     import torch
     import torch._inductor.config
 
-    model, inputs = _torch_case(case, channels_last=True, cast=True)
+    model, inputs = torch_case(case, channels_last=True, cast=True)
     torch._inductor.config.freezing = True
 
     def start() -> Runner:
         compiled = torch.compile(model, backend=backend)
         # Freezing needs grad mode off; inference_mode on top would only make Dynamo compile once more.
-        return Runner(lambda: compiled(*inputs), _torch_runner(compiled, inputs).outputs)
+        return Runner(lambda: compiled(*inputs), torch_runner(compiled, inputs).outputs)
 
     return start
 
@@ -132,12 +95,12 @@ def _ours(case: Case) -> Start:
 
     import zendnn_cffi
 
-    model, inputs = _torch_case(case, channels_last=False, cast=False)
+    model, inputs = torch_case(case, channels_last=False, cast=False)
 
     def start() -> Runner:
         dtype = torch.bfloat16 if case.dtype == "bf16" else None
         optimized = zendnn_cffi.optimize(model, inputs, dtype=dtype)
-        runner = _torch_runner(optimized, inputs, lambda: {"explain": str(zendnn_cffi.explain(optimized))})
+        runner = torch_runner(optimized, inputs, lambda: {"explain": str(zendnn_cffi.explain(optimized))})
         return replace(runner, module=optimized)
 
     return start
@@ -159,11 +122,11 @@ def _ours_loaded(case: Case) -> Start:
 
     torch.set_num_threads(case.threads)
     torch.set_grad_enabled(False)
-    inputs = tuple(map(torch.from_numpy, _numpy_inputs(case)))  # the model's own code is not needed
+    inputs = tuple(map(torch.from_numpy, numpy_inputs(case)))  # the model's own code is not needed
 
     def start() -> Runner:
         loaded = zendnn_cffi.load(path)
-        return _torch_runner(loaded, inputs, lambda: {"explain": str(zendnn_cffi.explain(loaded))})
+        return torch_runner(loaded, inputs, lambda: {"explain": str(zendnn_cffi.explain(loaded))})
 
     return start
 
@@ -172,7 +135,7 @@ def save_case(text: str, path: str) -> None:
     """Write the optimized model of a case to a file."""
     import zendnn_cffi
 
-    runner = _ours(Case.from_json(text))()
+    runner = CONTENDERS["ours"].start_of(Case.from_json(text))()
     runner.run()
     zendnn_cffi.save(runner.module, path)
 
@@ -183,12 +146,12 @@ def _ours_compiled(case: Case) -> Start:
     from zendnn_cffi import backend
 
     backend.register()
-    model, inputs = _torch_case(case, channels_last=False, cast=False)
+    model, inputs = torch_case(case, channels_last=False, cast=False)
 
     def start() -> Runner:
         dtype = torch.bfloat16 if case.dtype == "bf16" else None
         compiled = torch.compile(model, backend="zendnn", options={"dtype": dtype})
-        return Runner(lambda: compiled(*inputs), _torch_runner(compiled, inputs).outputs)
+        return Runner(lambda: compiled(*inputs), torch_runner(compiled, inputs).outputs)
 
     return start
 
@@ -201,69 +164,38 @@ def _ours_on_onednn(case: Case) -> Start:
 
 
 def _onnxruntime(case: Case) -> Start:
-    import onnxruntime
-
-    inputs = _numpy_inputs(case)
-
-    def start() -> Runner:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = case.threads
-        options.inter_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        session = onnxruntime.InferenceSession(str(case.onnx_file), options, providers=["CPUExecutionProvider"])
-        feed = dict(zip((port.name for port in session.get_inputs()), inputs, strict=True))
-        return Runner(lambda: session.run(None, feed), list)
-
-    return start
+    return onnxruntime_start(case, case.onnx_file)
 
 
 def _openvino(case: Case) -> Start:
-    import openvino
-
-    inputs = _numpy_inputs(case)
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": case.threads,
-        "NUM_STREAMS": 1,
-        # Without this, OpenVINO computes float32 models in bf16 on a CPU that has it.
-        "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[case.dtype],
-    }
-
-    def start() -> Runner:
-        core = openvino.Core()
-        if folder := os.environ.get("ZENDNN_CFFI_BENCHMARK_OPENVINO_CACHE"):  # cold_start.py
-            core.set_property({"CACHE_DIR": folder})
-        compiled = core.compile_model(core.read_model(str(case.onnx_file)), "CPU", settings)
-        request = compiled.create_infer_request()
-        for index, array in enumerate(inputs):
-            request.set_input_tensor(index, openvino.Tensor(array))
-
-        def outputs(_: Any) -> list[np.ndarray]:
-            return [np.array(request.get_output_tensor(index).data) for index in range(len(compiled.outputs))]
-
-        return Runner(request.infer, outputs)
-
-    return start
-
-
-def _numpy_inputs(case: Case) -> list[np.ndarray]:
-    with np.load(case.inputs_file) as file:
-        return [np.ascontiguousarray(array) for array in file.values()]
+    return openvino_start(case, case.onnx_file)
 
 
 CONTENDERS: dict[str, Contender] = {
     row.name: row
     for row in (
-        Contender("ours", "zendnn_cffi", "ours", _ours, is_peer=False),
-        Contender("ours_loaded", "zendnn_cffi, loaded", "ours", _ours_loaded, is_peer=False),
+        Contender("ours", "zendnn_cffi", "ours", _ours, quantized.ours, is_peer=False),
+        Contender(
+            "ours_attention",
+            "zendnn_cffi, attention=True",
+            "ours",
+            quantized=quantized.ours_with_attention,
+            dtypes=("int8",),
+            is_peer=False,
+        ),
+        Contender("ours_loaded", "zendnn_cffi, loaded", "ours", _ours_loaded, _ours_loaded, is_peer=False),
         Contender("ours_compile", "zendnn_cffi by torch.compile", "ours", _ours_compiled, is_peer=False),
+        Contender("ours_bf16", "zendnn_cffi in bf16", "ours", None, quantized.ours_in_bf16, is_peer=False),
+        Contender("ours_fp32", "zendnn_cffi in float32", "ours", None, quantized.ours_in_float32, is_peer=False),
         Contender("onednn", "zendnn_cffi on oneDNN 2.6", "ours", _ours_on_onednn, is_peer=False),
         Contender("eager", "PyTorch eager", "ours", _eager),
         Contender("eager_cl", "PyTorch eager, channels_last", "ours", _eager_channels_last),
-        Contender("inductor", "Inductor + freezing", "ours", _inductor),
+        Contender("inductor", "Inductor + freezing", "ours", _inductor, quantized.inductor),
         Contender("zentorch", "zentorch", "zentorch", _zentorch),
         # ONNX Runtime's CPU provider has no bf16 convolution or matmul.
-        Contender("onnxruntime", "ONNX Runtime", "onnx", _onnxruntime, dtypes=("fp32",)),
-        Contender("openvino", "OpenVINO", "onnx", _openvino),
+        Contender(
+            "onnxruntime", "ONNX Runtime", "onnx", _onnxruntime, quantized.onnxruntime, dtypes=("fp32", *QUANTIZED)
+        ),
+        Contender("openvino", "OpenVINO", "onnx", _openvino, quantized.openvino),
     )
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import shutil
@@ -146,6 +147,7 @@ class Outcome:
     peak_bytes: int = 0
     resident_bytes: int = 0
     max_error: float = float("nan")  # largest |output - float64 reference| relative to the reference's largest |value|
+    sqnr_db: float = float("nan")  # power of all reference outputs over that of the differences
     notes: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
@@ -167,13 +169,13 @@ def run_case(case: Case, names: list[str], protocol: Protocol, say: Callable[[st
 
     def load(name: str) -> None:
         say(f"{case}: {name}: loading")
-        if case.dtype not in CONTENDERS[name].dtypes:
+        if CONTENDERS[name].way(case) is None:
             raise WorkerFailed(f"no {case.dtype}")
         remotes[name] = Remote.start(name, case, protocol)
         outcomes[name].ready_s = remotes[name].ask(protocol.load_timeout_s, do="load")["ready_s"]
         file = remotes[name].scratch / "outputs.npz"
         remotes[name].ask(protocol.load_timeout_s, do="check", file=str(file))
-        outcomes[name].max_error = _max_error(file, case.reference_file)
+        outcomes[name].max_error, outcomes[name].sqnr_db = _errors(file, case.reference_file)
         planned[name] = _warm_up(remotes[name], protocol)
 
     def turn(name: str) -> None:
@@ -226,17 +228,21 @@ def _warm_up(remote: Remote, protocol: Protocol) -> Turn:
     return Turn.of(float(np.median(times)) / 1e9, protocol)
 
 
-def _max_error(file: Path, reference_file: Path) -> float:
+def _errors(file: Path, reference_file: Path) -> tuple[float, float]:
+    """Return the fields max_error and sqnr_db of an outcome."""
     with np.load(file) as ours, np.load(reference_file) as reference:
         pairs = list(zip(ours.values(), reference.values(), strict=True))
         if any(got.shape != want.shape for got, want in pairs):
             raise WorkerFailed(f"output shapes {[g.shape for g, _ in pairs]}, expected {[w.shape for _, w in pairs]}")
-        return max(float(np.abs(got - want).max() / np.abs(want).max()) for got, want in pairs)
+        largest = max(float(np.abs(got - want).max() / np.abs(want).max()) for got, want in pairs)
+        noise = sum(float(np.square(got - want).sum()) for got, want in pairs)
+        signal = sum(float(np.square(want).sum()) for _, want in pairs)
+        return largest, 10 * math.log10(signal / noise) if noise and signal else math.inf
 
 
 def prepare(case: Case) -> None:
     """Write the files that the contenders of `case` share (see prepare.py)."""
-    if all(file.exists() for file in (case.weights_file, case.inputs_file, case.onnx_file, case.reference_file)):
+    if all(file.exists() for file in case.shared_files):
         return
     python = peers.ensure("onnx")
     command = [str(python), str(FOLDER / "prepare.py"), case.to_json()]

@@ -27,7 +27,7 @@ TORCH = (
 )
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "zentorch": (*TORCH, "zentorch==2.13.0.2"),
-    "onnx": (*TORCH, "onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.31.1 openvino==2026.4.1"),
+    "onnx": (*TORCH, "onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.31.1 openvino==2026.4.1 nncf==3.4.0"),
 }
 OURS = "ours"  # the environment that runs the driver: our package, eager PyTorch and Inductor
 

@@ -1,4 +1,4 @@
-"""Write what all contenders of a case share: weights, inputs, float64 reference outputs and an ONNX file.
+"""Write what all contenders of a case share: weights, inputs, float64 reference outputs, an ONNX file, calibration.
 
     python benchmarks/prepare.py CASE_JSON        (in the `onnx` environment)
 
@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parent.parent)]
 
 from benchmarks import workloads
-from benchmarks.case import REFERENCE_ROWS, Case
+from benchmarks.case import CALIBRATION_ROWS, REFERENCE_ROWS, Case
 
 
 def prepare(case: Case, *, onnx: bool = True) -> None:
@@ -36,11 +36,23 @@ def prepare(case: Case, *, onnx: bool = True) -> None:
     inputs = row.inputs(case.batch)
     if not case.inputs_file.exists():
         _atomically(case.inputs_file, lambda path: np.savez(path, *(tensor.numpy() for tensor in inputs)))
+    if case.is_quantized and not case.calibration_file.exists():
+        arrays = _calibration(row, case)
+        _atomically(case.calibration_file, lambda path: np.savez(path, *arrays))
     if onnx and not case.onnx_file.exists():
         _export(model, inputs, case.onnx_file)
     if not case.reference_file.exists():
         outputs = _reference(model, inputs, case.batch)
         _atomically(case.reference_file, lambda path: np.savez(path, *outputs))
+
+
+def _calibration(row: workloads.Workload, case: Case) -> list[np.ndarray]:
+    """Return inputs of whole calls behind those that are measured with, side by side along the batch."""
+    rows = case.batch * max(2, -(-CALIBRATION_ROWS // case.batch))
+    inputs = row.inputs(case.batch + rows)
+    if any(tensor.ndim == 0 or tensor.shape[0] != case.batch + rows for tensor in inputs):
+        raise SystemExit(f"{case}: its inputs do not begin with the batch, so there are none to calibrate with")
+    return [tensor[case.batch :].numpy() for tensor in inputs]
 
 
 def _reference(model: nn.Module, inputs: tuple[torch.Tensor, ...], batch: int) -> list[np.ndarray]:

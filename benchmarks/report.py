@@ -19,8 +19,11 @@ from benchmarks.driver import Outcome, Protocol
 OURS = "ours"
 COLOURS = {
     "ours": "#d1495b",
+    "ours_attention": "#f2786d",
     "ours_loaded": "#b0213a",
     "ours_compile": "#e89aa5",
+    "ours_bf16": "#c98bb9",
+    "ours_fp32": "#5e2a3f",
     "onednn": "#8d5a97",
     "eager": "#c9cdd2",
     "eager_cl": "#9aa1a9",
@@ -83,7 +86,7 @@ def table(result: Result) -> str:
     lines = [
         f"{result.case}",
         f"  {'':28} {'median ms':>10} {'quartiles':>19} {'n':>4} {'vs ours':>8} {'first call s':>13} "
-        f"{'peak MiB':>9} {'error':>9}",
+        f"{'peak MiB':>9} {'error':>9} {'SQNR dB':>8}",
     ]
     order = sorted(result.outcomes, key=lambda row: summaries[row.contender].median_ms if row.times_ns else 1e30)
     for outcome in order:
@@ -94,7 +97,7 @@ def table(result: Result) -> str:
         versus = f"{row.median_ms / ours.median_ms:8.2f}" if ours else f"{'-':>8}"
         lines.append(
             f"  {title:28} {row.median_ms:10.3f} {row.low_ms:9.3f}-{row.high_ms:<9.3f} {row.count:4} {versus} "
-            f"{outcome.ready_s:13.2f} {outcome.peak_bytes / 2**20:9.0f} {outcome.max_error:9.1e}"
+            f"{outcome.ready_s:13.2f} {outcome.peak_bytes / 2**20:9.0f} {outcome.max_error:9.1e} {outcome.sqnr_db:8.1f}"
             f"{'  provisional' if is_provisional(outcome) else ''}"
         )
     if (ratio := result.ratio()) is not None and (peer := result.fastest_peer()) is not None:
@@ -103,7 +106,10 @@ def table(result: Result) -> str:
 
 
 def overview(results: Iterable[Result]) -> str:
-    """Return one Markdown table: a row per case, a column per contender (medians in ms), and the ratio."""
+    """Return one Markdown table: a row per case, a column per contender (medians in ms), and the ratio.
+
+    Cases in integers have the signal to noise ratio beside each time.
+    """
     results = list(results)
     names = [name for name in CONTENDERS if any(name in result.summaries() for result in results)]
     head = ["case", *(CONTENDERS[name].title for name in names), "fastest peer / ours"]
@@ -111,8 +117,11 @@ def overview(results: Iterable[Result]) -> str:
     for result in results:
         summaries, ratio = result.summaries(), result.ratio()
         unsure = {outcome.contender for outcome in result.outcomes if is_provisional(outcome)}
+        noise = {row.contender: f", {row.sqnr_db:.1f} dB" for row in result.outcomes if result.case.is_quantized}
         cells = [
-            f"{summaries[name].median_ms:.2f}{' (provisional)' if name in unsure else ''}" if name in summaries else "-"
+            f"{summaries[name].median_ms:.2f}{noise.get(name, '')}{' (provisional)' if name in unsure else ''}"
+            if name in summaries
+            else "-"
             for name in names
         ]
         lines.append("| " + " | ".join([str(result.case), *cells, f"**{ratio:.2f}**" if ratio else "-"]) + " |")

@@ -27,8 +27,9 @@ if __name__ == "__main__":  # the checkout comes last, so that an installed zend
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parent.parent)]
 
 from benchmarks.case import REFERENCE_ROWS, Case
-from benchmarks.contenders import CONTENDERS, Runner
+from benchmarks.contenders import CONTENDERS
 from benchmarks.provisional import provisional, settle
+from benchmarks.runners import Runner
 
 
 class Worker:
@@ -39,7 +40,7 @@ class Worker:
         self.runner: Runner | None = None
 
     def load(self) -> dict[str, Any]:
-        start = self.contender.prepare(self.case)
+        start = self.contender.start_of(self.case)
         began = time.perf_counter()
         self.runner = start()
         self.runner.run()

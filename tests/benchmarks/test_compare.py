@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import case as case_module
 from benchmarks import charts, compare, peers, prepare, workloads
-from benchmarks.case import Case
+from benchmarks.case import CALIBRATION_ROWS, DTYPES, QUANTIZED, Case
 from benchmarks.contenders import CONTENDERS
-from benchmarks.driver import Outcome, Protocol, Turn, _environment, run_case
+from benchmarks.driver import Outcome, Protocol, Turn, _environment, _errors, run_case
 from benchmarks.provisional import provisional, settle
+from benchmarks.quantized import calibration_calls
 from benchmarks.report import COLOURS, Result, load, overview, save, table
 
 QUICK = Protocol(warmup=2, iterations=6, rounds=3, settle=1, seconds=5.0, min_iterations=6)
@@ -111,6 +113,63 @@ def test_three_contenders_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ours.peak_bytes >= ours.resident_bytes > 0
     assert "environment is missing" in missing.error
     assert "squeezenet" in said[0]
+
+
+def test_quantized_and_float_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("squeezenet1_1", 1, "int8")
+    monkeypatch.setattr(case_module, "CACHE", tmp_path)
+    monkeypatch.setenv("ZENDNN_CFFI_BENCHMARK_CACHE", str(tmp_path))
+    prepare.prepare(case, onnx=False)
+    ours, missing, floats = run_case(case, ["ours", "eager", "ours_fp32"], QUICK, lambda text: None)
+    assert missing.error == "no int8"
+    assert len(ours.times_ns) == len(floats.times_ns) == 6, (ours.error, floats.error)
+    assert 15 < ours.sqnr_db < 60 < 90 < floats.sqnr_db
+    assert "int8" in ours.notes["report"] and "uint8" in ours.notes["explain"]
+    found = Result(case, [ours, floats])
+    assert f", {ours.sqnr_db:.1f} dB" in overview([found]) and f"{floats.sqnr_db:8.1f}" in table(found)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_nothing_is_calibrated_with_that_is_measured(
+    batch: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case("minilm-32", batch, dtype)
+    monkeypatch.setattr(case_module, "CACHE", tmp_path)
+    case.folder.mkdir(parents=True)
+    arrays = prepare._calibration(workloads.find(case.workload), case)
+    np.savez(case.calibration_file, *arrays)
+    calls = calibration_calls(case)
+    assert len(calls) >= 2 and len(calls) * batch >= CALIBRATION_ROWS
+    inputs = [tensor.numpy() for tensor in workloads.find(case.workload).inputs(batch)]
+    for call in calls:
+        assert [array.shape for array in call] == [array.shape for array in inputs]
+        assert not any((row == measured).all() for row in call[0] for measured in inputs[0])
+
+
+def test_inputs_without_a_batch_are_refused() -> None:
+    with pytest.raises(SystemExit, match="do not begin with the batch"):
+        prepare._calibration(workloads.find("dlrm_offsets"), Case("dlrm_offsets", 2, "int8"))
+
+
+def test_errors_are_those_of_all_outputs(tmp_path: Path) -> None:
+    np.savez(tmp_path / "want.npz", np.array([3.0, 4.0]), np.array([10.0]))
+    np.savez(tmp_path / "got.npz", np.array([3.0, 4.5]), np.array([11.0]))
+    largest, sqnr_db = _errors(tmp_path / "got.npz", tmp_path / "want.npz")
+    assert largest == 0.125
+    assert sqnr_db == pytest.approx(20.0)  # 125 to 1.25
+    assert _errors(tmp_path / "want.npz", tmp_path / "want.npz") == (0.0, float("inf"))
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_contenders_say_which_cases_they_run(name: str) -> None:
+    row = CONTENDERS[name]
+    for dtype in (*DTYPES, *QUANTIZED):
+        case = Case("resnet18", 1, dtype)
+        if row.way(case) is None:
+            with pytest.raises(ValueError, match=f"no {dtype}"):
+                row.start_of(case)
+    assert any(row.way(Case("resnet18", 1, dtype)) for dtype in (*DTYPES, *QUANTIZED))
 
 
 def test_a_provisional_side_is_marked_and_not_compared(result: Result) -> None:
