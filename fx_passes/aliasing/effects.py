@@ -67,10 +67,13 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
     if isinstance(node.kwargs.get("out"), fx.Node):
         return [node.kwargs["out"]]
     if is_known_function(node.target):
+        if node.target in _KEYWORDS:
+            return []
         return inputs[:1] if _has_inplace_name(node.target.__name__) else []
     return inputs if unknown else []
 
 
+_KEYWORDS = (operator.and_, operator.or_, operator.not_, operator.is_)  # whose names end like those of what writes
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 _NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_constant, is_pure, is_shape, is_vocabulary, replace
 from fx_passes.graph.interpreter import run
+from fx_passes.memoize.functional import is_functional
 from fx_passes.memoize.masks import remember
 from fx_passes.memoize.watched import is_watched
 from fx_passes.partition.partition import Constants, add_module, copy_nodes
@@ -140,7 +141,7 @@ def find_members(
 
 def _is_plain_operation(node: fx.Node) -> bool:
     """Whether node computes a tensor of what is given in a run, and writes to nothing; constants belong to regions."""
-    if node.op != "call_function" or is_shape(node) or not (is_pure(node) or is_vocabulary(node)):
+    if is_shape(node) or not (is_pure(node) or is_vocabulary(node) or is_functional(node)):
         return False
     return isinstance(node.meta.get("val"), Tensor) and not is_constant(node)
 
