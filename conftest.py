@@ -7,6 +7,7 @@ it fails. `@pytest.mark.may_skip("why")` allows a skip for a stated reason; ZEND
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import platform
 import shutil
@@ -51,9 +52,19 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        _hide_structured_trace()
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def _hide_structured_trace() -> None:
+    """Keep pytest's handlers from PyTorch's log for tlparse, which a user's process does not write either.
+
+    Since 9.1 pytest gives them to each logger that does not propagate. PyTorch takes a handler there as a wish for its
+    trace, and writes the stack of each step of torch.export as JSON: a tenth of an export's time.
+    """
+    logging.root.manager.loggerDict.pop("torch.__trace", None)  # PyTorch holds the logger itself
 
 
 @pytest.hookimpl(wrapper=True)

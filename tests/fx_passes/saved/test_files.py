@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import pickle
@@ -431,15 +432,33 @@ def test_a_decoder_with_a_growing_cache_goes_on_where_it_was_saved(
     assert "cannot be used" not in caplog.text
 
 
+SavedInt8 = tuple[nn.Module, torch.Tensor, torch.Tensor, Path]  # the model, an input, the result, the file
+
+
+@pytest.fixture(scope="module")
+def saved_int8(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], SavedInt8]:
+    """saved_int8(config, asks) -> a quantized model with its file; made once."""
+    folder = tmp_path_factory.mktemp("int8")
+
+    @functools.cache
+    def make(config: str, asks: bool) -> SavedInt8:
+        model, x = int8_block(config, asks=asks), noise(3, 64)
+        fast = zendnn_cffi.optimize(model, (x,), tune="off")
+        with torch.no_grad():
+            expected = fast(x)
+            path = folder / f"{config}, {asks}.safetensors"
+            zendnn_cffi.save(fast, path)
+        return model, x, expected, path
+
+    return make
+
+
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_layers_of_torchao_need_no_torchao(tmp_path: Path, config: str, asks: bool) -> None:
+def test_layers_of_torchao(saved_int8: Callable[[str, bool], SavedInt8], config: str, asks: bool) -> None:
     """What an Int8Tensor is made of is saved, under its name."""
-    model, x, path = int8_block(config, asks=asks), noise(3, 64), tmp_path / "model.safetensors"
-    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    model, x, expected, path = saved_int8(config, asks)
     with torch.no_grad():
-        expected = fast(x)
-        zendnn_cffi.save(fast, path)
         again = zendnn_cffi.load(path)
         assert torch.equal(again(x), expected)
         assert {"up.weight.qdata", "up.weight.scale"} <= again.state_dict().keys()
@@ -451,9 +470,20 @@ def test_layers_of_torchao_need_no_torchao(tmp_path: Path, config: str, asks: bo
         layer.weight.scale.mul_(2)
         for _ in range(2):
             torch.testing.assert_close(again(x), model(x), atol=1e-3, rtol=1e-3)
-    program = f"import sys, zendnn_cffi; zendnn_cffi.load({str(path)!r}); print('torchao' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+
+
+def test_layers_of_torchao_need_no_torchao(saved_int8: Callable[[str, bool], SavedInt8]) -> None:
+    """One process loads all of them: importing PyTorch takes longer than a file."""
+    paths = [str(saved_int8(config, asks)[-1]) for config in CONFIGS for asks in (False, True)]
+    program = """
+import sys, zendnn_cffi
+for path in sys.argv[1:]:
+    zendnn_cffi.load(path)
+    assert "torchao" not in sys.modules, path
+print(len(sys.argv) - 1)
+"""
+    found = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True)
+    assert found.stdout == f"{len(paths)}\n", found.stderr
 
 
 @pytest.mark.parametrize("how", ["loaded", "copied", "pickled", "written to", "released"])
