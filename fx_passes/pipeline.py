@@ -19,6 +19,7 @@ from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.products import fold_products
 from fx_passes.fold.ranks import assume_ranks
 from fx_passes.fold.shapes import fold_shapes
+from fx_passes.fold.wide_softmax import fold_wide_softmax
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
 from fx_passes.fuse.dynamic_quantization import fuse_dynamic_quantization
@@ -40,6 +41,8 @@ from fx_passes.module import OptimizedModule
 from fx_passes.normalize import normalize
 from fx_passes.normalize.cache_writes import spell_cache_writes
 from fx_passes.normalize.created import renew_created
+from fx_passes.normalize.delayed_copies import delay_copies
+from fx_passes.normalize.rolled_caches import spell_rolled_caches
 from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
@@ -54,10 +57,13 @@ Pass = Callable[[fx.GraphModule], fx.GraphModule]
 
 PASSES: tuple[Pass, ...] = (
     renew_created,
+    spell_rolled_caches,
+    delay_copies,
     spell_cache_writes,
     normalize,
     assume_ranks,
     fold_casts,
+    fold_wide_softmax,
     fold_shapes,
     fold_identities,
     fold_pad,

@@ -58,7 +58,7 @@ def match_write(
     writers = [writer for writer, written in aliasing.writers.items() if any(each in members for each in written)]
     if writers != [node]:
         return None
-    readers = [reader for reader in aliasing.readers(cache) if reader is not node and not _asks_size(reader)]
+    readers = [reader for reader in aliasing.readers(cache) if reader is not node and not asks_size(reader)]
     if any(aliasing.order[reader] < aliasing.order[node] for reader in readers):
         return None
     return cache, index, new, dim
@@ -68,7 +68,7 @@ def _is_index_copy(node: fx.Node) -> bool:
     return (node.op == "call_method" and node.target == "index_copy_") or is_call(node, *_FUNCTIONS)
 
 
-def _asks_size(node: fx.Node) -> bool:
+def asks_size(node: fx.Node) -> bool:
     """Whether node asks for something about a tensor that no write changes."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "").partition(".")[0]
     if is_shape(node):
@@ -82,4 +82,4 @@ def _respell(node: fx.Node, arguments: tuple[Any, ...]) -> None:
     node.meta.setdefault("source", str(node.target))
     node.op, node.target, node.args, node.kwargs = "call_function", ops.write_at, arguments, {}
     node.meta["val"] = cache.meta["val"]
-    cache.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and not _asks_size(user))
+    cache.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and not asks_size(user))

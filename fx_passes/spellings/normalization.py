@@ -128,11 +128,17 @@ def softmax(log: bool) -> Callable[..., Built]:
     """Builder of F.softmax or F.log_softmax."""
 
     def build(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Built:
-        if not isinstance(dim, int) or dtype is not None:
+        if not isinstance(dim, int) or not (dtype is None or _has_dtype(input, dtype)):
             return None
         return Call(ops.softmax, (input, dim, log))
 
     return build
+
+
+def _has_dtype(node: Any, dtype: Any) -> bool:
+    """Whether node is known to be a tensor of this dtype: a conversion to it changes nothing."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.dtype is dtype
 
 
 def method_softmax(log: bool) -> Callable[..., Built]:

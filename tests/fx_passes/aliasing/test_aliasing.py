@@ -268,6 +268,37 @@ def test_an_operator_shares_the_memory_its_schema_says() -> None:
     assert not outside(check(model_of(forward, c=nn.Conv2d(3, 3, 1)), image()))
 
 
+def test_a_router_shares_no_memory_with_what_it_looks_at() -> None:
+    """As mixtures of experts: what is chosen, sorted and counted are new tensors, and so is what they index."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        flat = m.c(x).flatten(1)
+        weights, chosen = torch.topk(m.r(flat), 2)
+        weights /= weights.sum(-1, keepdim=True)
+        order = torch.argsort(chosen.reshape(-1), stable=True)
+        counts = torch.cumsum(torch.bincount(chosen.reshape(-1), minlength=4), 0)
+        back = torch.empty_like(order)
+        back.copy_(order // 2)
+        return m.r(flat[back % 2]) * weights.reshape(-1, 1), counts
+
+    gm = check(model_of(forward, c=nn.Conv2d(3, 3, 3, padding=1), r=nn.Linear(189, 4)), image())
+    assert not {"flatten", "convolution", "linear"} & set(outside(gm))
+
+
+def test_views_that_no_schema_names_share_memory() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.c(x)
+        seen = (
+            torch.atleast_1d(y),
+            *torch.meshgrid(y[0, 0, 0], y[0, 0, 1], indexing="ij"),
+            torch.einsum("abcd->dcba", y),
+        )
+        y.relu_()
+        return seen
+
+    check(model_of(forward, c=nn.Conv2d(3, 3, 3, padding=1)), image())
+
+
 class Branching(nn.Module):
     """A module that cannot be traced; it reads its argument, or writes to it."""
 
