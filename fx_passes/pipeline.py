@@ -14,10 +14,12 @@ from fx_passes.fold.batch_norm import fold_batch_norm
 from fx_passes.fold.casts import fold_casts
 from fx_passes.fold.channel_scale import fold_channel_scale
 from fx_passes.fold.identities import fold_identities
+from fx_passes.fold.int8_layers import fold_int8_layers
 from fx_passes.fold.integer_products import fold_integer_products
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.products import fold_products
 from fx_passes.fold.ranks import assume_ranks
+from fx_passes.fold.rows import fold_rows
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
@@ -61,8 +63,10 @@ PASSES: tuple[Pass, ...] = (
     fold_shapes,
     fold_identities,
     fold_pad,
+    fold_int8_layers,
     fold_integer_products,
     fold_products,
+    fold_rows,
     fold_batch_norm,
     fold_channel_scale,
     fuse_patterns,

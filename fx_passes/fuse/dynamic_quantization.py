@@ -16,14 +16,13 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.graph.affine import LEAST_EPS, chosen_by
 from fx_passes.graph.graph import finish, is_call, tensor_of
 from fx_passes.graph.inference import dtype as dtype_of
 from fx_passes.ops.quantized import TOKEN, plain_axis
 from zendnn_cffi.values import dataclass
 
 _DTYPES = (torch.uint8, torch.int8)
-_SMALLEST_F32 = torch.finfo(torch.float32).tiny
-_LEAST_EPS = 1e-20  # dynamic_linear divides biases by the scale
 _TOKEN_EPS, _TOKEN_HIGH = 1e-5, 127  # of choose_qparams_per_token
 _XNNPACK_EPS, _XNNPACK_RANGE = torch.finfo(torch.float32).eps, (-128, 127)  # of choose_qparams_per_token_asymmetric
 
@@ -173,32 +172,22 @@ def _token(how: str, eps: float, low: int, high: int) -> _Matcher:
     return match
 
 
-_MAPPINGS = {"SYMMETRIC": "symmetric", "ASYMMETRIC": "asymmetric"}
-
-
 def _affine(node: fx.Node, called: fx.Node, gm: fx.GraphModule, readers: list[fx.Node]) -> Choice | None:
     """choose_qparams_affine of all values, or of each row."""
     src, _, _, sizes, low, high, dtype = node.args
-    given = _bound(called)
-    how = _MAPPINGS.get(given["mapping_type"])
-    if how is None or dtype not in _DTYPES or given["target_dtype"] != dtype or not isinstance(sizes, tuple):
+    chosen = chosen_by(called, src)
+    if chosen is None or chosen.dtype != dtype or not isinstance(sizes, tuple) or not chosen.rounds_to_float32():
         return None
-    if given["input"] is not src or given["block_size"] != list(sizes) or not _may_be_float32(src, gm):
+    if chosen.block != sizes or chosen.limits != (low, high) or not _may_be_float32(src, gm):
         return None
-    limits = torch.iinfo(dtype)
-    wanted = given["quant_min"], given["quant_max"]
-    if tuple(own if n is None else n for n, own in zip(wanted, (limits.min, limits.max), strict=True)) != (low, high):
-        return None
-    if given["scale_dtype"] not in (None, torch.float32, torch.float64):
-        return None
-    eps = _SMALLEST_F32 if given["eps"] is None else given["eps"]
+    how, eps = chosen.how, chosen.eps
     if len(sizes) > 1 and set(sizes[:-1]) == {1} and sizes[-1] == _features(readers, gm):
         centred = how == "asymmetric" or (low + high + 1) // 2 == 0
         return Choice(called, True, (src, how, low, high, eps)) if centred else None
     value = src.meta.get("val")
     if not isinstance(value, torch.Tensor) or plain_axis(sizes, tuple(value.shape)) is not None:
         return None
-    if eps < _LEAST_EPS:
+    if eps < LEAST_EPS:
         return None
     return Choice(called, False, (src, low, high, eps, dtype, how == "symmetric"))
 
@@ -206,14 +195,6 @@ def _affine(node: fx.Node, called: fx.Node, gm: fx.GraphModule, readers: list[fx
 def _may_be_float32(src: fx.Node, gm: fx.GraphModule) -> bool:
     """Whether src is float32, as what is made of it is, as far as anybody knows: scales of others are rounded."""
     return dtype_of(src, gm) in (None, torch.float32)
-
-
-def _bound(called: fx.Node) -> dict[str, Any]:
-    """The arguments of choose_qparams_affine by name."""
-    target: Any = called.target
-    schema = target._schema.arguments
-    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return {**given, **{a.name: value for a, value in zip(schema, called.args, strict=False)}, **called.kwargs}
 
 
 def _features(readers: list[fx.Node], gm: fx.GraphModule) -> int:

@@ -13,7 +13,7 @@ import torch
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale that torchao chooses
 _INTX_EPS = torch.finfo(torch.float32).tiny
-_LIMITS, _REDUCED = (-128, 127), (-64, 63)  # of integers; where reduce_range keeps sums within 16 bits
+LIMITS = _LIMITS, _REDUCED = (-128, 127), (-64, 63)  # of integers; where reduce_range keeps sums within 16 bits
 STATIC = "static "
 PARTS = ("qdata", "scale", "zero_point", "act_pre_scale", "act_quant_scale", "act_quant_zero_point")
 _SAME = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
