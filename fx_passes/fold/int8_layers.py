@@ -166,10 +166,11 @@ def _integer_input(rows: Any, gm: fx.GraphModule) -> Input | None:
     if shape is None or len(sizes) != len(shape) or limits not in LIMITS:
         return None
     by_rows = len(shape) > 1 and all(size == 1 for size in sizes[:-1]) and same_sizes(_known(sizes[-1:]), shape[-1:])
-    if not by_rows and not same_sizes(_known(sizes), shape):
+    is_whole = same_sizes(_known(sizes), shape)
+    if not by_rows and not is_whole:
         return None
     if _constant(gm, scale) is not None:
-        return _static_input(value, scale, zero_point, limits, gm) if dtype == torch.float32 and not by_rows else None
+        return _static_input(value, scale, zero_point, limits, gm) if dtype == torch.float32 and is_whole else None
     if not is_call(scale, operator.getitem) or not is_call(zero_point, operator.getitem):
         return None
     called: Any = scale.args[0]
@@ -183,7 +184,7 @@ def _integer_input(rows: Any, gm: fx.GraphModule) -> Input | None:
             return None
     elif dtype != torch.float32 or not chosen.rounds_to_float32():
         return None
-    if by_rows and chosen.how == "asymmetric" and chosen.eps >= LEAST_EPS and all(size == 1 for size in shape[:-1]):
+    if is_whole and chosen.how == "asymmetric" and chosen.eps >= LEAST_EPS:
         by_rows = False  # one row is all values, whose zero point costs no passes
     if not by_rows and chosen.eps < LEAST_EPS:
         return None

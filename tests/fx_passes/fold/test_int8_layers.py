@@ -64,9 +64,11 @@ def test_inputs_that_weights_scale(how: str, free: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 64), (1, 64), (1, 1, 64), (2, 3, 5, 64), (64,)])
-@pytest.mark.parametrize("config", ["rows", "whole, asymmetric", "outputs"])
+@pytest.mark.parametrize("config", ["rows", "whole, asymmetric", "outputs", "static"])
 def test_shapes(config: str, shape: tuple[int, ...]) -> None:
-    model, x = block(config), noise(*shape)
+    model, x = scaled(config) if config == "static" else block(config), noise(*shape)
+    for layer in (model.up, model.down) if config == "static" else ():
+        layer.weight.act_quant_scale = torch.full((1,) * len(shape), 0.04)
     with torch.no_grad():
         program = exported(model, x)
         module, fast = both(model, x, program)
