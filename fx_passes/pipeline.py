@@ -45,6 +45,7 @@ from fx_passes.normalize.created import renew_created
 from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
+from fx_passes.partition.quantized_lookups import read_quantized_tables
 from fx_passes.report.debug_folder import CompileNotes, debug_root
 from fx_passes.trace.call_structure import write_out_structure
 from fx_passes.trace.trace import ExampleInputs, trace
@@ -90,6 +91,7 @@ def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]
         _with(join_offset_bags, root=root, tune=tune_of(make_region)),
         _with(memoize_sizes, root=root),
         _with(memoize_masks, root=root),
+        read_quantized_tables,
         move_lookups_in,
         note_unwritten_masks,
         _with(partition, make_region=make_region, root=root),

@@ -106,6 +106,14 @@ def understood(weight: Any) -> Weight | None:
     return Weight(axis, how, by_rows, limits, weight.dtype, more=more) if weight.act_quant_zero_point is None else None
 
 
+def table_blocks(weight: Any) -> tuple[int, ...] | None:
+    """Sizes of the blocks that have a scale, where F.embedding takes this table and rows can be dequantized alone."""
+    if _class_of(weight) != _INTX or weight.activation_quantization is not None or weight.qdata.ndim != 2:
+        return None
+    block = tuple(weight.block_size)
+    return block if block[0] == 1 and weight.dtype.is_floating_point and weight.dtype == weight.scale.dtype else None
+
+
 def _static_parts(weight: Any, by_rows: bool) -> tuple[str, ...]:
     """The tensors that say how the input is quantized, where that is one scale in float32; none elsewhere."""
     scale, zero_point = weight.act_quant_scale, weight.act_quant_zero_point

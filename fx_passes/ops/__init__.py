@@ -64,7 +64,16 @@ from fx_passes.ops.recurrent import GATES, holding, recurrent, recurrent_cell, r
 from fx_passes.ops.registry import TRAITS, Traits, having
 from fx_passes.ops.rows import batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
 from fx_passes.ops.sizes import rank, size
-from fx_passes.ops.tables import concat_bags, embedding, embedding_bag, embedding_bags, offset_bags, pick, take_rows
+from fx_passes.ops.tables import (
+    concat_bags,
+    embedding,
+    embedding_bag,
+    embedding_bags,
+    offset_bags,
+    pick,
+    quantized_embedding,
+    take_rows,
+)
 from fx_passes.ops.windows import adaptive_pool, convolution, deconvolution, pool, resample
 
 COMPUTE = having(kind=registry.COMPUTE)
