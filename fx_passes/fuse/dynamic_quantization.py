@@ -4,6 +4,8 @@ Before: scale, zero_point = choose_qparams.tensor(x, low, high, eps, dtype)
         linear(dequantize(quantize(x, scale, zero_point), scale, zero_point), dequantize(weight), bias)
 After:  chosen = choose_scale(x); dynamic_linear(quantize_by(x, chosen), chosen, dequantize(weight), bias)
 Rows:   chosen = choose_row_scales(x); row_scaled_linear(quantize_rows_by(x, chosen), chosen, dequantize(weight), bias)
+Others: rows that something else reads, or a linear layer whose weights no kernel takes as integers (with a scale for
+        each group of inputs, or zero points), are dequantize_rows_by(quantize_rows_by(x, chosen), chosen)
 """
 
 from __future__ import annotations
@@ -59,10 +61,17 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
         if first is not node:
             node.replace_all_uses_with(first)
             gm.graph.erase_node(node)
+    for layer in gm.graph.find_nodes(op="call_function", target=ops.row_scaled_linear):
+        if not _is_int8(layer.args[2], gm) and layer.kwargs.get("dtype") in (None, torch.float32):
+            kept, chosen, *rest = layer.args
+            with gm.graph.inserting_before(layer):
+                real = call(ops.dequantize_rows_by, kept, chosen, torch.float32)
+            layer.target, layer.args = ops.linear, (real, *rest)
+            layer.kwargs = {name: value for name, value in layer.kwargs.items() if name != "dtype"}
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
         readers = _layers(node, gm)
-        choice = match_choice(node, gm, readers) if readers else None
-        if choice is None:
+        choice = match_choice(node, gm, readers) if readers or _is_dequantized(node) else None
+        if choice is None or not (readers or choice.by_rows):
             continue
         src, _, _, _, low, high, dtype = node.args
         choose, quantize, linear = _BY_ROWS if choice.by_rows else _AS_A_WHOLE
@@ -73,6 +82,8 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
         kept.meta = kept.meta or dict(node.meta)
         for reader in readers:
             reader.target, reader.args = linear, (kept, chosen, *reader.args[1:])
+        for real in () if readers else list(node.users):
+            real.target, real.args = ops.dequantize_rows_by, (kept, chosen, torch.float32)
         _erase_unread(gm.graph, node, choice.node)
     return finish(gm)
 
@@ -104,11 +115,9 @@ def match_choice(node: fx.Node, gm: fx.GraphModule, readers: list[fx.Node]) -> C
 def _layers(node: fx.Node, gm: fx.GraphModule) -> list[fx.Node]:
     """The linear layers that read what node quantizes; empty where anything else does, or weights are no int8."""
     found: list[fx.Node] = []
+    if not _is_dequantized(node):
+        return []
     for real in node.users:
-        if not is_call(real, ops.dequantize) or real.args[1:4] != node.args[1:4]:
-            return []
-        if real.args[4] != torch.float32:
-            return []
         for reader in real.users:
             if not is_call(reader, ops.linear) or reader.args[0] is not real or reader.args[1] is real:
                 return []
@@ -116,6 +125,14 @@ def _layers(node: fx.Node, gm: fx.GraphModule) -> list[fx.Node]:
                 return []
             found.append(reader)
     return list(dict.fromkeys(found))
+
+
+def _is_dequantized(node: fx.Node) -> bool:
+    """Whether what reads node's integers dequantizes them alike, to float32."""
+    return all(
+        is_call(real, ops.dequantize) and real.args[1:4] == node.args[1:4] and real.args[4] == torch.float32
+        for real in node.users
+    )
 
 
 def _is_int8(weight: Any, gm: fx.GraphModule) -> bool:
@@ -181,7 +198,7 @@ def _affine(node: fx.Node, called: fx.Node, gm: fx.GraphModule, readers: list[fx
     if chosen.block != sizes or chosen.limits != (low, high) or not _may_be_float32(src, gm):
         return None
     how, eps = chosen.how, chosen.eps
-    if len(sizes) > 1 and set(sizes[:-1]) == {1} and sizes[-1] == _features(readers, gm):
+    if len(sizes) > 1 and set(sizes[:-1]) == {1} and sizes[-1] == _features(src, readers, gm):
         centred = how == "asymmetric" or (low + high + 1) // 2 == 0
         return Choice(called, True, (src, how, low, high, eps)) if centred else None
     value = src.meta.get("val")
@@ -197,12 +214,10 @@ def _may_be_float32(src: fx.Node, gm: fx.GraphModule) -> bool:
     return dtype_of(src, gm) in (None, torch.float32)
 
 
-def _features(readers: list[fx.Node], gm: fx.GraphModule) -> int:
-    """How many numbers a row has that linear layers read."""
-    weight: Any = readers[0].args[1]
-    shape = _shape(weight, gm)
-    assert shape is not None
-    return shape[-1]
+def _features(src: fx.Node, readers: list[fx.Node], gm: fx.GraphModule) -> Any:
+    """How many numbers a row has: as many as linear layers read, or as the example of it; None where neither says."""
+    shape = _shape(readers[0].args[1], gm) if readers else getattr(src.meta.get("val"), "shape", None)
+    return shape[-1] if shape else None
 
 
 _CHOICES: dict[str, _Matcher] = {

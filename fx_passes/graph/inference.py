@@ -19,7 +19,8 @@ RANK = "rank"  # in node.meta: how many dimensions it has
 LAYER = "layer"  # in node.meta: the class of the module that it was
 _SAME_RANK = ops.having(shape="same") | ops.having(shape="rank")
 _FROM_WEIGHT = ops.having(weighted=True)
-_SAYS_DTYPE = (ops.quantize, ops.dequantize, ops.quantize_by, ops.quantize_rows_by, ops.quantized_embedding)
+_SAYS_DTYPE = (ops.quantize, ops.dequantize, ops.quantize_by, ops.quantize_rows_by, ops.dequantize_rows_by,
+               ops.quantized_embedding)  # fmt: skip
 
 # Modules outside of the vocabulary that return one tensor.
 _SAME_RANK_MODULES = {nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm, nn.PixelShuffle,

@@ -47,6 +47,11 @@ class Weight(NamedTuple):
         return isinstance(self.axis, tuple)
 
     @property
+    def rounds_in_torch(self) -> bool:
+        """Whether PyTorch rounds the input, as torchao does, and the layer multiplies floats."""
+        return self.by_rows and self.how == "asymmetric" and self.dtype != torch.float32
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Names of the tensors that the layer reads."""
         return ("qdata", "scale", *(("zero_point",) if self.has_zero_points else ()), *self.more)
@@ -133,7 +138,7 @@ def _understood_intx(weight: Any) -> Weight | None:
     if given is None:
         return Weight(block, "", False, _LIMITS, weight.dtype)
     by_rows = given == "int8_asym_per_token"
-    if not by_rows or weight.dtype != torch.float32:
+    if not by_rows:
         return None
     return Weight(block, "asymmetric", True, _LIMITS, weight.dtype, _INTX_EPS)
 

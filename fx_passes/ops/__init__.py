@@ -53,11 +53,13 @@ from fx_passes.ops.quantized import (
     choose_row_scales,
     choose_scale,
     dequantize,
+    dequantize_rows_by,
     dynamic_linear,
     int4_linear,
     quantize,
     quantize_by,
     quantize_rows_by,
+    rounded_rows,
     row_scaled_linear,
 )
 from fx_passes.ops.recurrent import GATES, holding, recurrent, recurrent_cell, recurrent_layer

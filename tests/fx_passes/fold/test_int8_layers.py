@@ -22,7 +22,6 @@ from tests.support.quantized import ran
 F32 = torch.float32
 FREE = torch.export.Dim.DYNAMIC
 IN_BF16 = ("rows", "rows, one scale of the weight", "rows, reduced", "outputs", "one scale", "groups")
-GROUPS = "rows, asymmetric, groups of 4 bits"  # PyTorch's products of floats
 
 
 def exported(model: nn.Module, x: Tensor, free: bool = False) -> torch.export.ExportedProgram:
@@ -39,7 +38,7 @@ def both(model: nn.Module, x: Tensor, program: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize(
-    ("config", "dtype"), [(config, F32) for config in CONFIGS if config != GROUPS] + [(name, BF16) for name in IN_BF16]
+    ("config", "dtype"), [(config, F32) for config in CONFIGS] + [(name, BF16) for name in IN_BF16]
 )
 def test_a_program_computes_what_the_module_does(config: str, dtype: torch.dtype, free: bool) -> None:
     model, x = block(config, dtype), noise(3, 5, 64, dtype=dtype)

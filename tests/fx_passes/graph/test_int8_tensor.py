@@ -43,12 +43,15 @@ def test_every_configuration(config: str) -> None:
     assert Weight.of_numbers(*EXPECTED[config].numbers) == EXPECTED[config]
 
 
-@pytest.mark.parametrize("config", ["rows", "rows, reduced", "outputs", "one scale", "groups", "groups, 4 bits"])
+IN_BF16 = ["rows", "rows, reduced", "outputs", "one scale", "groups", "groups, 4 bits", "rows, asymmetric, 4 bits"]
+
+
+@pytest.mark.parametrize("config", IN_BF16)
 def test_bf16(config: str) -> None:
     assert understood(weight_of(config, BF16)) == EXPECTED[config]._replace(dtype=BF16)
 
 
-@pytest.mark.parametrize("config", ["rows, asymmetric", "whole", "whole, asymmetric", "rows, asymmetric, 4 bits"])
+@pytest.mark.parametrize("config", ["rows, asymmetric", "whole", "whole, asymmetric"])
 def test_bf16_without_primitives(config: str) -> None:
     assert understood(weight_of(config, BF16)) is None
 
