@@ -1,6 +1,6 @@
 """Embeddings of quantized tables dequantize the rows that are read, not the table in each call.
 
-    embedding(torchao's IntxUnpackedToInt8Tensor), or embedding(dequantize(table, scale, zero_point))
+    embedding(torchao's IntxUnpackedToInt8Tensor or Float8Tensor), or embedding(dequantize(table, scale, zero_point))
 becomes
     ops.quantized_embedding(indices, table, scale, zero_point)
 """
@@ -61,9 +61,10 @@ def _table(gm: fx.GraphModule, table: Any, written: set[str]) -> tuple[Any, ...]
         return None
     value = get_attribute(gm, name)
     blocks = table_blocks(value)
-    if blocks is None or not {"qdata", "scale", "zero_point"} <= parts(value).keys():
+    if blocks is None:
         return None
-    return f"{name}.qdata", f"{name}.scale", f"{name}.zero_point", blocks, value.dtype
+    zero_point = f"{name}.zero_point" if "zero_point" in parts(value) else None
+    return f"{name}.qdata", f"{name}.scale", zero_point, blocks, value.dtype
 
 
 def _dequantized(gm: fx.GraphModule, real: fx.Node) -> tuple[Any, ...] | None:

@@ -21,7 +21,7 @@ from tests.support.quantized import ran
 
 F32 = torch.float32
 FREE = torch.export.Dim.DYNAMIC
-IN_BF16 = ("rows", "rows, one scale of the weight", "rows, reduced", "outputs", "one scale", "groups")
+IN_BF16 = ("rows", "rows, one scale of the weight", "rows, reduced", "outputs", "one scale", "groups", "float8")
 
 
 def exported(model: nn.Module, x: Tensor, free: bool = False) -> torch.export.ExportedProgram:
@@ -77,7 +77,7 @@ def test_shapes(config: str, shape: tuple[int, ...]) -> None:
     assert ran(fast) == ran(module) or len(shape) == 1
 
 
-@pytest.mark.parametrize("config", ["rows", "outputs", "groups, 4 bits"])
+@pytest.mark.parametrize("config", ["rows", "outputs", "groups, 4 bits", "float8"])
 def test_files(config: str, tmp_path: Path) -> None:
     model, x = block(config), noise(3, 5, 64)
     torch.export.save(exported(model, x), tmp_path / "model.pt2")

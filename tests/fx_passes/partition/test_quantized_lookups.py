@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchao.quantization import IntxWeightOnlyConfig, PerAxis, PerGroup, quantize_
+from torchao.quantization import Float8WeightOnlyConfig, IntxWeightOnlyConfig, PerAxis, PerGroup, quantize_
 
 import zendnn_cffi
 import zendnn_cffi.backend
@@ -54,6 +54,13 @@ def quantized(
     return model
 
 
+def float8(dtype: torch.dtype) -> Any:
+    """The same with a table of 8-bit floats."""
+    model = Tables().eval().to(dtype)
+    quantize_(model, Float8WeightOnlyConfig(), lambda module, name: isinstance(module, nn.Embedding))
+    return model
+
+
 def optimized(model: nn.Module, entry: str, ids: Tensor) -> tuple[Any, Any]:
     """What to call, and the optimized module behind it."""
     if entry == "torch.compile":
@@ -74,7 +81,15 @@ def lookups(behind: Any) -> int:
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("bits", [torch.int8, torch.int4, torch.int2])
 def test_tables(bits: Any, granularity: str, dtype: torch.dtype) -> None:
-    model = quantized("module", bits, granularity, dtype)
+    check_tables(quantized("module", bits, granularity, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tables_of_float8(dtype: torch.dtype) -> None:
+    check_tables(float8(dtype))
+
+
+def check_tables(model: Any) -> None:
     fast, behind = optimized(model.table, "optimize", IDS)
     with torch.no_grad():
         for ids in (IDS, IDS.int(), IDS[0], IDS[0, 2], IDS[:0], IDS.T, IDS[:, ::2]):
