@@ -14,10 +14,12 @@ from fx_passes.fold.batch_norm import fold_batch_norm
 from fx_passes.fold.casts import fold_casts
 from fx_passes.fold.channel_scale import fold_channel_scale
 from fx_passes.fold.identities import fold_identities
+from fx_passes.fold.int8_layers import fold_int8_layers
 from fx_passes.fold.integer_products import fold_integer_products
 from fx_passes.fold.pad import fold_pad
 from fx_passes.fold.products import fold_products
 from fx_passes.fold.ranks import assume_ranks
+from fx_passes.fold.rows import fold_rows
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fold.wide_softmax import fold_wide_softmax
 from fx_passes.fuse.caches import fuse_caches
@@ -46,6 +48,7 @@ from fx_passes.normalize.rolled_caches import spell_rolled_caches
 from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
+from fx_passes.partition.quantized_lookups import read_quantized_tables
 from fx_passes.report.debug_folder import CompileNotes, debug_root
 from fx_passes.trace.call_structure import write_out_structure
 from fx_passes.trace.trace import ExampleInputs, trace
@@ -67,8 +70,10 @@ PASSES: tuple[Pass, ...] = (
     fold_shapes,
     fold_identities,
     fold_pad,
+    fold_int8_layers,
     fold_integer_products,
     fold_products,
+    fold_rows,
     fold_batch_norm,
     fold_channel_scale,
     fuse_patterns,
@@ -92,6 +97,7 @@ def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]
         _with(join_offset_bags, root=root, tune=tune_of(make_region)),
         _with(memoize_sizes, root=root),
         _with(memoize_masks, root=root),
+        read_quantized_tables,
         move_lookups_in,
         note_unwritten_masks,
         _with(partition, make_region=make_region, root=root),

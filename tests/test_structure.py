@@ -118,7 +118,9 @@ TESTED_BY = {
     "candidates.conversions": "lower/test_quantized.py",
     "candidates.layouts": "saved/test_layouts.py",  # plain data
     "candidates.shapes": "candidates/shapes/test_rules.py",  # every rule beside fake tensors, from one table
+    "fold.behind": "fold/test_int8_layers.py",
     "fuse.dynamic_quantization": "lower/products/test_dynamic.py",
+    "graph.affine": "lower/products/test_dynamic.py",
     "graph.free_sizes": "fuse/test_caches.py",
     "graph.hooks": "trace/test_trace.py",
     "layout.reorder": "layout/test_assign.py",

@@ -4,6 +4,8 @@ Before: scale, zero_point = choose_qparams.tensor(x, low, high, eps, dtype)
         linear(dequantize(quantize(x, scale, zero_point), scale, zero_point), dequantize(weight), bias)
 After:  chosen = choose_scale(x); dynamic_linear(quantize_by(x, chosen), chosen, dequantize(weight), bias)
 Rows:   chosen = choose_row_scales(x); row_scaled_linear(quantize_rows_by(x, chosen), chosen, dequantize(weight), bias)
+Others: rows that something else reads, or a linear layer whose weights no kernel takes as integers (with a scale for
+        each group of inputs, or zero points), are dequantize_rows_by(quantize_rows_by(x, chosen), chosen)
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.graph.affine import LEAST_EPS, chosen_by
 from fx_passes.graph.graph import finish, is_call, tensor_of
 from fx_passes.graph.inference import dtype as dtype_of
 from fx_passes.ops.quantized import TOKEN, plain_axis
 from zendnn_cffi.values import dataclass
 
 _DTYPES = (torch.uint8, torch.int8)
-_SMALLEST_F32 = torch.finfo(torch.float32).tiny
-_LEAST_EPS = 1e-20  # dynamic_linear divides biases by the scale
 _TOKEN_EPS, _TOKEN_HIGH = 1e-5, 127  # of choose_qparams_per_token
 _XNNPACK_EPS, _XNNPACK_RANGE = torch.finfo(torch.float32).eps, (-128, 127)  # of choose_qparams_per_token_asymmetric
 
@@ -60,10 +61,17 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
         if first is not node:
             node.replace_all_uses_with(first)
             gm.graph.erase_node(node)
+    for layer in gm.graph.find_nodes(op="call_function", target=ops.row_scaled_linear):
+        if not _is_int8(layer.args[2], gm) and layer.kwargs.get("dtype") in (None, torch.float32):
+            kept, chosen, *rest = layer.args
+            with gm.graph.inserting_before(layer):
+                real = call(ops.dequantize_rows_by, kept, chosen, torch.float32)
+            layer.target, layer.args = ops.linear, (real, *rest)
+            layer.kwargs = {name: value for name, value in layer.kwargs.items() if name != "dtype"}
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
         readers = _layers(node, gm)
-        choice = match_choice(node, gm, readers) if readers else None
-        if choice is None:
+        choice = match_choice(node, gm, readers) if readers or _is_dequantized(node) else None
+        if choice is None or not (readers or choice.by_rows):
             continue
         src, _, _, _, low, high, dtype = node.args
         choose, quantize, linear = _BY_ROWS if choice.by_rows else _AS_A_WHOLE
@@ -74,6 +82,8 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
         kept.meta = kept.meta or dict(node.meta)
         for reader in readers:
             reader.target, reader.args = linear, (kept, chosen, *reader.args[1:])
+        for real in () if readers else list(node.users):
+            real.target, real.args = ops.dequantize_rows_by, (kept, chosen, torch.float32)
         _erase_unread(gm.graph, node, choice.node)
     return finish(gm)
 
@@ -105,11 +115,9 @@ def match_choice(node: fx.Node, gm: fx.GraphModule, readers: list[fx.Node]) -> C
 def _layers(node: fx.Node, gm: fx.GraphModule) -> list[fx.Node]:
     """The linear layers that read what node quantizes; empty where anything else does, or weights are no int8."""
     found: list[fx.Node] = []
+    if not _is_dequantized(node):
+        return []
     for real in node.users:
-        if not is_call(real, ops.dequantize) or real.args[1:4] != node.args[1:4]:
-            return []
-        if real.args[4] != torch.float32:
-            return []
         for reader in real.users:
             if not is_call(reader, ops.linear) or reader.args[0] is not real or reader.args[1] is real:
                 return []
@@ -117,6 +125,14 @@ def _layers(node: fx.Node, gm: fx.GraphModule) -> list[fx.Node]:
                 return []
             found.append(reader)
     return list(dict.fromkeys(found))
+
+
+def _is_dequantized(node: fx.Node) -> bool:
+    """Whether what reads node's integers dequantizes them alike, to float32."""
+    return all(
+        is_call(real, ops.dequantize) and real.args[1:4] == node.args[1:4] and real.args[4] == torch.float32
+        for real in node.users
+    )
 
 
 def _is_int8(weight: Any, gm: fx.GraphModule) -> bool:
@@ -173,32 +189,22 @@ def _token(how: str, eps: float, low: int, high: int) -> _Matcher:
     return match
 
 
-_MAPPINGS = {"SYMMETRIC": "symmetric", "ASYMMETRIC": "asymmetric"}
-
-
 def _affine(node: fx.Node, called: fx.Node, gm: fx.GraphModule, readers: list[fx.Node]) -> Choice | None:
     """choose_qparams_affine of all values, or of each row."""
     src, _, _, sizes, low, high, dtype = node.args
-    given = _bound(called)
-    how = _MAPPINGS.get(given["mapping_type"])
-    if how is None or dtype not in _DTYPES or given["target_dtype"] != dtype or not isinstance(sizes, tuple):
+    chosen = chosen_by(called, src)
+    if chosen is None or chosen.dtype != dtype or not isinstance(sizes, tuple) or not chosen.rounds_to_float32():
         return None
-    if given["input"] is not src or given["block_size"] != list(sizes) or not _may_be_float32(src, gm):
+    if chosen.block != sizes or chosen.limits != (low, high) or not _may_be_float32(src, gm):
         return None
-    limits = torch.iinfo(dtype)
-    wanted = given["quant_min"], given["quant_max"]
-    if tuple(own if n is None else n for n, own in zip(wanted, (limits.min, limits.max), strict=True)) != (low, high):
-        return None
-    if given["scale_dtype"] not in (None, torch.float32, torch.float64):
-        return None
-    eps = _SMALLEST_F32 if given["eps"] is None else given["eps"]
-    if len(sizes) > 1 and set(sizes[:-1]) == {1} and sizes[-1] == _features(readers, gm):
+    how, eps = chosen.how, chosen.eps
+    if len(sizes) > 1 and set(sizes[:-1]) == {1} and sizes[-1] == _features(src, readers, gm):
         centred = how == "asymmetric" or (low + high + 1) // 2 == 0
         return Choice(called, True, (src, how, low, high, eps)) if centred else None
     value = src.meta.get("val")
     if not isinstance(value, torch.Tensor) or plain_axis(sizes, tuple(value.shape)) is not None:
         return None
-    if eps < _LEAST_EPS:
+    if eps < LEAST_EPS:
         return None
     return Choice(called, False, (src, low, high, eps, dtype, how == "symmetric"))
 
@@ -208,20 +214,10 @@ def _may_be_float32(src: fx.Node, gm: fx.GraphModule) -> bool:
     return dtype_of(src, gm) in (None, torch.float32)
 
 
-def _bound(called: fx.Node) -> dict[str, Any]:
-    """The arguments of choose_qparams_affine by name."""
-    target: Any = called.target
-    schema = target._schema.arguments
-    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return {**given, **{a.name: value for a, value in zip(schema, called.args, strict=False)}, **called.kwargs}
-
-
-def _features(readers: list[fx.Node], gm: fx.GraphModule) -> int:
-    """How many numbers a row has that linear layers read."""
-    weight: Any = readers[0].args[1]
-    shape = _shape(weight, gm)
-    assert shape is not None
-    return shape[-1]
+def _features(src: fx.Node, readers: list[fx.Node], gm: fx.GraphModule) -> Any:
+    """How many numbers a row has: as many as linear layers read, or as the example of it; None where neither says."""
+    shape = _shape(readers[0].args[1], gm) if readers else getattr(src.meta.get("val"), "shape", None)
+    return shape[-1] if shape else None
 
 
 _CHOICES: dict[str, _Matcher] = {

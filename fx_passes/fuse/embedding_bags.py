@@ -24,6 +24,7 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import argument, finish, get_attribute, is_call, is_constant, only_user
 from fx_passes.graph.inference import RANK, rank
+from fx_passes.graph.inner import is_plain
 from fx_passes.spellings.registry import refusal as refused_module
 
 MODES = ("sum", "mean")
@@ -108,6 +109,7 @@ def read_lookup(gm: fx.GraphModule, node: fx.Node) -> tuple[str, fx.Node] | None
     if node.op == "call_module":
         module = gm.get_submodule(str(node.target))
         known = type(module) is nn.Embedding and module.max_norm is None and refused_module(module) is None
+        known = known and is_plain(module.weight)
         given = node.args[0] if len(node.args) == 1 else None
         return (f"{node.target}.weight", given) if known and isinstance(given, fx.Node) else None
     if not is_call(node, F.embedding, torch.ops.aten.embedding.default):

@@ -19,6 +19,8 @@ RANK = "rank"  # in node.meta: how many dimensions it has
 LAYER = "layer"  # in node.meta: the class of the module that it was
 _SAME_RANK = ops.having(shape="same") | ops.having(shape="rank")
 _FROM_WEIGHT = ops.having(weighted=True)
+_SAYS_DTYPE = (ops.quantize, ops.dequantize, ops.quantize_by, ops.quantize_rows_by, ops.dequantize_rows_by,
+               ops.quantized_embedding)  # fmt: skip
 
 # Modules outside of the vocabulary that return one tensor.
 _SAME_RANK_MODULES = {nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm, nn.PixelShuffle,
@@ -161,6 +163,9 @@ def _rank(node: Any) -> _Rule:
         return None if a is None or b is None else max(a, b)
     if node.target is ops.embedding_bag or (node.target is ops.embedding_bags and node.args[2] != "row"):
         return 2
+    if node.target is ops.quantized_embedding:
+        places = yield node.args[0]
+        return None if places is None else places + 1
     if node.target in (ops.offset_bags, ops.concat_bags):
         return 3 if node.target is ops.offset_bags else 2
     if node.target is ops.concat:
@@ -230,7 +235,7 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
         return torch.float32
     if node.target in (ops.dynamic_linear, ops.row_scaled_linear):
         return node.kwargs.get("dtype") or (yield node.args[2])
-    if node.target in (ops.quantize, ops.dequantize, ops.quantize_by, ops.quantize_rows_by):
+    if node.target in _SAYS_DTYPE:
         return node.args[-1]
     if node.target is ops.binary:
         both = yield from _agreed([side for side in node.args[:2] if isinstance(side, fx.Node)])

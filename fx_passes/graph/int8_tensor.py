@@ -1,7 +1,7 @@
 """What an Int8Tensor says: the class of the weights that torchao's quantize_() gives to linear layers.
 
-An IntxUnpackedToInt8Tensor (1 to 8 bits, each in a byte) has the same parts. Both are known by name: torchao is not
-imported for them.
+An IntxUnpackedToInt8Tensor (1 to 8 bits, each in a byte) has the same parts, and so has a Float8Tensor, but for zero
+points. They are known by name: torchao is not imported for them.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import torch
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale that torchao chooses
 _INTX_EPS = torch.finfo(torch.float32).tiny
-_LIMITS, _REDUCED = (-128, 127), (-64, 63)  # of integers; where reduce_range keeps sums within 16 bits
+LIMITS = _LIMITS, _REDUCED = (-128, 127), (-64, 63)  # of integers; where reduce_range keeps sums within 16 bits
 STATIC = "static "
 PARTS = ("qdata", "scale", "zero_point", "act_pre_scale", "act_quant_scale", "act_quant_zero_point")
 _SAME = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
-_INT8, _INTX = "Int8Tensor", "IntxUnpackedToInt8Tensor"
+_INT8, _INTX, _FLOAT8 = "Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor"
 
 
 class Weight(NamedTuple):
     """How a linear layer of an Int8Tensor computes.
 
-    axis     of the weight's scales, as ops.dequantize takes it: None, 0, or sizes of blocks
-    how      how scales of the input are chosen, "symmetric" or "asymmetric"; "" where it stays float; STATIC and one
-             of the two where the weight has its scale
-    by_rows  whether each row of the input has one
-    limits   of the input's integers
-    dtype    of what it reads and returns, float32 or bf16
-    eps      the smallest scale of the input
-    more     names of tensors that the layer reads beside qdata, scale and zero_point
+    axis       of the weight's scales, as ops.dequantize takes it: None, 0, or sizes of blocks
+    how        how scales of the input are chosen, "symmetric" or "asymmetric"; "" where it stays float; STATIC and one
+               of the two where the weight has its scale
+    by_rows    whether each row of the input has one
+    limits     of the input's integers
+    dtype      of what it reads and returns, float32 or bf16
+    eps        the smallest scale of the input
+    more       names of tensors that the layer reads beside qdata, scale and zero_point
+    is_float8  whether the weight has 8-bit floats, and no zero points
     """
 
     axis: int | tuple[int, ...] | None
@@ -40,11 +41,17 @@ class Weight(NamedTuple):
     dtype: torch.dtype
     eps: float = EPS
     more: tuple[str, ...] = ()
+    is_float8: bool = False
 
     @property
     def has_zero_points(self) -> bool:
         """Whether torchao reads the weight's zero points: it does for blocks alone."""
-        return isinstance(self.axis, tuple)
+        return isinstance(self.axis, tuple) and not self.is_float8
+
+    @property
+    def rounds_in_torch(self) -> bool:
+        """Whether PyTorch rounds the input, as torchao does, and the layer multiplies floats."""
+        return self.by_rows and self.how == "asymmetric" and self.dtype != torch.float32
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -67,8 +74,8 @@ class Weight(NamedTuple):
 
 
 def is_int8_tensor(value: Any) -> bool:
-    """Whether value is torchao's Int8Tensor or IntxUnpackedToInt8Tensor."""
-    return _class_of(value) in (_INT8, _INTX)
+    """Whether value is torchao's Int8Tensor, or has its parts: IntxUnpackedToInt8Tensor and Float8Tensor."""
+    return _class_of(value) in (_INT8, _INTX, _FLOAT8)
 
 
 def _class_of(value: Any) -> str:
@@ -82,6 +89,8 @@ def understood(weight: Any) -> Weight | None:
         return None
     if _class_of(weight) == _INTX:
         return _understood_intx(weight)
+    if _class_of(weight) == _FLOAT8:
+        return _understood_float8(weight)
     if weight.qdata.ndim != 2 or weight.qdata.dtype != torch.int8:
         return None
     axis = _axis(tuple(weight.block_size), tuple(weight.qdata.shape))
@@ -106,6 +115,15 @@ def understood(weight: Any) -> Weight | None:
     return Weight(axis, how, by_rows, limits, weight.dtype, more=more) if weight.act_quant_zero_point is None else None
 
 
+def table_blocks(weight: Any) -> tuple[int, ...] | None:
+    """Sizes of the blocks that have a scale, where F.embedding takes this table and rows can be dequantized alone."""
+    known = understood(weight) if _class_of(weight) in (_INTX, _FLOAT8) else None
+    if known is None or known.how or not isinstance(known.axis, tuple):
+        return None
+    block = known.axis
+    return block if block[0] == 1 else None
+
+
 def _static_parts(weight: Any, by_rows: bool) -> tuple[str, ...]:
     """The tensors that say how the input is quantized, where that is one scale in float32; none elsewhere."""
     scale, zero_point = weight.act_quant_scale, weight.act_quant_zero_point
@@ -125,9 +143,22 @@ def _understood_intx(weight: Any) -> Weight | None:
     if given is None:
         return Weight(block, "", False, _LIMITS, weight.dtype)
     by_rows = given == "int8_asym_per_token"
-    if not by_rows or weight.dtype != torch.float32:
+    if not by_rows:
         return None
     return Weight(block, "asymmetric", True, _LIMITS, weight.dtype, _INTX_EPS)
+
+
+def _understood_float8(weight: Any) -> Weight | None:
+    """The same for a Float8Tensor, where its input stays as it is."""
+    shape, scale = tuple(weight.qdata.shape), weight.scale
+    block = tuple(weight.block_size or shape)
+    if weight.act_quant_kwargs is not None or len(shape) != 2 or scale.dtype != torch.float32:
+        return None
+    if len(block) != 2 or any(n % size for n, size in zip(shape, block, strict=True)):
+        return None
+    counts = tuple(n // size for n, size in zip(shape, block, strict=True))
+    fits = tuple(scale.shape) == counts or (scale.numel() == 1 and counts == (1, 1))
+    return Weight(block, "", False, _LIMITS, weight.dtype, is_float8=True) if fits else None
 
 
 def _axis(block: tuple[int, ...], shape: tuple[int, ...]) -> int | tuple[int, ...] | None:

@@ -27,7 +27,11 @@ from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, l
 from fx_passes.lower.primitives import remembering
 from fx_passes.lower.products.addends import adds_part, expand_addend
 from fx_passes.lower.products.dynamic import lower_choose_scale, lower_dynamic_linear, lower_quantize_by
-from fx_passes.lower.products.dynamic_rows import lower_choose_row_scales, lower_quantize_rows_by
+from fx_passes.lower.products.dynamic_rows import (
+    lower_choose_row_scales,
+    lower_dequantize_rows_by,
+    lower_quantize_rows_by,
+)
 from fx_passes.lower.products.gated_rows import cover_gated_rows, lower_gated_row
 from fx_passes.lower.products.int4 import lower_int4_linear
 from fx_passes.lower.products.linear import lower_linear, lower_matmul
@@ -69,6 +73,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.dynamic_linear: lower_dynamic_linear,
     ops.choose_row_scales: lower_choose_row_scales,
     ops.quantize_rows_by: lower_quantize_rows_by,
+    ops.dequantize_rows_by: lower_dequantize_rows_by,
     ops.row_scaled_linear: lower_row_scaled_linear,
     ops.batch_norm: lower_batch_norm,
     ops.layer_norm: lower_layer_norm,

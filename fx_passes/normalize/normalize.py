@@ -54,6 +54,7 @@ from fx_passes.spellings.registry import (
     Alias,
     Built,
     Call,
+    materialize,
     overload_builder,
     refusal,
 )
@@ -160,8 +161,7 @@ class Normalizer:
             self.graph.erase_node(node)
         elif isinstance(built, Call) and not (built.op in ops.MOVEMENT and self.aliasing.is_written_unspelled(node)):
             node.meta.setdefault("source", self.describe(node))
-            made: dict[int, fx.Node] = {}
-            args = tuple(self.materialize(argument, node, made) for argument in built.args)
+            args = materialize(self.graph, built.args, node, self.describe(node))
             node.op, node.target, node.args, node.kwargs = "call_function", built.op, args, built.kwargs
         elif built is None and node not in self.varying and not self.aliasing.is_written(node):
             fold_function(node)
@@ -201,19 +201,6 @@ class Normalizer:
                 self.attributes[target] = self.graph.create_node("get_attr", target)
             self.mark(self.attributes[target])
         return self.attributes[target]
-
-    def materialize(self, argument: Any, node: fx.Node, made: dict[int, fx.Node]) -> Any:
-        """An argument that is itself a Call, or a tuple of them, becomes nodes in front; made has those by id of it."""
-        if type(argument) is tuple:
-            return tuple(self.materialize(entry, node, made) for entry in argument)
-        if not isinstance(argument, Call):
-            return argument
-        if id(argument) not in made:
-            args = tuple(self.materialize(a, node, made) for a in argument.args)
-            with self.graph.inserting_before(node):
-                made[id(argument)] = self.graph.create_node("call_function", argument.op, args, argument.kwargs)
-            made[id(argument)].meta["source"] = self.describe(node)
-        return made[id(argument)]
 
     def build(self, node: fx.Node) -> Built:
         """What the node becomes, or None."""

@@ -53,18 +53,29 @@ from fx_passes.ops.quantized import (
     choose_row_scales,
     choose_scale,
     dequantize,
+    dequantize_rows_by,
     dynamic_linear,
     int4_linear,
     quantize,
     quantize_by,
     quantize_rows_by,
+    rounded_rows,
     row_scaled_linear,
 )
 from fx_passes.ops.recurrent import GATES, holding, recurrent, recurrent_cell, recurrent_layer
 from fx_passes.ops.registry import TRAITS, Traits, having
 from fx_passes.ops.rows import batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
 from fx_passes.ops.sizes import rank, size
-from fx_passes.ops.tables import concat_bags, embedding, embedding_bag, embedding_bags, offset_bags, pick, take_rows
+from fx_passes.ops.tables import (
+    concat_bags,
+    embedding,
+    embedding_bag,
+    embedding_bags,
+    offset_bags,
+    pick,
+    quantized_embedding,
+    take_rows,
+)
 from fx_passes.ops.windows import adaptive_pool, convolution, deconvolution, pool, resample
 
 COMPUTE = having(kind=registry.COMPUTE)

@@ -164,6 +164,24 @@ def quantize_rows_by(src: Tensor, chosen: Tensor, low: int, high: int, dtype: to
     return (steps.add_(chosen[2]) if len(chosen) > 2 else steps).round_().clamp_(low, high).to(dtype)
 
 
+@op(kind=COMPUTE, light=True, opens_region=False, shape="same")
+def dequantize_rows_by(src: Tensor, chosen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (src - zero_points) * scales in dtype; chosen as choose_row_scales has it."""
+    steps = src.to(dtype)
+    return (steps.sub_(chosen[2]) if len(chosen) > 2 else steps).mul_(chosen[0])
+
+
+@op(kind=COMPUTE, light=True, opens_region=False, shape="same", no_rule="PyTorch rounds each step to bf16")
+def rounded_rows(src: Tensor, how: str, low: int, high: int, eps: float, *, of: torch.dtype | None = None) -> Tensor:
+    """Return what rows of src are after they were quantized and dequantized, each step rounded to their dtype.
+
+    how, of  as choose_row_scales has them; how is "asymmetric"
+    """
+    scale, _, zero_point = choose_row_scales(src, how, low, high, eps, of=of).to(src.dtype)
+    kept = src.mul(1.0 / scale).round_().add_(zero_point).clamp_(low, high)
+    return kept.sub_(zero_point).mul_(scale)
+
+
 @op(kind=COMPUTE, post_ops=True, shape="rank")
 def row_scaled_linear(
     src: Tensor,
@@ -180,8 +198,7 @@ def row_scaled_linear(
 
     dtype  what the sum is rounded to before post_ops; None: it has weight's
     """
-    steps = src.to(weight.dtype)
-    real = (steps.sub_(chosen[2]) if len(chosen) > 2 else steps).mul_(chosen[0])
+    real = dequantize_rows_by(src, chosen, weight.dtype)
     found = F.linear(real, weight, bias if bias is None else bias.to(weight.dtype))
     return apply_post_ops(found if dtype is None else found.to(dtype), post_ops)
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fx_passes.ops.quantized import Axis, dequantize
 from fx_passes.ops.registry import COMPUTE, op
 from zendnn_cffi.runtime.padded_bags import padded_bag
 
@@ -17,6 +18,21 @@ from zendnn_cffi.runtime.padded_bags import padded_bag
 def embedding(weight: Tensor, indices: Tensor) -> Tensor:
     """torch.embedding: rows of the table weight [R, D]; the result has the shape of indices, then D."""
     return torch.embedding(weight, indices)
+
+
+@op(kind=COMPUTE, no_rule="outside, where PyTorch dequantizes the rows that are read alone")
+def quantized_embedding(
+    indices: Tensor, table: Tensor, scale: Tensor, zero_point: Tensor | None, axis: Axis, dtype: torch.dtype
+) -> Tensor:
+    """torch.embedding of what ops.dequantize makes of table [R, D], of which only rows that are read are dequantized.
+
+    axis  0, or sizes (1, D or part of it) of blocks
+    """
+    places, (r, d) = indices.reshape(-1), table.shape
+    blocks = axis if isinstance(axis, tuple) else (1, d)
+    rows = torch.embedding(table, indices).view(-1, d)
+    scales, zeros = (None if each is None else each.view(r, -1).index_select(0, places) for each in (scale, zero_point))
+    return dequantize(rows, scales, zeros, blocks, dtype).view(*indices.shape, d)
 
 
 @op(kind=COMPUTE, no_rule="one by itself stays outside, where PyTorch reads its indices in place")

@@ -142,7 +142,7 @@ _WORTH_A_REGION = ops.COMPUTE & ops.having(opens_region=True)
 
 def is_real(node: fx.Node) -> bool:
     """Whether node computes what primitives compute in, as far as is known: masks and positions stay outside."""
-    if node.target in (ops.embedding_bag, ops.offset_bags):
+    if node.target in (ops.embedding_bag, ops.offset_bags, ops.quantized_embedding):
         return False  # PyTorch's own, outside, where it reads its indices in place
     if node.target in (ops.quantize, ops.quantize_by, ops.quantize_rows_by):
         return True

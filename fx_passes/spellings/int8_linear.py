@@ -7,7 +7,8 @@
 So it is with scales of the call for each row; with one scale, choose_scale and dynamic_linear take their places.
 A scale that the weight has (static) is that of ops.quantize and ops.dequantize before ops.linear. An input that is
 scaled before it is quantized (SmoothQuant) is a product.
-Weights alone in integers are dequantized once, and the layer computes in float.
+Weights alone in integers are dequantized once, and the layer computes in float. So it does in bf16 where rows have zero
+points: torchao multiplies floats there, and PyTorch rounds the input as it does (rounded_rows).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def int8_linear(
 
 def layer(input: Any, tensors: Mapping[str, Any], bias: Any, known: Weight) -> Call:
     """The layer of these tensors, by their names in the weight."""
-    dtype = torch.float32 if known.how else known.dtype
+    dtype = torch.float32 if known.how and not known.rounds_in_torch else known.dtype
     real = Call(ops.dequantize, (tensors["qdata"], tensors["scale"], tensors.get("zero_point"), known.axis, dtype))
     if (factor := tensors.get("act_pre_scale")) is not None:
         input = Call(ops.binary, (input, factor, "mul"))
@@ -74,6 +75,9 @@ def layer(input: Any, tensors: Mapping[str, Any], bias: Any, known: Weight) -> C
         rounded = Call(ops.dequantize, (kept, scale, taken, None, dtype))
         return Call(ops.linear, (rounded, real, bias), {"post_ops": ()})
     of = {"of": known.dtype}
+    if known.rounds_in_torch:
+        rounded = Call(ops.rounded_rows, (input, known.how, *known.limits, known.eps), of)
+        return Call(ops.linear, (rounded, real, bias), {"post_ops": ()})
     if known.by_rows:
         chosen = Call(ops.choose_row_scales, (input, known.how, *known.limits, known.eps), of)
         kept = Call(ops.quantize_rows_by, (input, chosen, *known.limits, torch.int8))

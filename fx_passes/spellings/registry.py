@@ -134,6 +134,23 @@ def refusal(module: nn.Module) -> str | None:
     return None
 
 
+def materialize(
+    graph: fx.Graph, argument: Any, place: fx.Node, source: str, made: dict[int, fx.Node] | None = None
+) -> Any:
+    """argument, of which Calls, also in tuples, became nodes in front of place; made has those by id of the Call."""
+    made = {} if made is None else made
+    if type(argument) is tuple:
+        return tuple(materialize(graph, entry, place, source, made) for entry in argument)
+    if not isinstance(argument, Call):
+        return argument
+    if id(argument) not in made:
+        args = materialize(graph, argument.args, place, source, made)
+        with graph.inserting_before(place):
+            made[id(argument)] = graph.create_node("call_function", argument.op, args, argument.kwargs)
+        made[id(argument)].meta["source"] = source
+    return made[id(argument)]
+
+
 def static(*values: Any) -> bool:
     """Whether attributes are known now: no node among or inside them."""
     found: list[fx.Node] = []

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchao.quantization import (
+    Float8WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
     Int8DynamicActivationIntxWeightConfig,
     Int8WeightOnlyConfig,
@@ -39,6 +40,7 @@ WEIGHTS_ALONE: dict[str, Callable[[], Any]] = {
     "one scale": lambda: Int8WeightOnlyConfig(granularity=PerTensor()),
     "groups": lambda: Int8WeightOnlyConfig(granularity=PerGroup(16)),
     "groups, 4 bits": lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(16)),
+    "float8": Float8WeightOnlyConfig,
     "outputs, 3 bits, asymmetric": lambda: IntxWeightOnlyConfig(
         weight_dtype=torch.int3, granularity=PerAxis(0), mapping_type=MappingType.ASYMMETRIC
     ),

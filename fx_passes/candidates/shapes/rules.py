@@ -60,6 +60,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.quantize_by: elementwise.quantized_by,
     ops.choose_row_scales: elementwise.chosen_row_scales,
     ops.quantize_rows_by: elementwise.quantized_rows_by,
+    ops.dequantize_rows_by: elementwise.quantized_rows_by,
     ops.rotary: elementwise.rotary,
     ops.fold_bn_weight: elementwise.scaled,
     ops.fold_bn_deconv_weight: elementwise.scaled,

@@ -1,8 +1,9 @@
 """How rows (tokens) are quantized by scales that each call chooses.
 
-choose_row_scales  reductions and arithmetic on a number for each row (scales.py)
-quantize_rows_by   a binary primitive that multiplies each row, rounds and bounds; where there are zero points one more,
-                   or a pass of PyTorch and a reorder, block by block
+choose_row_scales   reductions and arithmetic on a number for each row (scales.py)
+dequantize_rows_by  a reorder, and binary primitives in place
+quantize_rows_by    a binary primitive that multiplies each row, rounds and bounds; where there are zero points one
+                    more, or a pass of PyTorch and a reorder, block by block
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fx_passes.lower.primitives import keep_optimized
 from fx_passes.lower.products.row_blocks import (
     INVERSE,
     MANY_ROWS,
+    SCALE,
     ZERO_POINT,
     equal_blocks,
     have_zero_points,
@@ -82,6 +84,27 @@ def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation
         if calls is not None:
             operation.candidates.append(Candidate(f"{first_implementation(calls)}{name}", srcs, want, tuple(calls)))
     return keep_optimized(operation, "no optimized binary primitive quantizes it")
+
+
+def lower_dequantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.dequantize_rows_by to float32: a reorder, and what each row is multiplied by, in place."""
+    src, spec = context.tensor(node.args[0], "src"), context.values.specs[node]
+    if src.dtype not in RANGES or spec.dtype != torch.float32:
+        raise NotLowered(f"{src.dtype} to {spec.dtype}")
+    (m, k), dst = rows_of(src.shape), row_major(src.shape, torch.float32)
+    kept, real = Operand(0, row_major((m, k), src.dtype)), Result(row_major((m, k), torch.float32))
+    calls = Primitives("dequantize")
+    calls.reorder(kept, real)
+    if have_zero_points(node.args[1], context):
+        calls.binary("sub", real, of_rows(ZERO_POINT, 0, m, m), real)
+    calls.binary("mul", real, of_rows(SCALE, 0, m, m), real)
+    operation = Operation(node, node.name, "dequantize", tuple(node.args[:2]), spec)
+    if calls.templates is not None:
+        chosen = row_major(context.values.specs[node.args[1]].shape, torch.float32)
+        srcs = row_major(src.shape, src.dtype), chosen
+        name = first_implementation(calls.templates)
+        operation.candidates.append(Candidate(name, srcs, dst, tuple(calls.templates)))
+    return keep_optimized(operation, "no optimized binary primitive dequantizes it")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ EXPECTED = {
     "rows, asymmetric, 4 bits": Weight((1, 32), "asymmetric", True, (-128, 127), F32, torch.finfo(F32).tiny),
     "rows, asymmetric, groups of 4 bits": Weight((1, 16), "asymmetric", True, (-128, 127), F32, torch.finfo(F32).tiny),
     "groups, 4 bits": Weight((1, 16), "", False, (-128, 127), F32),
+    "float8": Weight((1, 32), "", False, (-128, 127), F32, is_float8=True),
     "outputs, 3 bits, asymmetric": Weight((1, 32), "", False, (-128, 127), F32),
 }
 
@@ -40,15 +41,20 @@ def weight_of(config: str, dtype: torch.dtype = F32) -> Any:
 def test_every_configuration(config: str) -> None:
     weight = weight_of(config)
     assert is_int8_tensor(weight) and understood(weight) == EXPECTED[config]
-    assert Weight.of_numbers(*EXPECTED[config].numbers) == EXPECTED[config]
+    told = Weight.of_numbers(*EXPECTED[config].numbers)  # which tensors there are is known besides
+    assert told._replace(is_float8=EXPECTED[config].is_float8) == EXPECTED[config]
 
 
-@pytest.mark.parametrize("config", ["rows", "rows, reduced", "outputs", "one scale", "groups", "groups, 4 bits"])
+IN_BF16 = ["rows", "rows, reduced", "outputs", "one scale", "groups", "groups, 4 bits", "rows, asymmetric, 4 bits",
+           "float8"]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", IN_BF16)
 def test_bf16(config: str) -> None:
     assert understood(weight_of(config, BF16)) == EXPECTED[config]._replace(dtype=BF16)
 
 
-@pytest.mark.parametrize("config", ["rows, asymmetric", "whole", "whole, asymmetric", "rows, asymmetric, 4 bits"])
+@pytest.mark.parametrize("config", ["rows, asymmetric", "whole", "whole, asymmetric"])
 def test_bf16_without_primitives(config: str) -> None:
     assert understood(weight_of(config, BF16)) is None
 
@@ -89,6 +95,21 @@ def _half(weight: Any) -> None:
 @pytest.mark.parametrize("change", [_other_activations, _half, _three_dimensions])
 def test_near_misses_of_fewer_bits(change: Callable[[Any], None]) -> None:
     weight = weight_of("rows, asymmetric, 4 bits")
+    change(weight)
+    assert is_int8_tensor(weight) and understood(weight) is None
+
+
+def _quantized_input(weight: Any) -> None:
+    weight.act_quant_kwargs = object()
+
+
+def _other_scales(weight: Any) -> None:
+    weight.scale = weight.scale[:3]
+
+
+@pytest.mark.parametrize("change", [_quantized_input, _other_scales, _half, _three_dimensions])
+def test_near_misses_of_float8(change: Callable[[Any], None]) -> None:
+    weight = weight_of("float8")
     change(weight)
     assert is_int8_tensor(weight) and understood(weight) is None
 

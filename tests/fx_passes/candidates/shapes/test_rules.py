@@ -71,6 +71,9 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ops.choose_scale: [((src, 0, 255, 2.0**-12, torch.uint8, False), {}) for src in (X, TOKENS)],
     ops.choose_row_scales: [((src, "nearest", -128, 127, 1e-7), {}) for src in (X, TOKENS)],
     ops.quantize_rows_by: [((TOKENS, tensor(3, *TOKENS.shape[:-1], 1), -128, 127, torch.int8), {})],
+    ops.dequantize_rows_by: [
+        ((replace(TOKENS, dtype=torch.int8), tensor(3, *TOKENS.shape[:-1], 1), dtype), {}) for dtype in (F32, BF16)
+    ],
     ops.quantize_by: [((src, vector(4), 0, 255, torch.uint8), {}) for src in (X, Y, TOKENS)],
     ops.rotary: [((tensor(2, 4, 5, 8), tensor(5, 8), tensor(5, 8)), {"interleaved": i}) for i in (False, True)],
     ops.fold_bn_weight: [((tensor(4, 8, 3, 3), vector(4), vector(4), 1e-5), {})],
