@@ -5,7 +5,6 @@ Unknown functions and modules may do both. Known ones are in the tables of spell
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fx_passes import ops
+from fx_passes.aliasing.schemas import makes_new
 from fx_passes.graph.graph import argument, is_shape, nodes_in
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
@@ -108,7 +108,7 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         if _has_inplace_name(node.target) and node.target != "set_":
             return inputs[:1]
         fresh = node.target in NUMBERS or (node.target in METHODS and node.target not in _VIEWS)
-        return [] if fresh or _makes_new(node.target) else inputs
+        return [] if fresh or makes_new(node.target) else inputs
     if node.op == "call_module":
         module = root.get_submodule(node.target)
         if getattr(module, "reads_numbers", False):
@@ -129,37 +129,9 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         return nodes_in(node.args[0])  # of what is looked up, not of its place
     if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
         return inputs[:1] if is_inplace_call(node) else []
-    if getattr(torch, name, None) is node.target and _makes_new(name):
+    if getattr(torch, name, None) is node.target and makes_new(name):
         return [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
     return inputs
-
-
-# Written in terms of others, or of lists of numbers, too: that their results are new tensors, no schema says.
-_NEW = {"argsort", "max", "min", "one_hot", "sort", "where"}
-
-
-@functools.cache
-def _makes_new(name: str) -> bool:
-    """Whether the schemas of an aten operator say that its results are new tensors: topk, cumsum and the like.
-
-    Operators that are written in terms of others do not say so: atleast_1d, meshgrid and einsum may return views.
-    """
-    if name in _NEW:
-        return True
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket) or name.startswith(("_", "unsafe_", "resize", "to_")):
-        return False
-    overloads = [getattr(packet, each) for each in packet.overloads() if not each.startswith("dimname")]
-    overloads = [each for each in overloads if not any(row.is_out for row in each._schema.arguments)]
-    return bool(overloads) and all(map(_says_new, overloads))
-
-
-def _says_new(overload: Any) -> bool:
-    schema, name = overload._schema, overload.name()
-    annotated = any(row.alias_info is not None for row in (*schema.returns, *schema.arguments))
-    if annotated or not schema.returns or not torch._C._dispatch_has_kernel(name):
-        return False
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
 
 
 def written_inputs(graph: fx.Graph) -> tuple[int, ...]:

@@ -6,11 +6,12 @@ torch: they are looked up by their names among the operators of aten.
 
 from __future__ import annotations
 
-import functools
 import operator
 
 import torch
 from torch import Tensor, fx
+
+from fx_passes.aliasing.schemas import only_computes
 
 # Python's operators whose names are not those of aten.
 _OPERATORS = {
@@ -19,7 +20,6 @@ _OPERATORS = {
     operator.lshift: "__lshift__", operator.rshift: "__rshift__", operator.matmul: "matmul",
 }  # fmt: skip
 _CASTS = frozenset(("bool", "byte", "char", "short", "int", "long", "half", "bfloat16", "float", "double"))  # methods
-_STATISTICS = ("batch_norm", "instance_norm")  # which they may update, and their schemas do not say so
 _MODULES = ("_operator", "torch", "torch.functional", "torch._tensor")
 
 
@@ -31,11 +31,11 @@ def is_functional(node: fx.Node) -> bool:
     if node.op == "call_method":
         first = node.args[0] if node.args else None
         is_of_tensor = isinstance(first, fx.Node) and isinstance(first.meta.get("val"), Tensor)
-        return is_of_tensor and (node.target in _CASTS or _only_computes(node.target))
+        return is_of_tensor and (node.target in _CASTS or only_computes(node.target))
     if node.op != "call_function" or "out" in node.kwargs or isinstance(node.target, torch._ops.OpOverload):
         return False
     name = _OPERATORS.get(node.target) or getattr(node.target, "__name__", "")
-    return _is_of_torch(node.target) and _only_computes(name)
+    return _is_of_torch(node.target) and only_computes(name)
 
 
 def _is_of_torch(target: object) -> bool:
@@ -43,19 +43,3 @@ def _is_of_torch(target: object) -> bool:
     if module is None:  # torch.where and the like are methods of a class that holds them
         return getattr(torch, getattr(target, "__name__", ""), None) is target
     return module in _MODULES
-
-
-@functools.cache
-def _only_computes(name: str) -> bool:
-    """Whether all operators of aten of this name, but those that are told where to write, only compute."""
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket) or name.endswith(_STATISTICS):
-        return False
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    found = [each for each in overloads if not any(row.is_out for row in each._schema.arguments)]
-    return bool(found) and all(
-        bool(each._schema.returns)
-        and not each._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in each.tags
-        for each in found
-    )
