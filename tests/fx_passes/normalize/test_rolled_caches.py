@@ -56,7 +56,7 @@ def broadcast(cache: Tensor, new: Tensor) -> Tensor:
 
 def read_before(cache: Tensor, new: Tensor) -> Tensor:
     rolled = cache.roll(-1, dims=-2)
-    before = rolled * 2
+    before = rolled / 4  # of more the cache would grow, and rounding errors with it
     rolled[:, :, -1:] = new
     return rolled + before
 
@@ -108,6 +108,7 @@ def caches(batch: int = 1, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 def steps_are_eagers(push: Push, batch: int = 1, dtype: torch.dtype = torch.float32) -> zendnn_cffi.OptimizedModule:
     """Compare eight steps and the caches after each; return what torch.compile made."""
+    torch.manual_seed(0)
     model = Layers(push).eval().to(dtype)
     compiled = torch.compile(model, backend="zendnn", options={"tune": "off"})
     mine, theirs = caches(batch, dtype), caches(batch, dtype)
