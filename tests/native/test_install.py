@@ -10,7 +10,9 @@ import sys
 import sysconfig
 import venv
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import lief
@@ -60,15 +62,67 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class Build:
+    """What pip makes of a copy of the checkout: copies are apart, so that builds run beside each other.
+
+    before  what the copy had in it
+    out     the folder for wheels
+    python  of the environment that is installed into
+    """
+
+    sources: Path
+    before: list[Path]
+    out: Path
+    python: Path
+    process: Future[subprocess.CompletedProcess[str]]
+
+    def wait(self) -> None:
+        done = self.process.result()
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def wheel(self) -> Path:
+        """The wheel that was built."""
+        self.wait()
+        (built,) = self.out.glob("*.whl")
+        return built
+
+
 @pytest.fixture(scope="module")
-def wheel(checkout: Path, run: Call, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def builds(
+    checkout: Path, engine: Path, run: Call, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Build]]:
+    """Every build of these tests, each in pip's isolated environment; two at a time, as each has one thread."""
+    with ThreadPoolExecutor(2) as pool:
+
+        def start(*words: str | Path, python: Path | None = None, env: dict[str, str] | None = None) -> Build:
+            sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("out")
+            shutil.copytree(checkout, sources, dirs_exist_ok=True)
+            command = [python or sys.executable, "-m", "pip", *(out if word == "OUT" else word for word in words)]
+            before = sorted(sources.rglob("*"))
+            process = pool.submit(run, *command, sources, env=env)
+            return Build(sources, before, out, python or Path(sys.executable), process)
+
+        wheel = ("wheel", "--no-deps", "-w", "OUT")
+        variables = {"ZENDNN_PROVIDER": "system", "ZENDNN_LIBRARY": str(engine / "libamdZenDNN.so")}
+        settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in variables.items()]
+        yield {
+            "wheel": start(*wheel),
+            "editable": start(
+                "install", "--no-deps", "-e", python=new_environment(tmp_path_factory.mktemp("editable"))
+            ),
+            "by settings": start(*wheel, *settings),  # pip before 23.1 has no -C
+            "by variables": start(*wheel, env=variables),
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(builds: dict[str, Build]) -> Path:
     """The wheel pip builds from the checkout, in an isolated build environment."""
-    out = tmp_path_factory.mktemp("wheel")
-    before = sorted(path for path in checkout.rglob("*"))
-    done = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", out, checkout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(path for path in checkout.rglob("*")) == before, "building left files in the checkout"
-    (built,) = out.glob("*.whl")
+    build = builds["wheel"]
+    built = build.wheel()
+    assert sorted(build.sources.rglob("*")) == build.before, "building left files in the checkout"
     return built
 
 
@@ -116,20 +170,24 @@ def test_wheel_metadata(wheel: Path) -> None:
     ]
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Path:
+def new_environment(folder: Path) -> Path:
     """The Python of a new virtual environment that sees this one's packages (torch, cffi), but not our package."""
-    venv.create(tmp_path / "venv", with_pip=False)
-    python = tmp_path / "venv" / "bin" / "python"
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv" / "bin" / "python"
     ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
-    shelf = tmp_path / "shelf"
+    shelf = folder / "shelf"
     shelf.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if "zendnn" not in entry.name and entry.name != "fx_passes" and not entry.name.endswith(".pth"):
             (shelf / entry.name).symlink_to(entry)
     (site / "shelf.pth").write_text(str(shelf) + "\n")
     return python
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    return new_environment(tmp_path)
 
 
 def asks(python: Path, where: Path) -> list[str]:
@@ -164,25 +222,18 @@ def test_type_checkers_see_the_annotations(wheel: Path, environment: Path, run: 
     assert wrong == marked, done.stdout + done.stderr
 
 
-def test_editable_install_works(checkout: Path, environment: Path, run: Call, tmp_path: Path) -> None:
-    done = run(environment, "-m", "pip", "install", "--no-deps", "-e", checkout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for where in (tmp_path, checkout):
-        version, provider, path, _ = asks(environment, where)
+def test_editable_install_works(builds: dict[str, Build], tmp_path: Path) -> None:
+    build = builds["editable"]
+    build.wait()
+    for where in (tmp_path, build.sources):
+        version, provider, path, _ = asks(build.python, where)
         assert (version, provider) == ("5.1.0", "prebuilt")
-        assert path.startswith(str(tmp_path / "venv")), path
+        assert path.startswith(str(build.python.parents[1])), path
 
 
-def test_provider_can_be_chosen_when_installing(checkout: Path, engine: Path, run: Call, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["by settings", "by variables"])
+def test_provider_can_be_chosen_when_installing(builds: dict[str, Build], engine: Path, how: str) -> None:
     """By a pip setting or by the environment: both reach CMake."""
-    library = engine / "libamdZenDNN.so"
-    defines = "cmake.define.ZENDNN_PROVIDER=system", f"cmake.define.ZENDNN_LIBRARY={library}"
-    settings = [f"--config-settings={define}" for define in defines]  # pip before 23.1 has no -C
-    variables = {"ZENDNN_PROVIDER": "system", "ZENDNN_LIBRARY": str(library)}
-    for index, (arguments, env) in enumerate([(settings, {}), ([], variables)]):
-        out = tmp_path / str(index)
-        done = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", out, *arguments, checkout, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        with zipfile.ZipFile(next(out.glob("*.whl"))) as archive:
-            assert f'"library": "{library}"' in archive.read("zendnn_cffi/_engine/config.json").decode()
-            assert not [name for name in archive.namelist() if name.endswith(".so")]
+    with zipfile.ZipFile(builds[how].wheel()) as archive:
+        assert f'"library": "{engine / "libamdZenDNN.so"}"' in archive.read("zendnn_cffi/_engine/config.json").decode()
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
