@@ -62,6 +62,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def files_of(folder: Path) -> list[Path]:
+    """All but bytecode: Python writes that beside a build backend that lies in the checkout."""
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
 @dataclass(frozen=True)
 class Build:
     """What pip makes of a copy of the checkout: copies are apart, so that builds run beside each other.
@@ -99,7 +104,7 @@ def builds(
             sources, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("out")
             shutil.copytree(checkout, sources, dirs_exist_ok=True)
             command = [python or sys.executable, "-m", "pip", *(out if word == "OUT" else word for word in words)]
-            before = sorted(sources.rglob("*"))
+            before = files_of(sources)
             process = pool.submit(run, *command, sources, env=env)
             return Build(sources, before, out, python or Path(sys.executable), process)
 
@@ -122,7 +127,7 @@ def wheel(builds: dict[str, Build]) -> Path:
     """The wheel pip builds from the checkout, in an isolated build environment."""
     build = builds["wheel"]
     built = build.wheel()
-    assert sorted(build.sources.rglob("*")) == build.before, "building left files in the checkout"
+    assert files_of(build.sources) == build.before, "building left files in the checkout"
     return built
 
 
