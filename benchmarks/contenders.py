@@ -18,7 +18,16 @@ from pathlib import Path
 
 from benchmarks import quantized
 from benchmarks.case import DTYPES, QUANTIZED, Case
-from benchmarks.runners import Runner, Start, numpy_inputs, onnxruntime_start, openvino_start, torch_case, torch_runner
+from benchmarks.runners import (
+    Runner,
+    Start,
+    compiled_runner,
+    numpy_inputs,
+    onnxruntime_start,
+    openvino_start,
+    torch_case,
+    torch_runner,
+)
 
 SAVED_VARIABLE = "ZENDNN_CFFI_BENCHMARK_SAVED"  # the folder where saved modules are
 
@@ -73,9 +82,7 @@ def _compiled(case: Case, backend: str) -> Start:
     torch._inductor.config.freezing = True
 
     def start() -> Runner:
-        compiled = torch.compile(model, backend=backend)
-        # Freezing needs grad mode off; inference_mode on top would only make Dynamo compile once more.
-        return Runner(lambda: compiled(*inputs), torch_runner(compiled, inputs).outputs)
+        return compiled_runner(torch.compile(model, backend=backend), inputs)
 
     return start
 
@@ -104,6 +111,11 @@ def _ours(case: Case) -> Start:
         return replace(runner, module=optimized)
 
     return start
+
+
+def _ours_in(dtype: str) -> Callable[[Case], Start]:
+    """What the network takes in a floating-point dtype, beside integers."""
+    return lambda case: _ours(replace(case, dtype=dtype))
 
 
 def _ours_loaded(case: Case) -> Start:
@@ -150,8 +162,7 @@ def _ours_compiled(case: Case) -> Start:
 
     def start() -> Runner:
         dtype = torch.bfloat16 if case.dtype == "bf16" else None
-        compiled = torch.compile(model, backend="zendnn", options={"dtype": dtype})
-        return Runner(lambda: compiled(*inputs), torch_runner(compiled, inputs).outputs)
+        return compiled_runner(torch.compile(model, backend="zendnn", options={"dtype": dtype}), inputs)
 
     return start
 
@@ -185,8 +196,8 @@ CONTENDERS: dict[str, Contender] = {
         ),
         Contender("ours_loaded", "zendnn_cffi, loaded", "ours", _ours_loaded, _ours_loaded, is_peer=False),
         Contender("ours_compile", "zendnn_cffi by torch.compile", "ours", _ours_compiled, is_peer=False),
-        Contender("ours_bf16", "zendnn_cffi in bf16", "ours", None, quantized.ours_in_bf16, is_peer=False),
-        Contender("ours_fp32", "zendnn_cffi in float32", "ours", None, quantized.ours_in_float32, is_peer=False),
+        Contender("ours_bf16", "zendnn_cffi in bf16", "ours", None, _ours_in("bf16"), is_peer=False),
+        Contender("ours_fp32", "zendnn_cffi in float32", "ours", None, _ours_in("fp32"), is_peer=False),
         Contender("onednn", "zendnn_cffi on oneDNN 2.6", "ours", _ours_on_onednn, is_peer=False),
         Contender("eager", "PyTorch eager", "ours", _eager),
         Contender("eager_cl", "PyTorch eager, channels_last", "ours", _eager_channels_last),

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import Case
-from benchmarks.runners import Runner, Start, onnxruntime_start, openvino_start, torch_case, torch_runner
+from benchmarks.runners import (
+    Runner,
+    Start,
+    compiled_runner,
+    onnxruntime_start,
+    openvino_start,
+    torch_case,
+    torch_runner,
+)
 
 
 def calibration_calls(case: Case) -> list[tuple[np.ndarray, ...]]:
@@ -49,30 +57,6 @@ def ours_with_attention(case: Case) -> Start:
     return ours(case, attention=True)
 
 
-def ours_in_float32(case: Case) -> Start:
-    """What the network takes without quantization."""
-    return _ours_in_float(case, None)
-
-
-def ours_in_bf16(case: Case) -> Start:
-    """What it takes in bf16."""
-    import torch
-
-    return _ours_in_float(case, torch.bfloat16)
-
-
-def _ours_in_float(case: Case, dtype: Any) -> Start:
-    import zendnn_cffi
-
-    model, inputs = torch_case(case, channels_last=False, cast=False)
-
-    def start() -> Runner:
-        fast = zendnn_cffi.optimize(model, inputs, dtype=dtype)
-        return replace(torch_runner(fast, inputs), module=fast)
-
-    return start
-
-
 def inductor(case: Case) -> Start:
     """Torchao's PT2E with X86InductorQuantizer, compiled by Inductor with freezing."""
     import torch
@@ -90,8 +74,7 @@ def inductor(case: Case) -> Start:
     torch._inductor.config.freezing = True
 
     def start() -> Runner:
-        compiled = torch.compile(converted)
-        return Runner(lambda: compiled(*inputs), torch_runner(compiled, inputs).outputs)
+        return compiled_runner(torch.compile(converted), inputs)
 
     return start
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,14 @@ def torch_runner(call: Callable[..., Any], inputs: tuple[Any, ...], notes: Notes
         return [tensor.float().numpy() for tensor in workloads.outputs_of(result)]
 
     return Runner(run, outputs, notes)
+
+
+def compiled_runner(compiled: Callable[..., Any], inputs: tuple[Any, ...]) -> Runner:
+    """Of what torch.compile returned: freezing needs grad mode off, which torch_case sets.
+
+    inference_mode on top would only make TorchDynamo compile once more.
+    """
+    return replace(torch_runner(compiled, inputs), run=lambda: compiled(*inputs))
 
 
 def onnxruntime_start(case: Case, model: Path) -> Start:

@@ -64,12 +64,16 @@ class Aliasing:
         """As is_written, but by others than operations of the vocabulary: who reads the memory reads their results."""
         return bool(self.writers) and node in self.order and self._find(node) in self._written_unspelled
 
+    def writers_of(self, node: fx.Node) -> list[fx.Node]:
+        """Nodes that write to memory that node may share."""
+        memory = self._find(node)
+        return [writer for writer, written in self.writers.items() if memory in map(self._find, written)]
+
     def is_written_after(self, node: fx.Node, place: fx.Node) -> bool:
         """Whether some node further down than place writes to memory that node may share."""
         if not self.is_written(node):
             return False
-        now, memory = self.order[place], self._find(node)
-        return any(self.order[w] > now and memory in map(self._find, written) for w, written in self.writers.items())
+        return any(self.order[writer] > self.order[place] for writer in self.writers_of(node))
 
     def readers(self, node: fx.Node) -> list[fx.Node]:
         """Nodes that read memory that node may share."""

@@ -68,23 +68,14 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
     if isinstance(node.kwargs.get("out"), fx.Node):
         return [node.kwargs["out"]]
     if is_known_function(node.target):
-        if node.target in _KEYWORDS:
-            return []
-        return inputs[:1] if _has_inplace_name(node.target.__name__) else []
+        return inputs[:1] if node.target not in _OPERATORS and _has_inplace_name(node.target.__name__) else []
     return inputs if unknown else []
 
 
-_KEYWORDS = (operator.and_, operator.or_, operator.not_, operator.is_)  # whose names end like those of what writes
-_COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
-_OPERATORS = (
-    *_COMPARISONS,
-    operator.floordiv,
-    operator.mod,
-    operator.and_,
-    operator.or_,
-    operator.xor,
-    operator.invert,
-)
+# They return something new, and write to nothing, though the names of some end like those of what does.
+_OPERATORS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne, operator.floordiv,
+              operator.mod, operator.and_, operator.or_, operator.xor, operator.invert, operator.not_,
+              operator.is_)  # fmt: skip
 _NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 
 

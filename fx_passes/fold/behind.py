@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.fold.casts import is_cast
+from fx_passes.fold.casts import dtype_of, is_cast
 from fx_passes.fold.rows import restores
-from fx_passes.graph.graph import is_call, only_user
+from fx_passes.graph.graph import example, is_call, only_user
 
 
 class Behind:
@@ -59,13 +59,7 @@ def is_cast_to_float(node: Any) -> bool:
     return is_cast(node) and (dtype := dtype_of(node)) is not None and dtype.is_floating_point
 
 
-def dtype_of(node: Any) -> torch.dtype | None:
-    """The dtype of a node's example; None where it has none."""
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value.dtype if isinstance(value, torch.Tensor) else None
-
-
 def has_shape(node: Any, dimensions: int) -> bool:
     """Whether a node's example has so many dimensions."""
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.ndim == dimensions
+    value = example(node)
+    return value is not None and value.ndim == dimensions

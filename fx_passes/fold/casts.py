@@ -16,7 +16,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.identities import only_values_count
-from fx_passes.graph.graph import finish, is_call, replace
+from fx_passes.graph.graph import example, finish, is_call, replace
 
 aten = torch.ops.aten
 _ALIAS = "alias.default"
@@ -49,6 +49,12 @@ def is_cast(node: Any) -> bool:
     return (node.op == "call_method" and node.target in _METHODS) or _overload(node) in _OVERLOADS
 
 
+def dtype_of(node: Any) -> torch.dtype | None:
+    """The dtype of a node's example; None where it has none."""
+    value = example(node)
+    return None if value is None else value.dtype
+
+
 def _overload(node: fx.Node) -> str:
     """The name of an aten overload without its namespace; empty for anything else."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
@@ -57,8 +63,8 @@ def _overload(node: fx.Node) -> str:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    have, want = node.args[0].meta.get("val"), node.meta.get("val")
-    if not isinstance(have, torch.Tensor) or not isinstance(want, torch.Tensor):
+    have, want = example(node.args[0]), example(node)
+    if have is None or want is None:
         return False
     copies = node.kwargs.get("copy") or node.kwargs.get("memory_format") is not None or node.args[3:]
     if _overload(node) == _ALIAS and any(user.op == "output" for user in node.users):
@@ -75,5 +81,5 @@ def _drop_empty(node: fx.Node) -> None:
 
 
 def _is_legacy_empty(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.ndim == 1 and value.shape[0] == 0
+    value = example(node)
+    return value is not None and value.ndim == 1 and value.shape[0] == 0

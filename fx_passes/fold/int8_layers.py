@@ -19,8 +19,9 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.fold.behind import Behind, dtype_of, has_shape, is_cast_to_float, stripped
-from fx_passes.fold.rows import rows_of, same_sizes
+from fx_passes.fold.behind import Behind, has_shape, is_cast_to_float, stripped
+from fx_passes.fold.casts import dtype_of
+from fx_passes.fold.rows import rows_of, same_sizes, shape_of
 from fx_passes.graph.affine import LEAST_EPS, chosen_by
 from fx_passes.graph.graph import finish, is_call, replace, tensor_of
 from fx_passes.graph.int8_tensor import EPS, LIMITS, STATIC, Weight
@@ -52,14 +53,16 @@ class Input:
 
 def fold_int8_layers(gm: fx.GraphModule) -> fx.GraphModule:
     """Respell every such layer whose sums nobody else reads."""
-    for node in list(gm.graph.nodes):
-        if is_call(node, torch._int_mm, aten._int_mm.default, ops.matmul) and len(node.args) == 2:
-            match = match_layer(node, gm)
-            if match is not None:
-                last, built = match
-                made = materialize(gm.graph, built, last, node.meta.get("source", node.name))
-                made.meta["val"] = last.meta["val"]
-                replace(last, made)
+    products = [node for node in gm.graph.nodes if is_call(node, torch._int_mm, aten._int_mm.default, ops.matmul)]
+    if not products:
+        return gm
+    for node in products:
+        match = match_layer(node, gm) if len(node.args) == 2 else None
+        if match is not None:
+            last, built = match
+            made = materialize(gm.graph, built, last, node.meta.get("source", node.name))
+            made.meta["val"] = last.meta["val"]
+            replace(last, made)
     return finish(gm)
 
 
@@ -162,7 +165,7 @@ def _integer_input(rows: Any, gm: fx.GraphModule) -> Input | None:
     if arguments is None:
         return None
     value, scale, zero_point, sizes, limits = arguments
-    dtype, shape = dtype_of(value), _shape(value)
+    dtype, shape = dtype_of(value), shape_of(value)
     if shape is None or len(sizes) != len(shape) or limits not in LIMITS:
         return None
     by_rows = len(shape) > 1 and all(size == 1 for size in sizes[:-1]) and same_sizes(_known(sizes[-1:]), shape[-1:])
@@ -219,8 +222,3 @@ def _quantized(node: Any) -> tuple[fx.Node, Any, Any, tuple[Any, ...], tuple[int
 def _known(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     """Sizes as numbers, or as what free ones stand for."""
     return tuple(size.meta.get("val") if isinstance(size, fx.Node) else size for size in sizes)
-
-
-def _shape(node: Any) -> tuple[Any, ...] | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None

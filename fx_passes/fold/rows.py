@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph.graph import finish, is_call, only_user, replace
+from fx_passes.graph.graph import example, finish, is_call, only_user, replace
 
 
 def fold_rows(gm: fx.GraphModule) -> fx.GraphModule:
@@ -35,7 +35,7 @@ def rows_of(node: Any) -> fx.Node | None:
     """The value whose rows node has as a matrix; None where it is none."""
     if not is_call(node, ops.reshape, ops.flatten):
         return None
-    have, want = _shape(node.args[0]), _shape(node)
+    have, want = shape_of(node.args[0]), shape_of(node)
     if have is None or want is None or len(want) != 2 or len(have) < 2 or not same_sizes(have[-1:], want[-1:]):
         return None
     source: fx.Node = node.args[0]
@@ -44,10 +44,10 @@ def rows_of(node: Any) -> fx.Node | None:
 
 def restores(node: Any, source: fx.Node) -> bool:
     """Whether node gives rows the shape that source has, but for the last dimension."""
-    have, want = _shape(source), _shape(node)
+    have, want = shape_of(source), shape_of(node)
     if not is_call(node, ops.reshape) or have is None or want is None:
         return False
-    rows = _shape(node.args[0])
+    rows = shape_of(node.args[0])
     return rows is not None and same_sizes(rows[-1:], want[-1:]) and same_sizes(have[:-1], want[:-1])
 
 
@@ -60,6 +60,7 @@ def _size(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _shape(node: Any) -> tuple[Any, ...] | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+def shape_of(node: Any) -> tuple[Any, ...] | None:
+    """The shape of a node's example; None where it has none."""
+    value = example(node)
+    return None if value is None else tuple(value.shape)

@@ -15,7 +15,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.fold.casts import is_cast
+from fx_passes.fold.casts import dtype_of, is_cast
 from fx_passes.graph.graph import argument, finish, is_call, only_user
 
 _FUNCTIONS = (F.softmax, torch.softmax, torch.ops.aten.softmax.int)
@@ -23,20 +23,21 @@ _FUNCTIONS = (F.softmax, torch.softmax, torch.ops.aten.softmax.int)
 
 def fold_wide_softmax(gm: fx.GraphModule) -> fx.GraphModule:
     """Fold every softmax whose result is converted to its source's dtype, and read by nobody else."""
+    matches = [(node, match) for node in gm.graph.nodes if (match := match_wide(node)) is not None]
+    if not matches:
+        return gm
     aliasing = Aliasing(gm)
-    for node in list(gm.graph.nodes):
-        match = match_wide(node, aliasing)
-        if match is not None:
-            wide, source, dim = match
+    for node, (wide, source, dim) in matches:
+        if not aliasing.is_written_after(source, wide):
             node.op, node.target, node.args, node.kwargs = "call_function", ops.softmax, (source, dim), {}
             node.meta.setdefault("source", "softmax")
             gm.graph.erase_node(wide)
     return finish(gm)
 
 
-def match_wide(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, fx.Node, int] | None:
+def match_wide(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
     """(the softmax, its bf16 source, its dimension) in front of a conversion to bf16."""
-    if not is_cast(node) or _dtype(node) is not torch.bfloat16:
+    if not is_cast(node) or dtype_of(node) is not torch.bfloat16:
         return None
     wide: Any = node.args[0]
     if only_user(wide) is None:
@@ -48,11 +49,6 @@ def match_wide(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, fx.Node, int
         source = source.args[0]
     elif not (is_call(wide, *_FUNCTIONS) or (wide.op == "call_method" and wide.target == "softmax")):
         return None
-    if _dtype(source) is not torch.bfloat16 or _dtype(wide) is not torch.float32 or type(dim) is not int:
+    if dtype_of(source) is not torch.bfloat16 or dtype_of(wide) is not torch.float32 or type(dim) is not int:
         return None
-    return (wide, source, dim) if not aliasing.is_written_after(source, wide) else None
-
-
-def _dtype(node: Any) -> torch.dtype | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value.dtype if isinstance(value, torch.Tensor) else None
+    return wide, source, dim

@@ -106,21 +106,28 @@ def _read(gm: fx.GraphModule, node: fx.Node) -> tuple[str, str, fx.Node] | None:
 
 def read_lookup(gm: fx.GraphModule, node: fx.Node) -> tuple[str, fx.Node] | None:
     """(name of the table, indices) of an embedding in any spelling, from a parameter that nothing writes to."""
+    if is_call(node, ops.embedding, torch.embedding):
+        return None
+    table, indices = lookup_of(gm, node) or (None, None)
+    if isinstance(table, str):
+        fixed = is_plain(get_attribute(gm, table))
+    else:
+        fixed = isinstance(table, fx.Node) and table.op == "get_attr" and is_constant(table)
+    name = table.target if isinstance(table, fx.Node) else table
+    return (str(name), indices) if fixed and isinstance(indices, fx.Node) else None
+
+
+def lookup_of(gm: fx.GraphModule, node: fx.Node) -> tuple[Any, Any] | None:
+    """(table, indices) of an embedding, the table as a node or a name; None for other nodes."""
     if node.op == "call_module":
         module = gm.get_submodule(str(node.target))
         known = type(module) is nn.Embedding and module.max_norm is None and refused_module(module) is None
-        known = known and is_plain(module.weight)
-        given = node.args[0] if len(node.args) == 1 else None
-        return (f"{node.target}.weight", given) if known and isinstance(given, fx.Node) else None
-    if not is_call(node, F.embedding, torch.ops.aten.embedding.default):
-        return None
-    table, indices = (argument(node, p, n) for p, n in ((0, "weight"), (1, "indices")))
-    if node.target is F.embedding:
-        indices, table = (argument(node, p, n) for p, n in ((0, "input"), (1, "weight")))
-        if argument(node, 3, "max_norm") is not None:
-            return None
-    fixed = isinstance(table, fx.Node) and table.op == "get_attr" and is_constant(table)
-    return (str(table.target), indices) if fixed and isinstance(indices, fx.Node) else None
+        return (f"{node.target}.weight", node.args[0]) if known and len(node.args) == 1 else None
+    if is_call(node, ops.embedding, torch.embedding, torch.ops.aten.embedding.default):
+        return argument(node, 0, "weight"), argument(node, 1, "indices")
+    if is_call(node, F.embedding) and argument(node, 3, "max_norm") is None:
+        return argument(node, 1, "weight"), argument(node, 0, "input")
+    return None
 
 
 def refusal(bag: fx.Node) -> str:

@@ -163,6 +163,12 @@ def replace(node: fx.Node, value: Any) -> None:
     node.graph.erase_node(node)
 
 
+def example(node: Any) -> torch.Tensor | None:
+    """The example of the tensor that node computes; None where there is none, or node is none."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
 def set_example(node: fx.Node, value: Any) -> None:
     """Let `value` be the example of what node computes (meta["val"]); None: there is none."""
     if value is None:

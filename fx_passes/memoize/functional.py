@@ -9,9 +9,10 @@ from __future__ import annotations
 import operator
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fx_passes.aliasing.schemas import only_computes
+from fx_passes.graph.graph import example
 
 # Python's operators whose names are not those of aten.
 _OPERATORS = {
@@ -29,8 +30,7 @@ def is_functional(node: fx.Node) -> bool:
     The same call gives the same: it draws no random numbers.
     """
     if node.op == "call_method":
-        first = node.args[0] if node.args else None
-        is_of_tensor = isinstance(first, fx.Node) and isinstance(first.meta.get("val"), Tensor)
+        is_of_tensor = bool(node.args) and example(node.args[0]) is not None
         return is_of_tensor and (node.target in _CASTS or only_computes(node.target))
     if node.op != "call_function" or "out" in node.kwargs or isinstance(node.target, torch._ops.OpOverload):
         return False

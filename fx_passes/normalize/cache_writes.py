@@ -54,9 +54,7 @@ def match_write(
         return None
     if cache.op != "placeholder" and not is_call(cache, torch.zeros, torch.ops.aten.zeros.default):
         return None  # zeros: the first call of a model makes its caches
-    members = aliasing.members(cache)
-    writers = [writer for writer, written in aliasing.writers.items() if any(each in members for each in written)]
-    if writers != [node]:
+    if aliasing.writers_of(cache) != [node]:
         return None
     readers = [reader for reader in aliasing.readers(cache) if reader is not node and not asks_size(reader)]
     if any(aliasing.order[reader] < aliasing.order[node] for reader in readers):

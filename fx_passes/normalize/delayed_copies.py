@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, finish, is_call
+from fx_passes.graph.graph import argument, example, finish, is_call
 from fx_passes.normalize.cache_writes import asks_size
 
 _FUNCTIONS = (torch.Tensor.copy_, torch.ops.aten.copy_.default)
@@ -36,8 +36,7 @@ def may_wait(node: fx.Node, aliasing: Aliasing) -> bool:
     if not isinstance(cache, fx.Node) or not isinstance(new, fx.Node) or cache.op not in ("placeholder", "get_attr"):
         return False
     members = aliasing.members(cache)
-    writers = [writer for writer, written in aliasing.writers.items() if any(each in members for each in written)]
-    if writers != [node] or new in members or aliasing.is_written_after(new, node):
+    if aliasing.writers_of(cache) != [node] or new in members or aliasing.is_written_after(new, node):
         return False
     if any(other.op in ("placeholder", "get_attr") for other in members if other is not cache):
         return False
@@ -56,8 +55,8 @@ def _is_copy(node: fx.Node) -> bool:
 
 def _is_alike(cache: fx.Node, new: fx.Node) -> bool:
     """Whether who reads new cannot tell it from cache: sizes, strides and dtype are the same."""
-    first, second = (node.meta.get("val") for node in (cache, new))
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+    first, second = example(cache), example(new)
+    if first is None or second is None:
         return False
     pairs = ((v.shape, v.stride()) for v in (first, second))
     same = len({str(each) for each in pairs}) == 1  # as text: comparing symbolic sizes would make conditions of them

@@ -160,8 +160,9 @@ class Normalizer:
             node.replace_all_uses_with(built.value)
             self.graph.erase_node(node)
         elif isinstance(built, Call) and not (built.op in ops.MOVEMENT and self.aliasing.is_written_unspelled(node)):
-            node.meta.setdefault("source", self.describe(node))
-            args = materialize(self.graph, built.args, node, self.describe(node))
+            source = self.describe(node)
+            node.meta.setdefault("source", source)
+            args = materialize(self.graph, built.args, node, source)
             node.op, node.target, node.args, node.kwargs = "call_function", built.op, args, built.kwargs
         elif built is None and node not in self.varying and not self.aliasing.is_written(node):
             fold_function(node)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, finish, is_call
+from fx_passes.graph.graph import argument, example, finish, is_call
 
 _ROLLS = (torch.roll, torch.ops.aten.roll.default)
 _LAST = slice(-1, None, None)
@@ -36,7 +36,7 @@ def spell_rolled_caches(gm: fx.GraphModule) -> fx.GraphModule:
 
 def match_rolled(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, fx.Node, int] | None:
     """(the write, the slice written, the dimension) of a roll whose first reader writes to its last place."""
-    rolled, dim = node.meta.get("val"), argument(node, 2, "dims")
+    rolled, dim = example(node), argument(node, 2, "dims")
     dim = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
     if argument(node, 1, "shifts") not in (-1, (-1,), [-1]) or type(dim) is not int:
         return None
@@ -44,8 +44,8 @@ def match_rolled(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, fx.Node, i
     if not is_call(write, operator.setitem) or write.args[0] is not node or write.users:
         return None
     place, new = write.args[1:]
-    given = new.meta.get("val") if isinstance(new, fx.Node) else None
-    if not isinstance(rolled, torch.Tensor) or not isinstance(given, torch.Tensor) or given.dtype != rolled.dtype:
+    given = example(new)
+    if rolled is None or given is None or given.dtype != rolled.dtype:
         return None
     dim %= rolled.ndim
     wanted = (*rolled.shape[:dim], 1, *rolled.shape[dim + 1 :])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fx_passes import ops
+from fx_passes.graph.graph import example
 from fx_passes.spellings.registry import Built, Call, Parameter, is_number, row, spelled, static
 
 aten = torch.ops.aten
@@ -137,8 +138,8 @@ def softmax(log: bool) -> Callable[..., Built]:
 
 def _has_dtype(node: Any, dtype: Any) -> bool:
     """Whether node is known to be a tensor of this dtype: a conversion to it changes nothing."""
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.dtype is dtype
+    value = example(node)
+    return value is not None and value.dtype is dtype
 
 
 def method_softmax(log: bool) -> Callable[..., Built]:
