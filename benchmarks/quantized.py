@@ -97,7 +97,12 @@ def onnxruntime(case: Case) -> Start:
             names = [port.name for port in onnx.load(str(ready)).graph.input]
             reader = _Reader(names, calibration_calls(case))
             quantization.quantize_static(
-                str(ready), str(part), reader, quant_format=quantization.QuantFormat.QDQ, per_channel=True
+                str(ready),
+                str(part),
+                reader,
+                quant_format=quantization.QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=quantization.QuantType.QUInt8,
             )
         part.rename(quantized)
     return onnxruntime_start(case, quantized)
