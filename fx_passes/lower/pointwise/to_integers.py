@@ -20,8 +20,10 @@ from torch import fx
 
 from fx_passes.candidates.candidates import (
     Argument,
+    Arguments,
     Candidate,
     Operand,
+    PackedWeights,
     PrimitiveTemplate,
     Result,
     Weights,
@@ -31,8 +33,18 @@ from fx_passes.candidates.layouts import Layout, Numerics, Quantized, in_memory,
 from fx_passes.lower.context import LoweringContext
 from fx_passes.lower.primitives import candidates, implementations, optimized_implementations
 from fx_passes.lower.quantized import numerics_of, wanted_of
+from fx_passes.lower.windows.depthwise import channel_products_of_integers
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, Attr, PostOps, arg_post_op
+from zendnn_cffi.primitives.attributes import (
+    ARG_BIAS,
+    ARG_DST,
+    ARG_SRC,
+    ARG_SRC_1,
+    ARG_WEIGHTS,
+    Attr,
+    PostOps,
+    arg_post_op,
+)
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 F32 = torch.float32
@@ -74,6 +86,30 @@ def batch_norm_to_integers(
         }
         found = implementations(descriptors.binary, "mul", in_memory(have), channels, dst.desc, attr=Attr(post_ops))
         yield from candidates(found[:1], args, "binary", (have,), dst)
+        if isinstance(have, Quantized):
+            yield from _as_depthwise(node, have, dst, factor, offset, PostOps(list(post_ops)[1:]))
+
+
+def _as_depthwise(
+    node: fx.Node, have: Quantized, dst: Quantized, factor: torch.Tensor, offset: torch.Tensor, post_ops: PostOps
+) -> Iterator[Candidate]:
+    """The same as a depthwise convolution of integers, whose weights are the signs of the factors.
+
+    The bias is added before the scales multiply. On 256 x 56 x 56 numbers and two Zen 4 threads it takes 82 us for 107.
+    """
+    size, sign = factor.abs(), torch.where(factor < 0, -1, 1)
+    bias = (offset / size).float()
+    if have.desc.ndim != 4 or not (bias.isfinite().all() and size.float().isfinite().all()):
+        return  # a channel without a factor has no bias that scales to its offset
+    desc = row_major((len(bias),), F32)
+    args: Arguments = {
+        ARG_SRC: Operand(0, have.desc),
+        ARG_WEIGHTS: PackedWeights(f"{node.name} signs", sign.to(torch.int8).reshape(-1, 1, 1, 1, 1)),
+        ARG_BIAS: Weights(f"{node.name} bias from {have.numerics} to {dst.numerics}", bias, desc, is_streamed=False),
+        ARG_DST: Result(dst.desc),
+    }
+    found = channel_products_of_integers(have.desc, desc, dst.desc, size.tolist(), post_ops)
+    yield from candidates(found, args, "convolution", (have,), dst)
 
 
 def scaled_to_integers(

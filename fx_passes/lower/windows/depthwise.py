@@ -1,12 +1,13 @@
 """Depthwise 1x1 convolutions, which multiply each channel by one number: the fastest streaming kernels there are.
 
-Their weights may be a constant (batch normalization, normalization.py) or a value of the network: the gate of a
-squeeze-and-excitation block, one number for each sample and channel.
+Their weights may be a constant (batch normalization, normalization.py, to_integers.py) or a value of the network:
+the gate of a squeeze-and-excitation block, one number for each sample and channel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,30 +17,36 @@ from fx_passes.candidates.layouts import BLOCK, layout
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.primitives import implementations
 from zendnn_cffi.primitives import descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, PostOps
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, PostOps
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 _MOST_CALLS = 32  # one for each sample where channels are last
+_UNIT: dict[str, Any] = {"strides": (1, 1), "dilation": (1, 1), "padding_l": (0, 0), "padding_r": (0, 0)}
 
 
 def channel_products(desc: MemoryDesc, bias: MemoryDesc | None, post_ops: PostOps) -> Iterator[PrimitiveDesc]:
     """Depthwise implementations of [N, C, H, W] times [C], in the layout desc; their weights are [C, 1, 1, 1, 1]."""
     assert desc.dtype is not None
-    weights, unit, none = MemoryDesc((desc.dims[1], 1, 1, 1, 1), desc.dtype, "any"), (1, 1), (0, 0)
     found = implementations(
-        descriptors.convolution,
-        desc,
-        weights,
-        bias,
-        desc,
-        strides=unit,
-        dilation=unit,
-        padding_l=none,
-        padding_r=none,
-        post_ops=post_ops,
+        descriptors.convolution, *_products(desc, desc.dtype, bias, desc), **_UNIT, post_ops=post_ops
     )
     return (pd for pd in found if "_dw" in pd.implementation)
+
+
+def channel_products_of_integers(
+    src: MemoryDesc, bias: MemoryDesc, dst: MemoryDesc, scales: Sequence[float], post_ops: PostOps
+) -> list[PrimitiveDesc]:
+    """The same from integers to integers: weights int8, results times scales[c]. Their names do not say depthwise."""
+    attr = Attr(post_ops, output_scales=scales, output_scales_mask=2)
+    found = implementations(descriptors.convolution, *_products(src, torch.int8, bias, dst), **_UNIT, attr=attr)
+    return [pd for pd in found if "gemm" not in pd.implementation]
+
+
+def _products(
+    src: MemoryDesc, dtype: torch.dtype, bias: MemoryDesc | None, dst: MemoryDesc
+) -> tuple[MemoryDesc, MemoryDesc, MemoryDesc | None, MemoryDesc]:
+    return src, MemoryDesc((src.dims[1], 1, 1, 1, 1), dtype, "any"), bias, dst
 
 
 def gated(spec: TensorSpec, dtype: torch.dtype, operands: tuple[fx.Node, fx.Node]) -> Iterator[Candidate]:

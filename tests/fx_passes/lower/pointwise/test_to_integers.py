@@ -1,4 +1,4 @@
-"""Batch normalizations and gated values that leave integers, by one binary primitive."""
+"""Batch normalizations and gated values that leave integers, by one binary primitive or depthwise convolution."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fx_passes.lower.pointwise import to_integers
 from tests.support.lowering import noise
 from tests.support.quantized import Integers, Weight, kept, optimized, ran, real, reorders, through
 
@@ -23,22 +24,51 @@ def normalized(x: Tensor) -> Tensor:
     return F.batch_norm(x, mean, var, weight, bias, False, 0.0, 1e-5)
 
 
+def only(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave one kind of candidates for a batch normalization between integers."""
+    name = {"binary": "_as_depthwise", "convolution": "implementations"}[kind]
+    monkeypatch.setattr(to_integers, name, lambda *args, **options: [])
+
+
+@pytest.mark.parametrize("kind", ["binary", "convolution"])
 @pytest.mark.parametrize("dtypes", [(U8, U8), (S8, S8), (U8, S8), (S8, U8)])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("zero_points", [(0, 0), (7, 0), (3, 90)])
 def test_it_reads_and_writes_integers(
-    zero_points: tuple[int, int], relu: bool, dtypes: tuple[torch.dtype, torch.dtype]
+    zero_points: tuple[int, int],
+    relu: bool,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         y = normalized(through(x, 0.02, zero_points[0], dtypes[0]))
         return kept(F.relu(y) if relu else y, 0.04, zero_points[1], dtypes[1])
 
+    only(kind, monkeypatch)
     fast = optimized(Integers(forward), noise(2, CHANNELS, 9, 8))
-    ((kind, source, implementation),) = ran(fast)
-    assert (kind, source, implementation) == ("binary", dtypes[0], "jit:uni")
+    ((found, source, implementation),) = ran(fast)
+    assert (found, source) == (kind, dtypes[0]) and implementation.startswith("jit")
 
 
-def test_it_stands_between_layers_of_a_dense_block() -> None:
+def test_a_channel_without_a_factor_is_no_depthwise_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bias would be infinite: the binary primitive computes it, whatever is cheaper."""
+
+    def forward(w: Any, x: Tensor) -> Tensor:
+        weight = torch.ones(CHANNELS).index_fill(0, torch.tensor([4]), 0.0)
+        y = F.batch_norm(
+            through(x, 0.02, 7), torch.zeros(CHANNELS), torch.ones(CHANNELS), weight, torch.ones(CHANNELS), False
+        )
+        return kept(y, 0.04, 90)
+
+    fast = optimized(Integers(forward), noise(2, CHANNELS, 9, 8))
+    assert [kind for kind, _, _ in ran(fast)] == ["binary"]
+
+
+@pytest.mark.parametrize("kind", ["binary", "convolution"])
+def test_it_stands_between_layers_of_a_dense_block(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(kind, monkeypatch)
+
     def forward(w: Any, x: Tensor) -> Tensor:
         y = kept(F.conv2d(through(x, 0.02, 100), w[0](), w[0].bias, padding=1), 0.03, 120)
         y = kept(F.relu(normalized(real(y, 0.03, 120))), 0.02, 0)
@@ -46,7 +76,7 @@ def test_it_stands_between_layers_of_a_dense_block() -> None:
 
     weights = Weight(CHANNELS, 16, 3, 3), Weight(8, CHANNELS, 1, 1, seed=1)
     fast = optimized(Integers(forward, *weights), noise(1, 16, 9, 8), steps=3.0)
-    assert [kind for kind, _, _ in ran(fast)] == ["convolution", "binary", "convolution"]
+    assert [kind for kind, _, _ in ran(fast)] == ["convolution", kind, "convolution"]
     assert {source for _, source, _ in ran(fast)} == {U8}
     assert F32 not in {target for _, target in reorders(fast)}
 
