@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -23,6 +22,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fx_passes.trace.quiet import structures_copied
 from zendnn_cffi.values import dataclass
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
@@ -88,8 +88,7 @@ class Remake:
 
 
 def _unpickled(name: str, structure: bytes) -> Remake:
-    with warnings.catch_warnings():  # PyTorch's own unpickling uses what it deprecates
-        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+    with structures_copied():
         return Remake(name, pickle.loads(structure))
 
 

@@ -1,6 +1,7 @@
-"""What torch.export tells its users of a model that it cannot follow: graphs and advice, which are of no use here.
+"""What PyTorch tells on the way of itself: of no use to who called us.
 
-Such a model stays PyTorch's, as a whole or in parts, and `explain` says why.
+torch.export writes graphs and advice about a model that it cannot follow. Such a model stays PyTorch's, as a whole or
+in parts, and `explain` says why. Copies of exported graphs warn of a class that PyTorch deprecates and uses itself.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import contextlib
 import logging
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
-_LOGS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+_LOGS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor", "torch.utils._pytree")
 
 
 class _OfOthers:
@@ -34,7 +36,10 @@ class _OfOthers:
 
 @contextlib.contextmanager
 def kept_quiet() -> Iterator[None]:
-    """Let torch.export, in this thread, write nothing to stderr and log no warnings; TORCH_LOGS has them logged."""
+    """Let torch.export, or torchao as it is imported, write nothing to stderr and log no warnings in this thread.
+
+    TORCH_LOGS has torch.export's logged.
+    """
     thread = threading.get_ident()
 
     def is_of_others(record: logging.LogRecord) -> bool:
@@ -51,3 +56,11 @@ def kept_quiet() -> Iterator[None]:
         stream.thread = None
         for log in logs:
             log.removeFilter(is_of_others)
+
+
+@contextlib.contextmanager
+def structures_copied() -> Iterator[None]:
+    """Copy, or unpickle, what may hold structures of containers (pytree's) without PyTorch's warning of LeafSpec."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        yield

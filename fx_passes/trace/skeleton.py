@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fx_passes.trace.arrays import arrays_in, moved, shared, together
+from fx_passes.trace.quiet import structures_copied
 from fx_passes.trace.theirs import fields_of
 
 Copied = TypeVar("Copied", bound=torch.Tensor)
@@ -52,12 +53,13 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
         for value in tensors_in([*module._buffers.values(), *module.__dict__.values()]):
             if id(value) not in memo:
                 memo[id(value)] = _own(value) if own_state else _view(value)
-    try:
-        copied = _deep_copy(model, dict(memo))
-    except Exception:  # whatever a class raises that does not want to be copied
-        for module in model.modules():
-            memo.update((id(value), value) for value in module.__dict__.values() if not _can_be_copied(value, memo))
-        copied = copy.deepcopy(model, memo)
+    with structures_copied():
+        try:
+            copied = _deep_copy(model, dict(memo))
+        except Exception:  # whatever a class raises that does not want to be copied
+            for module in model.modules():
+                memo.update((id(value), value) for value in module.__dict__.values() if not _can_be_copied(value, memo))
+            copied = copy.deepcopy(model, memo)
     _take_modes(copied, model)
     return copied
 

@@ -351,3 +351,17 @@ def test_projections_of_multihead_attention_are_quantized(dynamic: bool) -> None
     assert report.sqnr_db > 25
     linear = [dtype for kind, dtype, _ in ran(fast) if kind in ("inner_product", "matmul") and dtype != torch.float32]
     assert len(linear) == 3
+
+
+def test_nothing_is_printed_of_what_torchao_and_torch_export_try(run_python: Any) -> None:
+    """torchao tells of libraries for GPUs, torch.export of sizes it cannot compare, at length."""
+    code = """
+import torch, zendnn_cffi
+from torch import nn
+halves = lambda: (nn.Conv2d(4, 4, 3, padding=1), nn.MaxPool2d(3, 2, ceil_mode=True))
+model = nn.Sequential(nn.Conv2d(3, 4, 7, 2, 3), *halves(), *halves(), *halves(), nn.Conv2d(4, 4, 1)).eval()
+images = torch.randn(2, 3, 64, 64)
+zendnn_cffi.quantize(model, [images], compare=False, tune="off")[0](images)
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stderr) == (0, "")

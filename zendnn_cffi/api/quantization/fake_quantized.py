@@ -6,7 +6,6 @@ alone costs as many calls of the float model as there are calibration inputs.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from zendnn_cffi.api.quantization.layers import Call, Edge, edges, kind, observer_of, quantized_layers
+from zendnn_cffi.api.quantization.layers import Call, Edge, edges, kind, observer_of, quantized_layers, sharing_weights
 from zendnn_cffi.api.quantization.row_scales import is_one_sided, rounded_rows
 from zendnn_cffi.api.quantization_report import powers
 
@@ -96,8 +95,7 @@ class FakeQuantized:
 
     def _switched(self) -> fx.GraphModule:
         """A copy of the graph with a switch on each edge in place of the observers; weights are shared."""
-        memo = {id(parameter): parameter for parameter in self.prepared.parameters()}
-        switched = copy.deepcopy(self.prepared, memo)
+        switched = sharing_weights(self.prepared)
         by_name = {node.name: node for node in switched.graph.nodes}
         for node in self.prepared.graph.nodes:
             observer = observer_of(self.prepared, node)

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 
 from fx_passes.graph.graph import get_attribute
 from fx_passes.graph.interpreter import call_node, run
+from fx_passes.trace.quiet import structures_copied
 
 _PRODUCTS = frozenset(
     ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
@@ -151,8 +152,14 @@ def _needs_integers(reader: fx.Node, layers: Collection[str], stay: Collection[E
     return any((value, user) in stay for value in reader.users for user in value.users)
 
 
+def sharing_weights(prepared: fx.GraphModule) -> fx.GraphModule:
+    """A copy whose parameters are the original's."""
+    with structures_copied():
+        return copy.deepcopy(prepared, {id(parameter): parameter for parameter in prepared.parameters()})
+
+
 def _copied(prepared: fx.GraphModule) -> fx.GraphModule:
-    result = copy.deepcopy(prepared, {id(parameter): parameter for parameter in prepared.parameters()})
+    result = sharing_weights(prepared)
     by_name = {node.name: node for node in result.graph.nodes}
     for node in result.graph.nodes:
         if ANNOTATION in node.meta:  # a copied graph's annotations name nodes of the original

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes.search.progress import ProgressBar
+from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.inputs import FIRST, why_not_exported
@@ -83,7 +84,7 @@ def _other_product(node: fx.Node, activation: Any, weight: Any) -> dict[fx.Node,
 
 def torchao() -> Pt2e:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), kept_quiet():  # of its libraries for GPUs that do not load
             warnings.simplefilter("ignore")
             return Pt2e()
     except ImportError as error:
@@ -97,7 +98,7 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
     for attempt in attempts():
         try:
             shapes = attempt.shapes(model, example)
-            with torch.no_grad(), attempt.mode, warnings.catch_warnings():
+            with torch.no_grad(), attempt.mode, warnings.catch_warnings(), kept_quiet():
                 warnings.simplefilter("ignore")
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=True)
                 found: fx.GraphModule = program.module()
