@@ -101,7 +101,7 @@ def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
 ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.neg,
      operator.getitem, operator.iadd, operator.isub, operator.imul, operator.eq, operator.ne, operator.lt, operator.le,
-     operator.gt, operator.ge, math.ceil, math.floor, int, max, min}
+     operator.gt, operator.ge, math.ceil, math.floor, int, max, min, torch.sym_max, torch.sym_min}
 )  # fmt: skip
 
 _AUGMENTED = frozenset({operator.iadd, operator.isub, operator.imul})  # which write to a tensor

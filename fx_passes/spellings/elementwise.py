@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.spellings.registry import Built, Call, is_number, row, spelled
+from fx_passes.spellings.registry import Built, Call, is_number, row, spelled, static
 
 
 def unary(kind: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[..., Built]:
@@ -118,3 +118,13 @@ row(
 row(binary("max"), "maximum")
 row(binary("min"), "minimum")
 row(reversed_binary("sub"), "rsub")
+
+
+@spelled("glu", modules={nn.GLU: ("dim",)}, strict=["glu"])
+def glu(input: Any, dim: Any = -1) -> Built:
+    """The first half along a dimension, times the sigmoid of the second."""
+    if not static(dim):
+        return None
+    halves = Call(ops.chunk, (input, 2, dim))
+    first, second = (Call(operator.getitem, (halves, index)) for index in range(2))
+    return Call(ops.binary, (first, Call(ops.eltwise, (second, "logistic", 0.0, 0.0)), "mul"))

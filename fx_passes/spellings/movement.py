@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fx_passes import ops
+from fx_passes.graph.graph import is_shape
 from fx_passes.spellings.registry import Alias, Built, Call, Parameter, is_number, row, spelled, static
 
 aten = torch.ops.aten
@@ -132,9 +133,14 @@ def index(input: Any, item: Any) -> Built:
 
 @spelled(overloads=[aten.slice.Tensor])
 def narrow(input: Any, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Built:
-    if step != 1 or not static(dim, start, end):
+    """A slice along a dimension, perhaps between sizes that are known once shapes are."""
+    if step != 1 or not static(dim):
         return None
-    return Call(ops.narrow, (input, dim, start, end))
+    if static(start, end):
+        return Call(ops.narrow, (input, dim, start, end))
+    if dim < 0 or not all(bound is None or type(bound) is int or is_shape(bound) for bound in (start, end)):
+        return None
+    return Call(ops.index, (input, (*(slice(None),) * dim, slice(start, end))))
 
 
 @spelled(overloads=[aten.select.int])

@@ -175,6 +175,14 @@ def rows() -> list[Row]:
             lambda: {"pixel_values": torch.randn(1, 3, 112, 112), "decoder_input_ids": _tokens(24)},
         ),
         Row(SPEECH, "wav2vec2", "wav2vec2, 4 x 384, 1 s", _build("Wav2Vec2", **wav2vec), wave),
+        Row(SPEECH, "sew", "SEW, 4 x 384, 1 s", _build("SEW", **wav2vec, squeeze_factor=2), wave),
+        Row(
+            SPEECH,
+            "wav2vec2-bert",
+            "Wav2Vec2-BERT, 4 x 384, 100 frames",
+            _build("Wav2Vec2Bert", **_STACK, vocab_size=32, feature_projection_input_dim=160),
+            lambda: {"input_features": torch.randn(1, 100, 160)},
+        ),
         Row(
             SPEECH,
             "conformer",

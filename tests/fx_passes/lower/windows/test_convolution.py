@@ -286,3 +286,19 @@ def test_weights_computed_at_run_time_stay_plain() -> None:
     model = net(lambda m, x, w: F.relu(F.conv2d(m[0](x), w)), nn.Conv2d(3, 5, 1))
     found = offload(model, noise(1, 3, 6, 6), noise(4, 5, 2, 2))
     assert sorted(kinds(found))[:1] == ["convolution"] and "torch" in kinds(found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("taps", "length", "became"), ((31, 40, "torch"), (15, 40, "convolution"), (31, 3, "convolution")), ids=str
+)
+def test_a_reference_implementation_alone_is_left_to_pytorch(
+    taps: int, length: int, became: str, dtype: torch.dtype | None
+) -> None:
+    """Depthwise ones of many taps, as Conformers have them; not where a call takes longer than the loops do."""
+    conv = nn.Conv1d(24 if length > 3 else 2, 24 if length > 3 else 2, taps, groups=24 if length > 3 else 2)
+    model = net(lambda m, x: m[1](F.silu(m[0](F.pad(x, (taps - 1, 0))))), conv, nn.Conv1d(conv.out_channels, 16, 1))
+    found = offload(model, noise(2, conv.in_channels, length), dtype=dtype, tune="off")
+    assert kinds(found)[-1] == "convolution" and [kind for kind in kinds(found) if kind in ("torch", became)]
+    assert ("torch" in kinds(found)) == (became == "torch")
+    assert not any(node.implementation.startswith("ref") for node in found.nodes if length > 3)
