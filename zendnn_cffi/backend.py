@@ -205,6 +205,7 @@ class Binding:
         from fx_passes.region.region import RegionFactory
         from fx_passes.report.compiled import register
         from fx_passes.report.debug_folder import captured_by_dynamo
+        from fx_passes.saved.remembered import Remembered
         from fx_passes.trace.refusals import CAPTURED, Refusals
         from fx_passes.trace.traced import Traced
 
@@ -224,7 +225,7 @@ class Binding:
         )
         with torch.no_grad(), captured_by_dynamo():
             root, graph = bind(gm, args, constants, floats)
-            self.module = build(Traced(root, graph), make_region=RegionFactory(region))
+            self.module = build(Traced(root, graph), make_region=RegionFactory(region, Remembered))
             self._refusals = Refusals.of(root, graph, CAPTURED)
         self._by_pytorch = by_pytorch
         self._written = self.module.written_inputs

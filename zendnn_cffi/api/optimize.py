@@ -116,6 +116,7 @@ def made(
     from fx_passes.pipeline import build
     from fx_passes.region.options import RegionOptions
     from fx_passes.region.region import RegionFactory
+    from fx_passes.saved.remembered import Remembered
     from fx_passes.trace.export import is_exported
     from fx_passes.trace.trace import trace
 
@@ -131,7 +132,7 @@ def made(
     options = RegionOptions(
         dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights, tune_seconds
     )
-    gm = build(traced, make_region=RegionFactory(options))
+    gm = build(traced, make_region=RegionFactory(options, Remembered))
     if release_weights:
         from fx_passes.saved.released import release_weights as release
 
