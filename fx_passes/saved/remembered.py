@@ -50,6 +50,7 @@ class Remembered:
 
     def __init__(self) -> None:
         self.used = 0
+        self._asked: tuple[Any, str] = None, ""  # the last question, and its key: mostly what is noted next
 
     def wants(self, region: ZenRegion) -> bool:
         """Choices by estimate alone are made again; released weights are there in one layout."""
@@ -61,7 +62,9 @@ class Remembered:
         if keep or not self.wants(region):  # a file wants what there was to choose from
             return None
         specs = [TensorSpec.of(tensor) for tensor in inputs]
-        row = read(_key(region, specs, kinds))
+        key = _key(region, specs, kinds)
+        self._asked = _question(region, specs, kinds), key
+        row = read(key)
         if row is None:
             return None
         try:
@@ -83,6 +86,8 @@ class Remembered:
         try:
             if reason := _looks_at_numbers(values):
                 raise NotSaved(reason)
+            if any(o.fallback_reason and o.node.target in SPREADING for o in lowered.lowering.operations):
+                raise NotSaved("it reads constants that are not finite, or of unusual shapes")
             graph = region.graph_for(kinds)
             program = encode_program(lowered, layouts, graph, origin.has)
         except NotSaved as reason:
@@ -91,7 +96,13 @@ class Remembered:
         size = lowered.program.slice_size if isinstance(lowered.program, SlicedProgram) else None
         specs = [TensorSpec.of(tensor) for tensor in inputs]
         row = {"slice": size, "layouts": layouts.written, "program": program}
-        write(_key(region, specs, kinds), row)
+        asked, key = self._asked
+        write(key if asked == _question(region, specs, kinds) else _key(region, specs, kinds), row)
+
+
+def _question(region: ZenRegion, specs: Sequence[TensorSpec], kinds: tuple[str, ...]) -> Any:
+    """What _key() makes a key of, as long as the region's graph and parameters stay."""
+    return region.graph, tuple(specs), kinds, region.options, torch.get_num_threads()
 
 
 def _key(region: ZenRegion, specs: Sequence[TensorSpec], kinds: tuple[str, ...]) -> str:
@@ -110,6 +121,9 @@ def _decode(
     def origin(values: RegionValues) -> Origin:
         if reason := _looks_at_numbers(values):
             raise FileError(reason)
+        for node in values.specs:
+            if node.target in SPREADING and not values.are_constants_finite(node):
+                raise FileError(f"{node.name} reads constants that are not finite")
         return FromConstants(values)
 
     def lower(inputs: Sequence[TensorSpec]) -> LoweredRegion:
@@ -121,7 +135,7 @@ def _decode(
 
 
 def _looks_at_numbers(values: RegionValues) -> str:
-    """Why what is chosen depends on the numbers of constants, "" where it does not: all that matters is finite."""
+    """Why what is chosen depends on numbers of constants, "" where it asks no more than whether they are finite."""
     for node in values.specs:
         read = [source for source in node.all_input_nodes if source in values.constants]
         if not read:
@@ -130,8 +144,6 @@ def _looks_at_numbers(values: RegionValues) -> str:
             return f"{node.name} reads constants"
         if any(_is_number(values.known(source)) for source in read):
             return f"{node.name} reads a number"
-        if node.target in SPREADING and not values.are_constants_finite(node):
-            return f"{node.name} reads constants that are not finite"
     return ""
 
 

@@ -140,6 +140,14 @@ def test_weights_that_are_not_finite_choose_anew(folder: Path) -> None:
     assert all(region.known.used == 0 for region in fast.regions().values()) and len(kept(folder)) == 1
 
 
+def test_what_was_chosen_for_weights_that_are_not_finite_is_not_kept(folder: Path) -> None:
+    model, shape = net(lambda m, x: F.relu(m[1](m[0](x))), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 8, 3)), (1, 16, 9, 9)
+    with torch.no_grad():
+        next(model.parameters())[0, 0, 0, 0] = float("inf")
+        zendnn_cffi.optimize(model)(noise(*shape))
+    assert not kept(folder)
+
+
 class Scaled(nn.Module):
     """Multiplies by a number that is a parameter: a rule may make it a part of a post-op."""
 
