@@ -116,7 +116,6 @@ def made(
     from fx_passes.pipeline import build
     from fx_passes.region.options import RegionOptions
     from fx_passes.region.region import RegionFactory
-    from fx_passes.saved.remembered import Remembered
     from fx_passes.trace.export import is_exported
     from fx_passes.trace.trace import trace
 
@@ -132,12 +131,21 @@ def made(
     options = RegionOptions(
         dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights, tune_seconds
     )
-    gm = build(traced, make_region=RegionFactory(options, Remembered))
+    gm = build(traced, make_region=RegionFactory(options, kept_choices(tune)))
     if release_weights:
         from fx_passes.saved.released import release_weights as release
 
         gm.release_after_first_call(release)
     return gm
+
+
+def kept_choices(tune: str) -> Any:
+    """What makes a region ask for choices of processes before; None where all are by estimate, which keeps none."""
+    if tune == "off":
+        return None
+    from fx_passes.saved.remembered import Remembered
+
+    return Remembered
 
 
 def as_seconds(value: Any) -> float:
