@@ -145,6 +145,7 @@ TESTED_BY = {
     "region.compile": "region/test_region.py",
     "region.keep": "saved/test_programs.py",
     "region.kept": "region/test_release.py",
+    "region.key": "lower/test_post_ops.py",
     "region.lowered": "region/test_region.py",
     "region.options": "region/test_region.py",
     "report.drawing": "report/test_picture.py",

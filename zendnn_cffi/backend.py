@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES, as_seconds
+from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES, as_seconds, kept_choices
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
@@ -224,7 +224,7 @@ class Binding:
         )
         with torch.no_grad(), captured_by_dynamo():
             root, graph = bind(gm, args, constants, floats)
-            self.module = build(Traced(root, graph), make_region=RegionFactory(region))
+            self.module = build(Traced(root, graph), make_region=RegionFactory(region, kept_choices(region.tune)))
             self._refusals = Refusals.of(root, graph, CAPTURED)
         self._by_pytorch = by_pytorch
         self._written = self.module.written_inputs

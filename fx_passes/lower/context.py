@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate, Weights
 from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, row_major, strided
 from fx_passes.candidates.specs import RegionValues, TensorSpec
@@ -18,6 +19,8 @@ from zendnn_cffi.values import dataclass
 
 MAX_LAYOUTS = 4  # of one value, that readers offer views of
 PRIMITIVE_DTYPES = (torch.float32, torch.bfloat16)
+# Operations whose kernels let a weight that is not finite reach other elements than it should, or fewer.
+SPREADING = frozenset({ops.convolution, ops.deconvolution, ops.batch_norm, ops.prelu})
 
 
 class NotLowered(Exception):

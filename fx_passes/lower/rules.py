@@ -15,7 +15,7 @@ from fx_passes.candidates.candidates import Operation
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.attention.attention import lower_additive_mask, lower_attention, lower_rotary, lower_rotation
 from fx_passes.lower.attention.caches import lower_cached_attention, lower_grow, lower_write_at
-from fx_passes.lower.context import LoweringContext, NotLowered, SplitPostOps, torch_operation
+from fx_passes.lower.context import SPREADING, LoweringContext, NotLowered, SplitPostOps, torch_operation
 from fx_passes.lower.movement.aliases import VIEWS, add_views
 from fx_passes.lower.movement.concat_bags import lower_concat_bags
 from fx_passes.lower.movement.embedding import lower_embedding
@@ -104,8 +104,6 @@ RULES: dict[Callable[..., object], Rule] = {
     operator.getitem: lower_getitem,
     **VIEW_RULES,
 }
-# Operations whose kernels let a weight that is not finite reach other elements than it should, or fewer.
-_SPREADING = frozenset({ops.convolution, ops.deconvolution, ops.batch_norm, ops.prelu})
 SHARING = VIEWS | ops.having(shares_memory=True)
 
 
@@ -208,7 +206,7 @@ def lower_node(node: fx.Node, context: LoweringContext) -> Operation:
             return lower_gated_row(node, covered, context)
         if context.values.specs[node].numel == 0:
             raise NotLowered("the result is empty")
-        if node.target in _SPREADING and not context.values.are_constants_finite(node):
+        if node.target in SPREADING and not context.values.are_constants_finite(node):
             raise NotLowered("a constant has values that are not finite, which primitives spread or lose")
         operation = rule(node, context)
         if node.target in VIEWS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +15,13 @@ from fx_passes.candidates.layouts import Layout, Quantized, is_describable, is_k
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.layout.assign import assign_layouts
 from fx_passes.lower.context import NotLowered, eager_layout, torch_operation
-from fx_passes.lower.post_ops import as_of_floats
 from fx_passes.lower.rules import lower_graph
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.plan.schedule import build_program
 from fx_passes.plan.sparing import LITTLE, spare_weights
 from fx_passes.plan.transforms import limit_transforms
 from fx_passes.region.kept import Kept
+from fx_passes.region.key import region_key
 from fx_passes.region.lowered import LoweredRegion, Lowering, NodeReport, boundary, row_major_copy
 from fx_passes.region.options import RegionOptions
 from fx_passes.search.measure import is_rival
@@ -124,32 +123,16 @@ def lower_region(
     seconds = sum(laps.times_ns.values()) / 1e9
     log.debug("lowered %d operations to %d calls in %.3f s", len(operations), len(program.calls), seconds)
     reports = tuple(_report(o, c, options.dtype) for o, c in zip(operations, choice, strict=True))
-    lowering = Lowering(graph, operations, choice) if keep else None
+    lowering = Lowering(graph, operations, choice, values=values)
     if not keep:
-        _let_go(operations, values)
-    return LoweredRegion(program, reports, alone_ns, measures, laps.times_ns, tuple(inputs), lowering)
-
-
-def _let_go(operations: Sequence[Operation], values: RegionValues) -> None:
-    """Free folded weights now: nodes, operations and graphs refer to each other, and the collector comes much later."""
-    for operation in operations:
-        operation.candidates, operation.with_values = [], None
-    values.constants.clear()
+        lowering.let_go()
+    return LoweredRegion(program, reports, alone_ns, measures, laps.times_ns, tuple(inputs), lowering if keep else None)
 
 
 def _fastest_alone_ns(operation: Operation) -> float:
     """The time of its fastest implementation, as measured; 0 where none was (views, what PyTorch alone computes)."""
     measured = measurable(operation.candidates)
     return min((c.cost_ns for c in measured), default=0.0) if len(measured) == len(operation.candidates) else 0.0
-
-
-def region_key(
-    graph: fx.Graph, specs: Sequence[TensorSpec], parameters: Mapping[str, torch.Tensor], options: RegionOptions
-) -> str:
-    """A key that is equal for the same graph on the same shapes, of parameters too, with the same options."""
-    shapes = {name: TensorSpec.of(value) for name, value in parameters.items()}
-    text = as_of_floats(f"{graph}|{specs}|{shapes}|{options.key}")
-    return "region " + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _copy_inputs(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> None:

@@ -46,6 +46,12 @@ class Known(Protocol):
     ) -> LoweredRegion | None:
         """Return the program for these inputs, None where there is none; NotLowered where plain PyTorch runs."""
 
+    def wants(self, region: Any) -> bool:
+        """Whether to note() what is chosen for the region."""
+
+    def note(self, region: Any, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], lowered: LoweredRegion) -> None:
+        """Be told what was chosen for good; `lowered` holds what it was built from."""
+
 
 class Lowerable(Protocol):
     """A region, as far as it is lowered again for a file."""

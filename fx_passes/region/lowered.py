@@ -54,12 +54,23 @@ class Lowering:
     operations  an operation for every node that computes something
     choice      a candidate for each
     offered     node -> strides that it had candidates for, where operations have the chosen ones alone
+    values      what the nodes stand for, where candidates were chosen among
     """
 
     graph: fx.Graph
     operations: Sequence[Operation]
     choice: Sequence[Candidate]
     offered: Mapping[fx.Node, Sequence[tuple[int, ...]]] = field(default_factory=dict)
+    values: RegionValues | None = None
+
+    def let_go(self) -> None:
+        """Free folded weights now: nodes, operations and graphs refer to each other, and the collector comes much
+        later.
+        """
+        for operation in self.operations:
+            operation.candidates, operation.with_values = [], None
+        if self.values is not None:
+            self.values.constants.clear()
 
 
 @dataclass(frozen=True)

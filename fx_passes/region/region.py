@@ -53,12 +53,18 @@ PACKED_TIMES = 6  # packed weights may take so many times the parameters' bytes;
 
 @dataclass(frozen=True)
 class RegionFactory:
-    """Makes regions with these options: a callable that can be pickled, so that a pickled module can be made again."""
+    """Makes regions with these options: a callable that can be pickled, so that a pickled module can be made again.
+
+    known  makes what each region asks before it is lowered (None: nothing)
+    """
 
     options: RegionOptions
+    known: Callable[[], Known] | None = None
 
     def __call__(self, graph: fx.Graph, constants: Mapping[str, torch.Tensor], name: str) -> ZenRegion:
-        return ZenRegion(graph, constants, name, self.options)
+        region = ZenRegion(graph, constants, name, self.options)
+        region.known = None if self.known is None else self.known()
+        return region
 
 
 class ZenRegion(nn.Module):
@@ -330,6 +336,7 @@ class ZenRegion(nn.Module):
                 from fx_passes.region.variants import choose_variant, turn_of  # 60 modules that files do without
 
                 turn = turn_of(self.options, interrupted)
+                noted = None if keep or self.known is None or not self.known.wants(self) else self.known
                 lowered = choose_variant(
                     self.graph_for(kinds),
                     inputs,
@@ -338,8 +345,13 @@ class ZenRegion(nn.Module):
                     self.options,
                     self.run_plain,
                     turn,
-                    keep,
+                    keep or noted is not None,
                 )
+                if noted is not None and lowered.lowering is not None:
+                    if turn.left_out == 0 and lowered.is_measured:
+                        noted.note(self, inputs, kinds, lowered)
+                    lowered.lowering.let_go()
+                    lowered = replace(lowered, lowering=None)
             self._plain = None  # made to measure plain PyTorch against
             return lowered, "", turn.left_out > 0
         except NotLowered as reason:

@@ -18,7 +18,8 @@ from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import NotLowered
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.region.batch import is_batchwise
-from fx_passes.region.compile import lower_region, region_key
+from fx_passes.region.compile import lower_region
+from fx_passes.region.key import region_key
 from fx_passes.region.lowered import LoweredRegion, sliced
 from fx_passes.region.options import RegionOptions
 from fx_passes.search.database import Result, kept_ns

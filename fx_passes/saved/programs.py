@@ -6,9 +6,10 @@ its rule (fx_passes.saved.by_rule).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import fx
@@ -61,8 +62,29 @@ class Context:
     options: RegionOptions
 
 
-def encode_program(lowered: LoweredRegion, layouts: Layouts) -> dict[str, Any]:
-    """What was chosen for one signature."""
+class Origin(Protocol):
+    """Where the numbers of packed weights come from."""
+
+    def __call__(self, key: str, desc: MemoryDesc, transposed: bool) -> Weights:
+        """Return the constant of that key as a call reads it."""
+
+
+def packed_before(key: str, desc: MemoryDesc, transposed: bool) -> Weights:
+    """Weights that the store was given: what they were made of is not looked at again."""
+    return Weights(key, _NOWHERE, desc, transposed=transposed)
+
+
+def encode_program(
+    lowered: LoweredRegion,
+    layouts: Layouts,
+    graph: fx.Graph | None = None,
+    has_origin: Callable[[Weights], bool] = lambda _: True,
+) -> dict[str, Any]:
+    """What was chosen for one signature.
+
+    graph       a graph that whoever reads this has: it is not written where lowering left it as it was
+    has_origin  whether weights can be had again by their key; else the operation's rule makes them
+    """
     assert lowered.lowering is not None
     lowering = lowered.lowering
     by_node = {operation.node: operation for operation in lowering.operations}
@@ -73,9 +95,11 @@ def encode_program(lowered: LoweredRegion, layouts: Layouts) -> dict[str, Any]:
     operations = []
     for operation, candidate in zip(by_node.values(), lowering.choice, strict=True):
         read = [node for node in operation.operands if node in by_node]
-        operations.append(_encode_operation(operation, candidate, layouts, read, offered))
+        is_plain = all(map(has_origin, weights_of(candidate)))
+        operations.append(_encode_operation(operation, candidate, layouts, read, offered, is_plain))
+    is_known = graph is not None and str(graph) == str(lowering.graph)
     return {
-        "graph": encode_graph(lowering.graph),
+        "graph": None if is_known else encode_graph(lowering.graph),
         "operations": operations,
         "reports": [asdict(report) for report in lowered.nodes],
         "alone_ns": lowered.alone_ns,
@@ -91,11 +115,26 @@ def packed_weights(lowering: Lowering) -> Iterable[Weights]:
 
 @unchecked()  # what was saved was compared with plain PyTorch, by the same library on the same kind of CPU
 def decode_program(
-    data: Mapping[str, Any], inputs: Sequence[TensorSpec], context: Context, layouts: Layouts, keep: bool = False
+    data: Mapping[str, Any],
+    inputs: Sequence[TensorSpec],
+    context: Context,
+    layouts: Layouts,
+    keep: bool = False,
+    graph: fx.Graph | None = None,
+    origin: Callable[[RegionValues], Origin] = lambda _: packed_before,
 ) -> LoweredRegion:
-    """The program for these inputs. Raises FileError, and whatever descriptors raise, where it does not fit."""
-    graph, options = decode_graph(data["graph"]), context.options
+    """The program for these inputs. Raises FileError, and whatever descriptors raise, where it does not fit.
+
+    graph   as encode_program was given
+    origin  where weights come from that the store does not have
+    """
+    if graph is None or data["graph"] is not None:
+        graph = decode_graph(data["graph"])
+    elif any("rule" in row for row in data["operations"]):
+        graph = copy.deepcopy(graph)  # rules may edit it
+    options = context.options
     values = RegionValues(graph, inputs, context.parameters)
+    weights = origin(values)
     nodes = {node.name: node for node in graph.nodes}
     computed = {row["node"] for row in data["operations"]}
     is_all = all(node.op != "call_function" or node.name in computed for node in values.specs)
@@ -111,7 +150,7 @@ def decode_program(
         rules = Rules(graph, values, options, operations, covering)
     choice = []
     for row in data["operations"]:
-        operation, candidate = _decode_operation(row, nodes, values, rules, layouts)
+        operation, candidate = _decode_operation(row, nodes, values, rules, layouts, weights)
         operations[operation.node] = operation
         choice.append(candidate)
     program = build_program([*operations.values()], choice, *boundary(graph, values), context.weights)
@@ -128,12 +167,13 @@ def _encode_operation(
     layouts: Layouts,
     read: Sequence[fx.Node],
     offered: Callable[[fx.Node], list[Any]],
+    is_plain: bool,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"node": operation.node.name}
     if operation.fallback_reason:
         return {**row, "torch": operation.fallback_reason}
     try:
-        if candidate.guard is not None:  # a function
+        if candidate.guard is not None or not is_plain:  # a function
             raise NoForm
         return {
             **row,
@@ -158,7 +198,12 @@ def _encode_operation(
 
 
 def _decode_operation(
-    row: Mapping[str, Any], nodes: Mapping[str, fx.Node], values: RegionValues, rules: Rules | None, layouts: Layouts
+    row: Mapping[str, Any],
+    nodes: Mapping[str, fx.Node],
+    values: RegionValues,
+    rules: Rules | None,
+    layouts: Layouts,
+    weights: Origin,
 ) -> tuple[Operation, Candidate]:
     node = nodes[row["node"]]
     spec = values.specs[node]
@@ -174,7 +219,7 @@ def _decode_operation(
         row["implementation"],
         srcs,
         layouts.at(row["dst"]),
-        tuple(_decode_call(call, layouts) for call in row["calls"]),
+        tuple(_decode_call(call, layouts, weights) for call in row["calls"]),
         overwrites=row["overwrites"],
         may_overwrite=row["may_overwrite"],
         slices_bytes=tuple(row["slices_bytes"]),
@@ -200,15 +245,15 @@ def _encode_call(template: Template, layouts: Layouts) -> list[Any]:
     raise NoForm
 
 
-def _decode_call(data: Any, layouts: Layouts) -> Template:
+def _decode_call(data: Any, layouts: Layouts, origin: Origin) -> Template:
     if data[0] == "primitive":
         pd = decode_descriptor(data[1], layouts)
-        args = {number: _decode_argument(argument, pd, layouts) for number, argument in data[2]}
+        args = {number: _decode_argument(argument, pd, layouts, origin) for number, argument in data[2]}
         return PrimitiveTemplate(pd, args, data[3], data[4])
     if data[0] == "gemm":
         sizes, dtype, result, post_ops = decode(data[1], layouts.special_back)
         gemm = Gemm(sizes, dtype, result, tuple(GemmPostOp(*post_op) for post_op in post_ops))
-        src, weights, dst, *operands = (_decode_argument(part, None, layouts) for part in data[2])
+        src, weights, dst, *operands = (_decode_argument(part, None, layouts, origin) for part in data[2])
         if isinstance(weights, Weights) and weights.desc == gemm.weights:
             return GemmTemplate(gemm, src, weights, dst, tuple(operands))
     raise FileError(f"no call is written as {str(data)[:80]}")
@@ -233,7 +278,7 @@ def _encode_argument(argument: Argument, pd: PrimitiveDesc | None, layouts: Layo
             return ["scratchpad"]
 
 
-def _decode_argument(data: Any, pd: PrimitiveDesc | None, layouts: Layouts) -> Argument:
+def _decode_argument(data: Any, pd: PrimitiveDesc | None, layouts: Layouts, origin: Origin) -> Argument:
     def desc(place: Any) -> Any:
         if place == "weights" and pd is not None:
             return pd.weights_desc
@@ -247,7 +292,7 @@ def _decode_argument(data: Any, pd: PrimitiveDesc | None, layouts: Layouts) -> A
         case ["temporary", int(index), place, int(offset_bytes)] if place is not None and offset_bytes >= 0:
             return Temporary(index, desc(place), offset_bytes)
         case ["weights", str(key), place, bool(transposed)] if place is not None:
-            return Weights(key, _NOWHERE, desc(place), transposed=transposed)
+            return origin(key, desc(place), transposed)
         case ["scratchpad"] if pd is not None and pd.scratchpad_desc is not None:
             return Scratchpad(pd.scratchpad_desc)
     raise FileError(f"no argument is written as {str(data)[:80]}")

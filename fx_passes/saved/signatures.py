@@ -114,6 +114,15 @@ class SavedPrograms:
         self.used += 1
         return lowered
 
+    def wants(self, region: ZenRegion) -> bool:
+        """As fx_passes.region.keep.Known: save() asks for what is to be in a file."""
+        return False
+
+    def note(
+        self, region: ZenRegion, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], lowered: LoweredRegion
+    ) -> None:
+        """As fx_passes.region.keep.Known."""
+
     def _decode(
         self, row: Mapping[str, Any], saved: Sequence[TensorSpec], region: ZenRegion, context: Context, keep: bool
     ) -> LoweredRegion:

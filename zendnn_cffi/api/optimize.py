@@ -131,12 +131,21 @@ def made(
     options = RegionOptions(
         dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights, tune_seconds
     )
-    gm = build(traced, make_region=RegionFactory(options))
+    gm = build(traced, make_region=RegionFactory(options, kept_choices(tune)))
     if release_weights:
         from fx_passes.saved.released import release_weights as release
 
         gm.release_after_first_call(release)
     return gm
+
+
+def kept_choices(tune: str) -> Any:
+    """What makes a region ask for choices of processes before; None where all are by estimate, which keeps none."""
+    if tune == "off":
+        return None
+    from fx_passes.saved.remembered import Remembered
+
+    return Remembered
 
 
 def as_seconds(value: Any) -> float:

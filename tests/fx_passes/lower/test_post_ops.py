@@ -11,7 +11,7 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.lower.post_ops import EltwisePostOp, as_of_floats, translate_eltwise
-from fx_passes.region.compile import region_key
+from fx_passes.region.key import region_key
 from tests.support.lowering import net, noise
 
 

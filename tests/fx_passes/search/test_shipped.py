@@ -19,7 +19,7 @@ from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.rules import lower_graph
-from fx_passes.region.compile import region_key
+from fx_passes.region.key import region_key
 from fx_passes.search import measure, shipped
 from fx_passes.search.database import Database, Result, Source, kept_ns
 from fx_passes.search.measure import Bench, fingerprint
