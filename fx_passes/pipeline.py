@@ -28,6 +28,7 @@ from fx_passes.fuse.concatenations import chain_concatenations
 from fx_passes.fuse.dynamic_quantization import fuse_dynamic_quantization
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
 from fx_passes.fuse.grouped_heads import fuse_grouped_heads
+from fx_passes.fuse.narrow_integers import clip_narrow_integers
 from fx_passes.fuse.offset_bags import fuse_offset_bags
 from fx_passes.fuse.patterns import fuse_patterns
 from fx_passes.fuse.permutes import fuse_permutes
@@ -86,6 +87,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_embedding_bags,
     fuse_offset_bags,
     quantize_before_views,
+    clip_narrow_integers,
     fuse_projections,
     fuse_rotations,
     fuse_permutes,
