@@ -21,12 +21,14 @@ from fx_passes.fold.products import fold_products
 from fx_passes.fold.ranks import assume_ranks
 from fx_passes.fold.rows import fold_rows
 from fx_passes.fold.shapes import fold_shapes
+from fx_passes.fold.shifted_softmax import fold_shifted_softmax
 from fx_passes.fold.wide_softmax import fold_wide_softmax
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
 from fx_passes.fuse.dynamic_quantization import fuse_dynamic_quantization
 from fx_passes.fuse.embedding_bags import fuse_embedding_bags
 from fx_passes.fuse.grouped_heads import fuse_grouped_heads
+from fx_passes.fuse.narrow_integers import clip_narrow_integers
 from fx_passes.fuse.offset_bags import fuse_offset_bags
 from fx_passes.fuse.patterns import fuse_patterns
 from fx_passes.fuse.permutes import fuse_permutes
@@ -34,6 +36,7 @@ from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.quantized_views import quantize_before_views
 from fx_passes.fuse.rotations import fuse_rotations
+from fx_passes.fuse.written_attention import fuse_written_attention
 from fx_passes.graph.interpreter import run
 from fx_passes.graph.verify import verify
 from fx_passes.memoize.per_mask import memoize_masks
@@ -67,6 +70,7 @@ PASSES: tuple[Pass, ...] = (
     assume_ranks,
     fold_casts,
     fold_wide_softmax,
+    fold_shifted_softmax,
     fold_shapes,
     fold_identities,
     fold_pad,
@@ -77,11 +81,13 @@ PASSES: tuple[Pass, ...] = (
     fold_batch_norm,
     fold_channel_scale,
     fuse_patterns,
+    fuse_written_attention,
     fuse_dynamic_quantization,
     chain_concatenations,
     fuse_embedding_bags,
     fuse_offset_bags,
     quantize_before_views,
+    clip_narrow_integers,
     fuse_projections,
     fuse_rotations,
     fuse_permutes,

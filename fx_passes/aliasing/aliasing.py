@@ -101,7 +101,7 @@ class Aliasing:
             if other.op in ("placeholder", "get_attr"):
                 return False
             read_later = any(self.order[user] > now for user in other.users)
-            if other not in (source, node) and read_later and not self._comes_from(other, node):
+            if other not in (source, node) and read_later and not self._comes_from(other, node, source):
                 return False
         for user in list(source.users):
             if self.order[user] > now:
@@ -136,12 +136,17 @@ class Aliasing:
             return _functional(node.target) is not None
         return node.target in INPLACE or (node.target in FUNCTIONS and is_inplace_call(node))
 
-    def _comes_from(self, other: fx.Node, node: fx.Node) -> bool:
-        """Whether other shares memory by being made from node: then the out-of-place result serves it as well."""
+    def _comes_from(self, other: fx.Node, node: fx.Node, source: fx.Node) -> bool:
+        """Whether other shares memory by being made from node: then the out-of-place result serves it as well.
+
+        So it does what is made from source further down, which will read node.
+        """
         while other is not node:
             sources = aliases(other, self.gm)
             if len(sources) != 1:
                 return False
+            if sources[0] is source and self.order[other] > self.order[node]:
+                return True
             other = sources[0]
         return True
 

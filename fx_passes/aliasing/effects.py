@@ -76,6 +76,7 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
 _OPERATORS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne, operator.floordiv,
               operator.mod, operator.and_, operator.or_, operator.xor, operator.invert, operator.not_,
               operator.is_)  # fmt: skip
+_TABLES = (F.embedding, F.embedding_bag)  # their results are new, too: no view of a table
 _NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 
 
@@ -114,15 +115,28 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     if isinstance(node.target, torch._ops.OpOverload) and node.target._opname not in _DROPOUTS | {"contiguous"}:
         return _schema_aliases(node)
     name = getattr(node.target, "__name__", "")
-    if node.target in _OPERATORS:
+    if node.target in _OPERATORS or node.target in _TABLES:
         return []
     if node.target is operator.getitem:
+        if _is_new_piece(node, root):  # another tensor than the other pieces; taken out twice it is the same one
+            same = [user for user in node.args[0].users if user.args[1] == node.args[1]]
+            return [] if same[0] is node else same[:1]
         return nodes_in(node.args[0])  # of what is looked up, not of its place
     if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
         return inputs[:1] if is_inplace_call(node) else []
     if getattr(torch, name, None) is node.target and makes_new(name):
         return [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
     return inputs
+
+
+def _is_new_piece(node: fx.Node, root: nn.Module) -> bool:
+    """Whether node is one of several new tensors that an operator returns, and nobody sees them together."""
+    several = node.args[0]
+    if not isinstance(several, fx.Node) or not isinstance(several.meta.get("val"), list | tuple):
+        return False
+    if several.op not in ("call_function", "call_method") or several.target in ops.VOCABULARY or aliases(several, root):
+        return False
+    return all(user.target is operator.getitem and type(user.args[1]) is int for user in several.users)
 
 
 def written_inputs(graph: fx.Graph) -> tuple[int, ...]:

@@ -45,16 +45,16 @@ def match_cached(node: fx.Node, known: set[Any]) -> tuple[fx.Node, fx.Node, bool
     if len(node.args) < 3 or symbols(node) - known or symbols(node.args[0]) - known:
         return None
     mask = argument(node, 3, "mask")
-    if isinstance(mask, fx.Node) and not _grows_along(mask, -1, known):
+    if isinstance(mask, fx.Node) and not grows_along(mask, -1, known):
         return None
     repeated = [repeated_heads(operand) for operand in node.args[1:3]]
     keys, values = (before or operand for before, operand in zip(repeated, node.args[1:3], strict=True))
-    if not (_is_cache(keys, known) and _is_cache(values, known)) or (repeated[0] is None) != (repeated[1] is None):
+    if not (is_cache(keys, known) and is_cache(values, known)) or (repeated[0] is None) != (repeated[1] is None):
         return None
     return keys, values, repeated[0] is not None
 
 
-def _is_cache(node: Any, known: set[Any]) -> bool:
+def is_cache(node: Any, known: set[Any]) -> bool:
     """Whether node is what a step leaves of a cache: a result of the graph, the cache before with something behind."""
     if not isinstance(node, fx.Node) or not any(user.op == "output" for user in node.users):
         return False
@@ -66,10 +66,10 @@ def _is_cache(node: Any, known: set[Any]) -> bool:
     if not isinstance(value, torch.Tensor) or value.ndim != 4 or node.args[1] % 4 != _ALONG % 4:
         return False
     same_dtype = all(n.meta["val"].dtype == value.dtype for n in (past, new) if "val" in n.meta)
-    return same_dtype and past is not new and _grows_along(past, _ALONG, known) and not symbols(new) - known
+    return same_dtype and past is not new and grows_along(past, _ALONG, known) and not symbols(new) - known
 
 
-def _grows_along(node: fx.Node, dim: int, known: set[Any]) -> bool:
+def grows_along(node: fx.Node, dim: int, known: set[Any]) -> bool:
     """Whether one dimension of node has a size that is not known, and only that one."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.ndim < 2:

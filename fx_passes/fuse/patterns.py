@@ -18,7 +18,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.fold.casts import is_cast
-from fx_passes.graph.graph import argument, finish, is_call, is_constant
+from fx_passes.graph.graph import argument, erase_unread, finish, is_call, is_constant
 from fx_passes.graph.inference import dtype
 from fx_passes.graph.pattern import Either, Parts, Value, binary, call, eltwise, match, once
 from fx_passes.spellings.registry import Call, is_number, static
@@ -58,17 +58,7 @@ def _replace(node: fx.Node, made: Call, source: str) -> None:
         result = node.graph.call_function(*made)
     result.meta = {**node.meta, "source": source} if source else dict(node.meta)
     node.replace_all_uses_with(result)
-    _erase_unread(node)
-
-
-def _erase_unread(node: fx.Node) -> None:
-    """Take out a node and what only it read: PyTorch's functions are no code that finish knows."""
-    if node.users or node.op == "placeholder":
-        return
-    sources = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in sources:
-        _erase_unread(source)
+    erase_unread(node)
 
 
 def _cast(name: str, pattern: Any) -> Parts:

@@ -163,6 +163,16 @@ def replace(node: fx.Node, value: Any) -> None:
     node.graph.erase_node(node)
 
 
+def erase_unread(node: fx.Node) -> None:
+    """Erase a node that nobody reads, and what only it read: for parts of a pattern, which do nothing else."""
+    if node.users or node.op == "placeholder":
+        return
+    sources = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in sources:
+        erase_unread(source)
+
+
 def example(node: Any) -> torch.Tensor | None:
     """The example of the tensor that node computes; None where there is none, or node is none."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import example
+from fx_passes.graph.graph import example, is_call
 from fx_passes.spellings.registry import Built, Call, Parameter, is_number, row, spelled, static
 
 aten = torch.ops.aten
@@ -137,7 +137,9 @@ def softmax(log: bool) -> Callable[..., Built]:
 
 
 def _has_dtype(node: Any, dtype: Any) -> bool:
-    """Whether node is known to be a tensor of this dtype: a conversion to it changes nothing."""
+    """Whether node is known to be a tensor of this dtype, or this is read of it: a conversion changes nothing."""
+    if is_call(dtype, getattr):
+        return tuple(dtype.args) == (node, "dtype")
     value = example(node)
     return value is not None and value.dtype is dtype
 

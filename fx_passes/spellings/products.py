@@ -31,7 +31,7 @@ def matmul(input: Any, other: Any, *, out: Any = None) -> Built:
     return None if out is not None else Call(ops.matmul, (input, other), {"post_ops": ()})
 
 
-@spelled(functions=[torch.baddbmm], overloads=[aten.baddbmm.default], strict=["baddbmm"])
+@spelled("baddbmm", overloads=[aten.baddbmm.default], strict=["baddbmm"])
 def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Built:
     """input + alpha * batch1 @ batch2, as post-ops of the product; beta of others would round input before the sum."""
     if out is not None or not is_number(beta) or not is_number(alpha) or not isinstance(input, fx.Node):
@@ -43,7 +43,7 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any =
     return Call(ops.binary, (product, input, "add")) if beta == 1 else None
 
 
-@spelled(functions=[torch.addmm], overloads=[aten.addmm.default], strict=["addmm"])
+@spelled("addmm", overloads=[aten.addmm.default], strict=["addmm"])
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Built:
     """input + mat1 @ mat2, mat2 the transpose of a linear's weight: its bias where input is a vector."""
     if out is not None or not (is_number(beta) and is_number(alpha)) or (beta, alpha) != (1, 1):

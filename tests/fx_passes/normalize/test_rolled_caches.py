@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -74,11 +75,35 @@ def cache_written_between(cache: Tensor, new: Tensor) -> Tensor:
     return rolled
 
 
+def added(cache: Tensor, new: Tensor) -> Tensor:
+    rolled = cache.roll(-1, dims=-2)
+    return rolled.index_put_((*[slice_of(rolled, dim) for dim in (0, 1)], torch.tensor([-1])), new / 4, accumulate=True)
+
+
+def slice_of(x: Tensor, dim: int) -> Tensor:
+    """All places along a dimension, as a column."""
+    return torch.arange(x.shape[dim]).reshape(*[-1 if each == dim else 1 for each in range(3)])
+
+
+def slice_read_as_well(cache: Tensor, new: Tensor) -> Tensor:
+    rolled = cache.roll(-1, dims=-2)
+    last = rolled[:, :, -1:]
+    last.copy_(new)
+    return rolled + last / 4
+
+
+def last_but_one(cache: Tensor, new: Tensor) -> Tensor:
+    rolled = cache.roll(-1, dims=-2)
+    rolled[:, :, -2:-1] = new
+    return rolled
+
+
 RECOGNISED = {"by tensor": by_tensor, "by slice": by_slice}
 MISSES = {
     miss.__name__: miss
     for miss in (
-        rolled_back, first_place, another_dimension, broadcast, read_before, part_of_it, cache_written_between,
+        rolled_back, first_place, another_dimension, broadcast, read_before, part_of_it, cache_written_between, added,
+        slice_read_as_well, last_but_one,
     )
 }  # fmt: skip
 
@@ -106,11 +131,17 @@ def caches(batch: int = 1, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(batch, HEADS, SIZE, DEPTH, generator=generator).to(dtype) for _ in range(4)]
 
 
-def steps_are_eagers(push: Push, batch: int = 1, dtype: torch.dtype = torch.float32) -> zendnn_cffi.OptimizedModule:
-    """Compare eight steps and the caches after each; return what torch.compile made."""
+def steps_are_eagers(
+    push: Push, batch: int = 1, dtype: torch.dtype = torch.float32, *, exports: bool = False
+) -> zendnn_cffi.OptimizedModule:
+    """Compare eight steps and the caches after each; return what torch.compile, or optimize of an export, made."""
     torch.manual_seed(0)
     model = Layers(push).eval().to(dtype)
-    compiled = torch.compile(model, backend="zendnn", options={"tune": "off"})
+    if exports:
+        program = torch.export.export(model, (torch.randn(batch, 1, 16).to(dtype), *caches(batch, dtype)))
+        compiled: Any = zendnn_cffi.optimize(program, tune="off")
+    else:
+        compiled = torch.compile(model, backend="zendnn", options={"tune": "off"})
     mine, theirs = caches(batch, dtype), caches(batch, dtype)
     tolerance = 1e-5 if dtype is torch.float32 else 0.1  # bf16: eight steps of sums of 16 products
     for step in range(8):
@@ -118,24 +149,29 @@ def steps_are_eagers(push: Push, batch: int = 1, dtype: torch.dtype = torch.floa
         with torch.no_grad():
             torch.testing.assert_close(compiled(x, *mine), model(x, *theirs), rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
-    return compiled_modules()[-1]
+    return compiled if exports else compiled_modules()[-1]
 
 
+@pytest.mark.parametrize("exports", [False, True])
 @pytest.mark.parametrize("example", RECOGNISED)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_one_region_for_all_layers(example: str, batch: int) -> None:
-    gm = steps_are_eagers(RECOGNISED[example], batch)
+def test_one_region_for_all_layers(example: str, batch: int, exports: bool) -> None:
+    gm = steps_are_eagers(RECOGNISED[example], batch, exports=exports)
     assert len(gm.regions()) == 1
-    assert not {"roll", "setitem"} & set(count(gm))
+    assert not {"roll", "setitem", "roll.default", "index_put.default"} & set(count(gm))
 
 
 def test_bf16() -> None:
     assert len(steps_are_eagers(by_tensor, dtype=torch.bfloat16).regions()) == 1
 
 
-@pytest.mark.parametrize("miss", MISSES)
-def test_not_taken_for_it(miss: str) -> None:
-    assert count(steps_are_eagers(MISSES[miss]))["roll"] == 4
+IN_EXPORTS = [miss for miss in MISSES if miss != "broadcast"]  # torch.export writes out what repeats
+
+
+@pytest.mark.parametrize(("miss", "exports"), [*((m, False) for m in MISSES), *((m, True) for m in IN_EXPORTS)])
+def test_not_taken_for_it(miss: str, exports: bool) -> None:
+    found = count(steps_are_eagers(MISSES[miss], exports=exports))
+    assert found["roll"] + found["roll.default"] == 4
 
 
 def test_a_window_of_one_token() -> None:
