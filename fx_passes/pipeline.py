@@ -22,6 +22,7 @@ from fx_passes.fold.ranks import assume_ranks
 from fx_passes.fold.rows import fold_rows
 from fx_passes.fold.shapes import fold_shapes
 from fx_passes.fold.shifted_softmax import fold_shifted_softmax
+from fx_passes.fold.unsigned_products import fold_unsigned_products
 from fx_passes.fold.wide_softmax import fold_wide_softmax
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.fuse.concatenations import chain_concatenations
@@ -74,6 +75,7 @@ PASSES: tuple[Pass, ...] = (
     fold_shapes,
     fold_identities,
     fold_pad,
+    fold_unsigned_products,
     fold_int8_layers,
     fold_integer_products,
     fold_products,
