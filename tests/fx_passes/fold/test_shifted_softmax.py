@@ -14,6 +14,7 @@ import zendnn_cffi
 from fx_passes import ops
 from fx_passes.fold.shifted_softmax import fold_shifted_softmax
 from tests.support.graphs import check_twice, count, traced
+from tests.support.lowering import net
 from tests.tolerance import assert_close
 
 aten = torch.ops.aten
@@ -59,20 +60,11 @@ STAYS: dict[str, Scores] = {
 }  # fmt: skip
 
 
-class Model(nn.Module):
-    def __init__(self, scores: Scores) -> None:
-        super().__init__()
-        self.scores = scores
-
-    def forward(self, x: Tensor) -> Any:
-        return self.scores(x)
-
-
 def is_folded(scores: Scores, dtype: torch.dtype) -> bool:
     x = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
-    gm = fold_shifted_softmax(traced(Model(scores), x))
+    gm = fold_shifted_softmax(traced(net(lambda m, x: scores(x)), x))
     check_twice(gm, fold_shifted_softmax)
-    torch.testing.assert_close(gm(x), Model(scores)(x))
+    torch.testing.assert_close(gm(x), scores(x))
     found = [node for node in gm.graph.nodes if node.target is ops.binary and node.args[2] in ("sub", "add")]
     return not found and count(gm)["softmax"] == 1
 
@@ -98,7 +90,7 @@ def rows() -> Tensor:
 
 @pytest.mark.parametrize("case", ["values", "amax"])
 def test_rows_with_an_infinity_are_as_before(case: str) -> None:
-    gm = fold_shifted_softmax(traced(Model(FOLDED[case]), rows()))
+    gm = fold_shifted_softmax(traced(net(lambda m, x: FOLDED[case](x)), rows()))
     torch.testing.assert_close(gm(rows()), FOLDED[case](rows()), equal_nan=True)
 
 

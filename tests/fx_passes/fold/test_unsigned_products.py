@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchao.kernel import intmm
 
 import zendnn_cffi
@@ -14,7 +14,7 @@ from fx_passes.fold.unsigned_products import fold_unsigned_products
 from fx_passes.normalize.normalize import normalize
 from tests.support.graphs import check_twice
 from tests.support.int8_tensors import block, scaled
-from tests.support.lowering import noise
+from tests.support.lowering import net, noise
 from tests.support.quantized import ran
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -66,21 +66,12 @@ STAYS: dict[str, Product] = {
 }
 
 
-class Model(nn.Module):
-    def __init__(self, product: Product) -> None:
-        super().__init__()
-        self.product = product
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.product(a, b)
-
-
 @pytest.mark.parametrize("case", [*FOLDED, *STAYS])
 def test_the_sums_stay(case: str) -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-128, 128, (24, 24), dtype=torch.int8, generator=generator) for _ in range(2))
     product = (FOLDED | STAYS)[case]
-    gm = fold_unsigned_products(normalize(torch.export.export(Model(product), (a, b)).module()))
+    gm = fold_unsigned_products(normalize(torch.export.export(net(lambda m, a, b: product(a, b)), (a, b)).module()))
     check_twice(gm, fold_unsigned_products)
     assert torch.equal(gm(a, b), product(a, b))
     assert ("uint8" not in str(gm.graph)) is (case in FOLDED)

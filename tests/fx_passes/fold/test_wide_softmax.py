@@ -14,6 +14,7 @@ import zendnn_cffi
 from fx_passes import ops
 from fx_passes.fold.wide_softmax import fold_wide_softmax
 from tests.support.graphs import count, traced
+from tests.support.lowering import net
 
 Scores = Callable[[Tensor], Any]
 F32, BF16 = torch.float32, torch.bfloat16
@@ -35,19 +36,10 @@ STAYS: dict[str, Scores] = {
 }
 
 
-class Model(nn.Module):
-    def __init__(self, scores: Scores) -> None:
-        super().__init__()
-        self.scores = scores
-
-    def forward(self, x: Tensor) -> Any:
-        return self.scores(x)
-
-
 def is_folded(scores: Scores) -> bool:
     x = torch.randn(3, 40).to(BF16)
-    gm = fold_wide_softmax(traced(Model(scores), x))
-    torch.testing.assert_close(gm(x), Model(scores)(x))
+    gm = fold_wide_softmax(traced(net(lambda m, x: scores(x)), x))
+    torch.testing.assert_close(gm(x), scores(x))
     (softmax,) = (node for node in gm.graph.nodes if "softmax" in str(node.target))
     return softmax.target is ops.softmax and softmax.args[0].op == "placeholder"
 
