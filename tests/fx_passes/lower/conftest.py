@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fx_passes.candidates.candidates import Candidate
@@ -12,8 +14,11 @@ from fx_passes.search.measure import Bench, is_rival
 
 
 @pytest.fixture
-def torch_is_fastest(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
-    """Measured times in which PyTorch always wins; the candidates measured. Numbers are compared as ever."""
+def torch_is_fastest(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> list[Candidate]:
+    """Measured times in which PyTorch always wins; the candidates measured. Numbers are compared as ever.
+
+    In a folder of its own, as nothing is measured where choices were kept.
+    """
     measured: list[Candidate] = []
     check = Bench.check_and_time
 
