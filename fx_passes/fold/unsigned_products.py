@@ -17,6 +17,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.fold.casts import dtype_of, is_cast
 from fx_passes.graph.graph import finish, is_call, only_user, replace
+from fx_passes.spellings.registry import is_number
 
 aten = torch.ops.aten
 _SHIFT = 128
@@ -60,8 +61,4 @@ def _other(node: Any, kind: str) -> Any:
     if not is_call(node, ops.binary) or node.args[2] != kind:
         return None
     a, b, _ = node.args
-    return a if _is_number(b) else b if _is_number(a) else None
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and value == _SHIFT
+    return next((x for x, y in ((a, b), (b, a)) if is_number(y) and y == _SHIFT), None)

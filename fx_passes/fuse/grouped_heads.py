@@ -18,7 +18,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, finish, is_call, only_user
+from fx_passes.graph.graph import argument, finish, is_call, known_shape, only_user
 
 _NO_END = 1 << 62  # where slices without an end are made to end
 # Where others than ops.write_at write to the memory, normalize leaves them as they are called.
@@ -42,13 +42,13 @@ def match_grouped(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     query, mask = node.args[0], argument(node, 3, "mask")
     if argument(node, 4, "is_causal", False) or argument(node, 6, "enable_gqa", False) or len(node.args) < 3:
         return None
-    shape, of_mask = _shape(query), _shape(mask)
+    shape, of_mask = known_shape(query), known_shape(mask)
     if len(shape) != 4 or shape[2] != 1 or type(shape[1]) is not int or type(shape[3]) is not int:
         return None
     if mask is not None and (len(of_mask) != 4 or of_mask[1] != 1):
         return None
     keys, values = map(repeated_heads, node.args[1:3])
-    if keys is None or values is None or _shape(keys)[:3] != _shape(values)[:3]:
+    if keys is None or values is None or known_shape(keys)[:3] != known_shape(values)[:3]:
         return None
     return keys, values
 
@@ -56,7 +56,7 @@ def match_grouped(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 def _read_where_they_lie(gm: fx.GraphModule, node: fx.Node, found: tuple[fx.Node, fx.Node]) -> None:
     query: Any = node.args[0]
     value = query.meta["val"]
-    groups, (heads, d) = _shape(found[0])[1], (value.shape[1], value.shape[3])
+    groups, (heads, d) = known_shape(found[0])[1], (value.shape[1], value.shape[3])
     with gm.graph.inserting_before(node):
         rows = gm.graph.call_function(ops.reshape, (query, (-1, groups, heads // groups, d)))
         attended = gm.graph.call_function(ops.attention, (rows, *found, *node.args[3:]), dict(node.kwargs))
@@ -67,17 +67,11 @@ def _read_where_they_lie(gm: fx.GraphModule, node: fx.Node, found: tuple[fx.Node
         attended.meta["val"] = result.new_empty((result.shape[0], groups, heads // groups, result.shape[3]))
     repeated = node.args[1:3]
     node.target, node.kwargs = ops.reshape, {}
-    node.args = (attended, (-1, heads, 1, _shape(found[1])[3]))
+    node.args = (attended, (-1, heads, 1, known_shape(found[1])[3]))
     for copied, x in zip(repeated, found, strict=True):
         while copied is not x and isinstance(copied, fx.Node) and not copied.users:
             unread, copied = copied, copied.args[0]
             gm.graph.erase_node(unread)
-
-
-def _shape(node: Any) -> tuple[Any, ...]:
-    """The shape of a node's value; () where that is not known."""
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def _is(node: Any, operation: Callable[..., Any]) -> bool:

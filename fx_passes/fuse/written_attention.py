@@ -20,7 +20,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fuse.caches import grows_along, is_cache
 from fx_passes.fuse.grouped_heads import repeated_heads
 from fx_passes.graph.free_sizes import known_sizes
-from fx_passes.graph.graph import example, finish, is_call, only_user
+from fx_passes.graph.graph import example, finish, is_call, known_shape, only_user
 from fx_passes.spellings.registry import is_number
 from zendnn_cffi.values import dataclass
 
@@ -76,7 +76,7 @@ def match_written(node: fx.Node, known: set[Any]) -> tuple[Scores, fx.Node] | No
     if scores is None or (transposed := _transposed(scores.keys)) is None:
         return None
     query, keys, values = map(_by_heads, (scores.query, transposed, node.args[1]))
-    shapes = [_shape(part) for part in (query, keys, values)]
+    shapes = [known_shape(part) for part in (query, keys, values)]
     if any(len(shape) != 4 for shape in shapes) or len({str(shape[:2]) for shape in shapes}) != 1:
         return None
     if not all(is_cache(repeated_heads(cache) or cache, known) for cache in (keys, values)):
@@ -105,7 +105,7 @@ def _scores(node: Any, terms: tuple[Term, ...] = (), scale: float = 1.0) -> Scor
         return _scores(first, terms, scale * second if kind == "mul" else scale / second)
     if kind != "add" or scale != 1 or not isinstance(second, fx.Node):
         return None  # below a factor, what is added would have it, too
-    rank = len(_shape(node))
+    rank = len(known_shape(node))
     found = _scores(first, (Term(second, rank), *terms))
     return found or (_scores(second, (Term(first, rank), *terms)) if isinstance(first, fx.Node) else None)
 
@@ -116,7 +116,7 @@ def _by_heads(node: Any, *, alone: bool = False) -> Any:
     alone  where something else reads the view, it stays
     """
     while is_call(node, *_VIEWS) and not (alone and only_user(node) is None):
-        given, viewed = _shape(node.args[0]), _shape(node)
+        given, viewed = known_shape(node.args[0]), known_shape(node)
         if {len(given), len(viewed)} != {3, 4} or str(given[-2:]) != str(viewed[-2:]):
             break
         node = node.args[0]
@@ -125,14 +125,14 @@ def _by_heads(node: Any, *, alone: bool = False) -> Any:
 
 def _transposed(node: Any) -> Any:
     """x where node is x with its last dimensions exchanged; None for anything else."""
-    rank = len(_shape(node))
+    rank = len(known_shape(node))
     if not is_call(node, ops.transpose) or only_user(node) is None or not rank:
         return None
     return node.args[0] if {dim % rank for dim in node.args[1:3]} == {rank - 2, rank - 1} else None
 
 
 def _is_last(node: fx.Node, dim: Any) -> bool:
-    return dim in (-1, len(_shape(node)) - 1)
+    return dim in (-1, len(known_shape(node)) - 1)
 
 
 def _is_mask(term: Term, query: tuple[Any, ...], scored: fx.Node, known: set[Any]) -> bool:
@@ -145,15 +145,10 @@ def _is_mask(term: Term, query: tuple[Any, ...], scored: fx.Node, known: set[Any
     return grows_along(term.node, -1, known)
 
 
-def _shape(node: Any) -> tuple[Any, ...]:
-    value = example(node)
-    return () if value is None else tuple(value.shape)
-
-
 def _rewrite(node: fx.Node, scores: Scores, values: fx.Node, masks: Masks) -> None:
     graph, value = node.graph, example(node)
     assert value is not None
-    shape = (*_shape(scores.query)[:3], value.shape[-1])
+    shape = (*known_shape(scores.query)[:3], value.shape[-1])
     with graph.inserting_before(node):
         mask = _mask(scores, masks) if scores.terms else None
         kwargs = {"is_causal": False, "scale": scores.scale, "enable_gqa": False}
@@ -165,7 +160,7 @@ def _rewrite(node: fx.Node, scores: Scores, values: fx.Node, masks: Masks) -> No
         joined = graph.call_function(ops.flatten, (attended, 0, 1))
         joined.meta = dict(node.meta)
     for user in list(node.users):
-        if is_call(user, *_VIEWS) and str(_shape(user)) == str(shape) and user.args[0] is node:
+        if is_call(user, *_VIEWS) and str(known_shape(user)) == str(shape) and user.args[0] is node:
             user.replace_all_uses_with(attended)
     node.replace_all_uses_with(joined)
 
@@ -187,9 +182,9 @@ def _four_dimensional(term: Term, query: fx.Node) -> fx.Node:
     """A term [B * H, L or 1, S] as [B, H, L or 1, S]."""
     if term.rank == 4:
         return term.node
-    heads, value = _shape(query)[1], term.node.meta["val"]
+    heads, value = known_shape(query)[1], term.node.meta["val"]
     split = term.node.graph.call_function(ops.unflatten, (term.node, 0, (-1, heads)))
-    split.meta["val"] = value.new_empty((_shape(query)[0], heads, *value.shape[1:]))
+    split.meta["val"] = value.new_empty((known_shape(query)[0], heads, *value.shape[1:]))
     return split
 
 

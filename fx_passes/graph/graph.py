@@ -179,6 +179,12 @@ def example(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def known_shape(node: Any) -> tuple[Any, ...]:
+    """The shape of a node's example; () where there is none."""
+    value = example(node)
+    return () if value is None else tuple(value.shape)
+
+
 def set_example(node: fx.Node, value: Any) -> None:
     """Let `value` be the example of what node computes (meta["val"]); None: there is none."""
     if value is None:

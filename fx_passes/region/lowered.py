@@ -64,9 +64,7 @@ class Lowering:
     values: RegionValues | None = None
 
     def let_go(self) -> None:
-        """Free folded weights now: nodes, operations and graphs refer to each other, and the collector comes much
-        later.
-        """
+        """Free folded weights now: nodes, operations and graphs refer to each other, and the collector comes late."""
         for operation in self.operations:
             operation.candidates, operation.with_values = [], None
         if self.values is not None:
