@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0 torchvision==0.28.0
 ARGS   ?=
+WORKERS ?= 2
 SCALING := --models squeezenet1_1 --batches 1 4 16 64 256 640 --threads 1 2 --contenders ours eager_cl openvino \
              --seconds 2 --warmup 10 --min-iterations 4
 
@@ -18,13 +19,14 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) TORCH='$(TORCH)' ARGS='arguments of the program run'"
+	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) TORCH='$(TORCH)' WORKERS=$(WORKERS) ARGS='arguments of the program run'"
 
 demo: install  ## train, optimize and compare: digits, then ResNet-50 on a photograph
 	$(BIN)/python demo/run.py $(ARGS)
 
-test: install  ## all tests, on the installed package
-	$(BIN)/pytest $(ARGS)
+# A file is one process's. Files start in their order: the longest ones would come last if those of most tests came first.
+test: install  ## all tests, on the installed package, WORKERS files at a time
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 verify-library: $(VENV)/.package  ## every implementation of the library against a reference, on this CPU (half an hour, two cores)
 	ZENDNN_CFFI_LIBRARY=$$(cd / && $(abspath $(BIN))/python -c "from zendnn_cffi.engine.library import find; print(find().path)") \

@@ -35,7 +35,8 @@ def library_expected() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "ZENDNN_CFFI_CACHE" not in os.environ:  # measurements on a busy machine must not outlive the tests
+    # Measurements on a busy machine must not outlive the tests, nor do processes of one run wait for each other.
+    if "ZENDNN_CFFI_CACHE" not in os.environ or hasattr(config, "workerinput"):
         folder = tempfile.mkdtemp(prefix="zendnn_cffi-tests-")
         os.environ["ZENDNN_CFFI_CACHE"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

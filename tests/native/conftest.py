@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -61,7 +62,10 @@ def build(run: Run) -> Run:
 @pytest.fixture(scope="session")
 def prebuilt(build: Run) -> Path:
     """The build folder of the default provider, finished: engine/ and work/ inside."""
-    done = build(KEPT / "prebuilt")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / "lock").open("w") as lock:  # tests in another process want the same folder
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = build(KEPT / "prebuilt")
     assert done.returncode == 0, done.stdout + done.stderr
     return KEPT / "prebuilt"
 
