@@ -163,8 +163,8 @@ def chosen_row_scales(src: TensorSpec, how: str, *rest: Any, of: torch.dtype | N
 
 
 def quantized_rows_by(src: TensorSpec, chosen: TensorSpec, *rest: Any) -> TensorSpec:
-    """ops.quantize_rows_by and ops.dequantize_rows_by of dense rows."""
-    if not is_row_major(src) or chosen.shape[1:] != (*src.shape[:-1], 1):
+    """ops.quantize_rows_by and ops.dequantize_rows_by of dense rows, by scales that lie as they were chosen."""
+    if not is_row_major(src) or not is_row_major(chosen) or chosen.shape[1:] != (*src.shape[:-1], 1):
         raise Unclear
     return row_major(src.shape, rest[-1])
 

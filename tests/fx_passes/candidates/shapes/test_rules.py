@@ -246,6 +246,16 @@ def test_a_rule_is_right_or_unclear_whatever_the_operands(operation: Callable[..
     assert found == expected
 
 
+def test_rows_of_one_number_lie_as_their_scales_do() -> None:
+    """A stride that is never taken is still the result's."""
+    (_, chosen, *rest), _ = CLEAR[ops.quantize_rows_by][0]
+    src, transposed = TensorSpec((2, 5, 1), F32, (5, 1, 1)), replace(chosen, strides=(10, 1, 2, 10))
+    assert on_tensors(ops.quantize_rows_by, (src, transposed, *rest), {}).strides == (5, 1, 5)
+    with pytest.raises(Unclear):
+        infer(ops.quantize_rows_by, (src, transposed, *rest), {})
+    assert infer(ops.quantize_rows_by, (src, chosen, *rest), {}).strides == (5, 1, 1)
+
+
 @pytest.mark.parametrize("strides", [(32, 8, 8, 1), (32, 8, 1, 1), (32, 8, 32, 1), (32, 1, 8, 1)], ids=str)
 def test_attention_of_one_token_is_right_or_unclear(strides: tuple[int, ...]) -> None:
     """Whatever the stride of the one token."""
