@@ -100,8 +100,9 @@ def pack(plain: torch.Tensor, layout: Layout, packed: torch.Tensor, scratch: tor
 
 def _are_products_exact() -> bool:
     """Whether PyTorch computes products in float32: users may let it round them to bf16."""
-    backends = torch.backends, torch.backends.mkldnn, torch.backends.mkldnn.matmul
-    return all(backend.fp32_precision in ("none", "ieee") for backend in backends)
+    mkldnn = torch.backends.mkldnn
+    backends = torch.backends, mkldnn, getattr(mkldnn, "matmul", None)
+    return all(getattr(backend, "fp32_precision", "unknown") in ("none", "ieee") for backend in backends)
 
 
 @lru_cache(maxsize=2)
