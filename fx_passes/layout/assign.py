@@ -50,8 +50,13 @@ def assign_layouts(
     reorder_ns  cost of a reorder between two layouts that are not the same bytes
     """
 
+    prices: dict[tuple[Layout, Layout], float] = {}  # a dense block asks ten times for each
+
     def cost(have: Layout, want: Layout) -> float:
-        return 0.0 if same_bytes(have, want) else reorder_ns(have, want)
+        price = prices.get((have, want))
+        if price is None:
+            price = prices[have, want] = 0.0 if same_bytes(have, want) else reorder_ns(have, want)
+        return price
 
     kept = {operation.node: _worth_keeping(operation.candidates) for operation in operations}
     wanted = _wanted_layouts(operations, kept, outputs)

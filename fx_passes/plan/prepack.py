@@ -12,6 +12,7 @@ import torch
 from fx_passes.candidates.candidates import Weights
 from fx_passes.candidates.layouts import same_bytes, strided
 from zendnn_cffi.locks import new_lock
+from zendnn_cffi.primitives import winograd
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.primitives.lpgemm import PackedLayout
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
@@ -202,6 +203,10 @@ def prepack(
         desc.pack(weights.plain.detach().to(desc.dtype).contiguous(), packed)
         return packed
     plain = _as_seen(weights, desc)
+    if (layout := winograd.layout_of(desc)) is not None:
+        packed = _allocated(allocate, desc)
+        winograd.pack(plain, layout, packed, workspace.scratchpad.take(layout.scratch_bytes))
+        return packed
     if desc.outer_strides is None and desc.dtype is not None:
         plain = plain.to(desc.dtype).contiguous()  # Winograd's transform is a reorder from that alone
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))

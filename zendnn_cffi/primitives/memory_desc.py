@@ -326,8 +326,11 @@ class MemoryDesc(Immutable):
         return self.key == other.key or bool(native().lib.zendnn_memory_desc_equal(self._ptr, other._ptr))
 
     def __hash__(self) -> int:
-        if self._hash is None:  # only fields that equality compares
-            self._set(_hash=hash((self.dims, self.dtype, int(self._ptr.format_kind), self.offset0)))
+        if self._hash is None:  # only fields that equality compares: a stride that is never taken is none
+            steps = zip(self.padded_dims, self.outer_strides or (), strict=False)
+            taken = tuple(stride for size, stride in steps if size != 1)
+            kind = int(self._ptr.format_kind)
+            self._set(_hash=hash((self.dims, self.dtype, kind, self.offset0, self.inner_blocks, taken)))
         return cast(int, self._hash)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryDesc:

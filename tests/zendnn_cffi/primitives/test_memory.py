@@ -54,6 +54,21 @@ class TestMemoryDesc:
         assert tagged.size_bytes == 4 * int(np.prod(dims))
         assert tagged.format == tag
 
+    @pytest.mark.parametrize(
+        "dims", [(1, 16, 1, 1), (1, 32, 1, 5), (2, 17, 3, 1), (16, 32, 4, 4), (1, 1, 1, 1), (0, 16, 2, 2)]
+    )
+    def test_equal_layouts_have_one_hash_and_others_mostly_their_own(self, dims: tuple[int, ...]) -> None:
+        """Equality leaves out the stride of a dimension of one; a hash of sizes alone makes each dictionary a list."""
+        tags = ("nchw", "nhwc", "cdba", "nChw8c", "nChw16c", "aBcd16b", "ABcd16b16a", "ABcd8a8b")
+        layouts = [MemoryDesc(dims, F32, tag) for tag in tags]
+        plain = [desc.strides for desc in layouts if desc.strides is not None]
+        never_taken = [tuple(s if n > 1 else 977 for n, s in zip(dims, strides, strict=True)) for strides in plain]
+        layouts += [MemoryDesc(dims, F32, strides=strides) for strides in never_taken]
+        for a in layouts:
+            assert all(hash(a) == hash(b) for b in layouts if a == b)
+        distinct = [d for i, d in enumerate(layouts) if d not in layouts[:i]]
+        assert len({hash(d) for d in distinct}) >= len(distinct) - 2
+
     def test_without_tag_or_strides_it_is_row_major(self) -> None:
         assert MemoryDesc((2, 3, 4), F32) == MemoryDesc.from_tensor(torch.zeros(2, 3, 4))
 
