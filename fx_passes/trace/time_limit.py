@@ -21,8 +21,9 @@ class Limit(TorchFunctionMode):
     """In its block, raise TooLong where sizes became long terms, once so much of this thread's CPU time is over.
 
     seconds  from here on
-    longest  symbols and operations that the free sizes of a tensor may have, on average: a model of many operations
-             takes its time, one of long terms may take minutes for few; below 0: none are too short
+    longest  symbols and operations that the free sizes of a tensor may have, on average over tensors that have some: a
+             model of many operations takes its time, one of long terms may take minutes for few; below 0: none are too
+             short
     """
 
     def __init__(self, seconds: float, longest: float = -1.0) -> None:
@@ -42,10 +43,13 @@ class Limit(TorchFunctionMode):
         if self._terms > self._longest * self._tensors and self.left < 0:
             raise TooLong
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self._tensors += 1
-            self._terms += sum(self._length(size.node.expr) for size in result.shape if isinstance(size, torch.SymInt))
+        if isinstance(result, torch.Tensor) and (terms := sum(map(self._length_of, result.shape))):
+            self._tensors += 1  # constants, of which a forward may cut a thousand from a table, would hide long terms
+            self._terms += terms
         return result
+
+    def _length_of(self, size: Any) -> int:
+        return self._length(size.node.expr) if isinstance(size, torch.SymInt) else 0
 
     def _length(self, term: Any) -> int:
         if term not in self._lengths:

@@ -33,12 +33,15 @@ def test_it_is_no_exception_that_a_model_catches() -> None:
     assert not caught
 
 
+@pytest.mark.parametrize("constants", (0, 50), ids="{} constants".format)
 @pytest.mark.parametrize("longest, over", ((1.0, True), (9.0, False)))
-def test_many_operations_may_take_longer_than_long_sizes(longest: float, over: bool) -> None:
+def test_many_operations_may_take_longer_than_long_sizes(longest: float, over: bool, constants: int) -> None:
     class Windows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             """x [N, L]; returns [N, 4, L / 4]."""
             with Limit(0.0, longest):
+                for _ in range(constants):
+                    torch.ones(3)
                 y = x.unflatten(1, (4, x.shape[1] // 4))
                 for _ in range(4):
                     y = y.relu()
