@@ -2,13 +2,12 @@
 
 choose_row_scales   reductions and arithmetic on a number for each row (scales.py)
 dequantize_rows_by  a reorder, and binary primitives in place
-quantize_rows_by    a binary primitive that multiplies each row, rounds and bounds; where there are zero points one
-                    more, or a pass of PyTorch and a reorder, block by block
+quantize_rows_by    a binary primitive that multiplies each row, adds its zero point, rounds and bounds
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -19,7 +18,6 @@ from fx_passes.candidates.candidates import (
     Operand,
     Operation,
     Result,
-    Temporary,
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.graph.graph import is_call
@@ -28,17 +26,12 @@ from fx_passes.lower.post_ops import dtype_of
 from fx_passes.lower.primitives import keep_optimized
 from fx_passes.lower.products.row_blocks import (
     INVERSE,
-    MANY_ROWS,
     SCALE,
     ZERO_POINT,
-    equal_blocks,
     have_zero_points,
-    multiply_and_add,
     of_rows,
-    torch_pass,
 )
 from fx_passes.lower.products.scales import (
-    Calls,
     Primitives,
     Range,
     Step,
@@ -48,7 +41,7 @@ from fx_passes.lower.products.scales import (
     rows_of,
 )
 from fx_passes.lower.quantized import RANGES
-from zendnn_cffi.values import dataclass
+from zendnn_cffi.primitives.memory import MemoryDesc
 
 
 def lower_choose_row_scales(node: fx.Node, context: LoweringContext) -> Operation:
@@ -76,13 +69,11 @@ def lower_quantize_rows_by(node: fx.Node, context: LoweringContext) -> Operation
     have, want = row_major(src.shape, context.dtype(src)), row_major(src.shape, dtype)
     srcs = (have, row_major(context.values.specs[node.args[1]].shape, torch.float32))
     operation = Operation(node, node.name, "quantize", tuple(node.args[:2]), context.values.specs[node])
-    rows = _Rows(rows_of(src.shape), dtype_of(have), dtype, None if is_whole else (low, high))
-    found: list[tuple[str, Calls | None]] = [("", rows.symmetric())]
-    if have_zero_points(node.args[1], context):
-        found = [("", rows.by_primitives()), *rows.by_torch()]
-    for name, calls in found:
-        if calls is not None:
-            operation.candidates.append(Candidate(f"{first_implementation(calls)}{name}", srcs, want, tuple(calls)))
+    shifts, bounds = have_zero_points(node.args[1], context), None if is_whole else (low, high)
+    calls = _quantize(rows_of(src.shape), have, want, shifts=shifts, bounds=bounds)
+    if calls.templates is not None:
+        templates = tuple(calls.templates)
+        operation.candidates.append(Candidate(first_implementation(templates), srcs, want, templates))
     return keep_optimized(operation, "no optimized binary primitive quantizes it")
 
 
@@ -107,64 +98,23 @@ def lower_dequantize_rows_by(node: fx.Node, context: LoweringContext) -> Operati
     return keep_optimized(operation, "no optimized binary primitive dequantizes it")
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows [M, K] to quantize.
+def _quantize(
+    rows: tuple[int, int], have: MemoryDesc, want: MemoryDesc, *, shifts: bool, bounds: tuple[int, int] | None
+) -> Primitives:
+    """Quantize [M, K] to integers within bounds, or within those of their dtype.
 
-    bounds  of the integers, where there are fewer than their dtype has
+    Rows are channels here, [1, M, K]: a number for each channel is a post-op that is fast, one for each row is not.
     """
-
-    sizes: tuple[int, int]
-    src: torch.dtype
-    dst: torch.dtype
-    bounds: tuple[int, int] | None
-
-    @property
-    def clip(self) -> list[Step]:
-        return [] if self.bounds is None else [("clip", *map(float, self.bounds))]
-
-    def block(self, first: int, count: int) -> tuple[Operand, Operand, Operand, Result]:
-        """The rows, 1 / scales, zero points, and where integers are written."""
-        m, k = self.sizes
-        src, dst = row_major((count, k), self.src), row_major((count, k), self.dst)
-        inverse, zero_point = (of_rows(which, first, count, m) for which in (INVERSE, ZERO_POINT))
-        before = first * k
-        return (
-            Operand(0, src, before * self.src.itemsize),
-            inverse,
-            zero_point,
-            Result(dst, before * self.dst.itemsize),
-        )
-
-    def symmetric(self) -> Calls | None:
-        """A binary primitive that multiplies, rounds and bounds."""
-        src, inverse, _, dst = self.block(0, self.sizes[0])
-        calls = Primitives("binary")
-        calls.binary("mul", src, inverse, dst, *self.clip)
-        return calls.templates
-
-    def by_primitives(self) -> Calls | None:
-        """Two: the sum, as a post-op of the first, has a reference implementation alone."""
-        src, inverse, zero_point, dst = self.block(0, self.sizes[0])
-        real = Temporary(0, row_major(self.sizes, torch.float32))
-        calls = Primitives("binary")
-        calls.binary("mul", src, inverse, real)
-        calls.binary("add", real, zero_point, dst, *self.clip)
-        return calls.templates
-
-    def by_torch(self) -> Iterator[tuple[str, Calls | None]]:
-        """A pass of PyTorch, and a reorder, whose bounds are those of the dtype; of all rows, then of blocks."""
-        m, k = self.sizes
-        if self.src != torch.float32 or self.bounds is not None or m < MANY_ROWS:
-            return
-        for size in (m, *equal_blocks(m, k)):
-            calls = Primitives("binary")
-            for first in range(0, m, size):
-                src, inverse, zero_point, dst = self.block(first, size)
-                real = Temporary(0, row_major((size, k), torch.float32))
-                calls.add(torch_pass(multiply_and_add, zero_point, src, inverse, real))
-                calls.reorder(real, dst)
-            yield " behind torch" + (f", in {m // size} blocks" if size < m else ""), calls.templates
+    m, k = rows
+    src, dst = (row_major((1, m, k), dtype_of(desc)) for desc in (have, want))
+    inverse, zero_point = (
+        replace(of_rows(which, 0, m, m), desc=row_major((1, m, 1), torch.float32)) for which in (INVERSE, ZERO_POINT)
+    )
+    shift: list[Step] = [("add", zero_point)] if shifts else []
+    clip: list[Step] = [] if bounds is None else [("clip", *map(float, bounds))]
+    calls = Primitives("binary")
+    calls.binary("mul", Operand(0, src), inverse, Result(dst), *shift, *clip)
+    return calls
 
 
 def _are_within(chosen: fx.Node) -> bool:

@@ -35,6 +35,11 @@ def equal_blocks(rows: int, columns: int) -> Iterator[int]:
         yield from [size for size in range(fits, fits // 3, -1) if rows % size == 0][:1]
 
 
+def fit_a_cache(rows: int, columns: int) -> bool:
+    """Whether a matrix of float32 fits the cache of one core."""
+    return rows * columns * torch.float32.itemsize <= CACHE_BYTES
+
+
 def torch_pass(compute: Callable[..., None], *args: Argument) -> TorchTemplate:
     """A pass of PyTorch over a matrix with the numbers of rows or columns; the last argument is written."""
     return TorchTemplate(compute, "", True, f"{torch.__version__} {compute.__name__}", args, assists=True)

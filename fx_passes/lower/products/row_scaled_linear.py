@@ -7,7 +7,8 @@ with zero points the product is added to -zero_point[m] * (sums of each row of t
 of one row, as in a step of generated text, the product's own post-ops do all of it
 of many rows, weight_scales are no post-op: of 2048 rows of 1536 that takes twice as long as the pass it belongs to.
 The product has them, or with zero points PyTorch, once these have cancelled. Nor is the bias where PyTorch's pass is
-faster. Sums of blocks of rows are read from a cache.
+faster. Sums of blocks of rows are read from a cache. Where zero points' share of all rows fits a cache, binary
+primitives alone are one more way: calls of PyTorch take longer than they compute.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from fx_passes.candidates.candidates import (
     Result,
     Template,
     Temporary,
-    TorchTemplate,
     Weights,
     primitive_template,
 )
@@ -44,6 +44,7 @@ from fx_passes.lower.products.row_blocks import (
     SCALE,
     ZERO_POINT,
     equal_blocks,
+    fit_a_cache,
     have_zero_points,
     multiply,
     multiply_and_add,
@@ -122,11 +123,11 @@ class _Layer:
         """Whether scales of the weight are no post-op: for each row these take as long as a pass over it."""
         return self.of >= MANY_ROWS
 
-    def chain(self, *first: Argument) -> Chain:
-        """Products with `first` and with the scales, where that is still to be done, the bias, and the post-ops."""
+    def chain(self, *first: Argument, with_scales: bool) -> Chain:
+        """Products with `first` and perhaps with the scales, the bias, and the post-ops."""
         across = row_major((1, self.sizes[2]), torch.float32)
         scales = replace(self.scales, key=f"{self.scales.key} [1, N]", plain=self.scales.plain[None], desc=across)
-        steps: list[Step] = [("mul", factor) for factor in (*first, *(() if self.has_many_rows else (scales,)))]
+        steps: list[Step] = [("mul", factor) for factor in (*first, *((scales,) if with_scales else ()))]
         args, begin = with_post_ops({}, steps if self.bias is None else [*steps, ("add", self.bias)])
         chain = self.chain_of(self.post_ops, begin)
         return replace(chain, args={**args, **chain.args})
@@ -147,24 +148,24 @@ class _Layer:
         """A product whose post-ops do all the rest: only of one row, whose scale is a number."""
         if self.sizes[0] > 1 or self.has_zero_points:
             return
-        chain = self.chain(self.of_rows(SCALE))
+        chain = self.chain(self.of_rows(SCALE), with_scales=True)
         for pd in self.products(self.result, chain.post_ops):
             if not _is_gemm(pd):  # wrong with such post-ops
                 yield self.candidate(chain, self.product(pd, self.result, chain.args))
 
     def in_steps(self) -> Iterator[Candidate]:
         """A product, and what makes real numbers of its sums; of all rows, then of blocks."""
-        chain = self.chain()
+        chain = self.chain(with_scales=False)
         folded = any(isinstance(p, BinaryPostOp) and p.full and p.constant is not None for p in self.post_ops)
         for size in (self.of, *(() if folded else equal_blocks(self.of, self.sizes[2]))):
             blocks = [self.block(first, size) for first in range(0, self.of, size)]
             post_ops = PostOps().sum() if self.has_zero_points else PostOps()
             found = sorted(blocks[0].products(blocks[0].sums, post_ops), key=_is_gemm)  # seldom the fastest: last
             for pd in found if len(blocks) == 1 else found[:1]:
-                for scales in zip(*(block.ways_to_scale() for block in blocks), strict=True):
+                for ways in zip(*(block.ways() for block in blocks), strict=True):
                     calls: list[Template] = []
-                    for block, scale in zip(blocks, scales, strict=True):
-                        calls += [*block.shift(), block.product(pd, block.sums, {}), *scale]
+                    for block, (shift, scale) in zip(blocks, ways, strict=True):
+                        calls += [*shift, block.product(pd, block.sums, {}), *scale]
                     yield self.candidate(chain, *calls, blocks=len(blocks))
 
     def block(self, first: int, size: int) -> _Layer:
@@ -197,37 +198,71 @@ class _Layer:
         implementation += f" in {blocks} blocks" if blocks > 1 else ""
         return Candidate(implementation, (*self.srcs, *map(in_memory, chain.srcs)), self.dst, calls)
 
-    def shift(self) -> Iterator[TorchTemplate]:
+    def ways(self) -> Iterator[tuple[list[Template], list[Template]]]:
+        """What runs before the product, and behind it."""
+        shift = self.shift_by_torch() if self.has_zero_points else []
+        for scale in self.ways_to_scale():
+            yield shift, scale
+        if self.has_zero_points and fit_a_cache(self.of, self.sizes[2]):
+            shifted = self.shift_by_primitive()
+            scaled = self.scale_by_primitives(with_scales=True)
+            if shifted and scaled:
+                yield shifted, scaled
+
+    def shift_by_torch(self) -> list[Template]:
         """What zero points take away from the sums, written to where those are added."""
-        if not self.has_zero_points:
-            return
         across = row_major((1, self.sizes[2]), torch.float32)
-        plain = -self.weight.sum(1, dtype=torch.float64).float().reshape(across.dims)
-        sums = Weights(f"sums of {self.node.args[2].args[0]}", plain, across, is_streamed=False)
-        yield torch_pass(multiply, self.of_rows(ZERO_POINT), sums, self.sums)
+        return [torch_pass(multiply, self.of_rows(ZERO_POINT), self.taken_away(across), self.sums)]
+
+    def shift_by_primitive(self) -> list[Template]:
+        """The same by a primitive, which broadcasts no first operand: a row of sums for each row."""
+        args: dict[int, Argument] = {
+            ARG_SRC: self.taken_away(row_major((self.sizes[0], self.sizes[2]), torch.float32)),
+            ARG_SRC_1: self.of_rows(ZERO_POINT),
+            ARG_DST: self.sums,
+        }
+        descs = (args[ARG_SRC].desc, args[ARG_SRC_1].desc, self.sums.desc)
+        found = first_optimized(args, "binary", descriptors.binary, "mul", *descs, post_ops=PostOps())
+        return [] if found is None else [found]
+
+    def taken_away(self, desc: MemoryDesc) -> Weights:
+        """What a zero point of 1 takes away from each row of sums."""
+        plain = -self.weight.sum(1, dtype=torch.float64).float().expand(desc.dims)
+        key = f"sums of {self.node.args[2].args[0]}" + (f" x {desc.dims[0]}" if desc.dims[0] > 1 else "")
+        return Weights(key, plain.contiguous(), desc, is_streamed=False)
 
     def ways_to_scale(self) -> Iterator[list[Template]]:
         """What makes real numbers of the sums, with bias and post-ops, in the result: fast kernels, and PyTorch."""
-        sums, scales, chain = self.sums, self.of_rows(SCALE), self.chain()
-        last = [] if sums == self.result else [reordering(sums, self.result, "reorder")]
-        rounded = [template for template in last if template is not None]
-        if len(rounded) < len(last):
-            return
+        sums, rounded = self.sums, self.rounded()
         is_scaled = self.product_scales or not self.has_many_rows
         begin = [] if is_scaled else [torch_pass(multiply, sums, self.scales, sums)]
+        found = self.scale_by_primitives(with_scales=not self.has_many_rows)
+        if found:
+            yield [*begin, *found]
+        rest = self.rest() if self.has_many_rows else None
+        if rest is None or rounded is None:
+            return
+        if self.bias is None:
+            scaled = torch_pass(multiply, sums, self.of_rows(SCALE), sums)
+        else:
+            scaled = torch_pass(multiply_and_add, self.bias, sums, self.of_rows(SCALE), sums)
+        yield [*begin, scaled, *rest, *rounded]
+
+    def scale_by_primitives(self, *, with_scales: bool) -> list[Template]:
+        """A binary primitive, and a reorder to bf16; empty where the library has none that is fast."""
+        sums, scales, rounded = self.sums, self.of_rows(SCALE), self.rounded()
+        chain = self.chain(with_scales=with_scales)
         args: dict[int, Argument] = {ARG_SRC: sums, ARG_SRC_1: scales, ARG_DST: sums, **chain.args}
         descs = sums.desc, scales.desc, sums.desc  # binary primitives of float32 write no other floats
         found = first_optimized(args, "binary", descriptors.binary, "mul", *descs, post_ops=chain.post_ops)
-        if found is not None:
-            yield [*begin, found, *rounded]
-        rest = self.rest() if self.has_many_rows else None
-        if rest is None:
-            return
-        if self.bias is None:
-            scaled = torch_pass(multiply, sums, scales, sums)
-        else:
-            scaled = torch_pass(multiply_and_add, self.bias, sums, scales, sums)
-        yield [*begin, scaled, *rest, *rounded]
+        return [] if found is None or rounded is None else [found, *rounded]
+
+    def rounded(self) -> list[Template] | None:
+        """What brings the sums to the dtype of the result; None where the library has no such reorder."""
+        if self.sums == self.result:
+            return []
+        found = reordering(self.sums, self.result, "reorder")
+        return None if found is None else [found]
 
     def rest(self) -> list[Template] | None:
         """The post-ops as a call of their own: none, or what begins with another matrix (a residual). None: others."""

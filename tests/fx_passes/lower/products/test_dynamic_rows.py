@@ -15,7 +15,7 @@ from torch import Tensor
 
 import zendnn_cffi
 from fx_passes import ops
-from fx_passes.lower.products import dynamic_rows, row_blocks, scales
+from fx_passes.lower.products import row_blocks, scales
 from tests.fx_passes.lower.products.test_dynamic import POST_OPS, choices, optimized, products
 from tests.support.lowering import noise
 from tests.support.quantized import RANGES, Integers, Weight, decomposed, ran
@@ -82,11 +82,17 @@ def test_at_most_a_step_from_eager(tokens: int, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric", "affine, asymmetric, u8"])
 def test_all_of_it_runs_in_primitives(form: str) -> None:
-    """But for what zero points add, and scales of the weight behind that."""
     model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(19, K))
     fast = optimized(model, noise(70, K), least_db=45)
-    found = [name for _, _, name in ran(fast)]
-    assert found.count("torch") == 2 * ("asymmetric" in form) and "ref:any" not in found
+    assert not {name for _, _, name in ran(fast)} & {"torch", "ref:any"}
+
+
+def test_zero_points_of_more_than_a_cache_holds_are_added_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And scales of the weight behind that."""
+    form = FORMS["per token, asymmetric"]
+    model = Integers(lambda w, x: F.linear(form(x), w[0](), w[0].bias), Weight(19, K))
+    monkeypatch.setattr(row_blocks, "CACHE_BYTES", 70 * 19 * 4 - 1)
+    assert [name for _, _, name in ran(optimized(model, noise(70, K), least_db=45))].count("torch") == 2
 
 
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
@@ -133,26 +139,14 @@ def test_one_row_that_is_not_finite(form: str, number: float) -> None:
     assert len(products(fast)) == 1
 
 
-@pytest.mark.parametrize("form", ["per token, asymmetric", "affine, asymmetric", "affine, asymmetric, u8"])
-def test_each_way_to_integers_with_zero_points(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By two primitives, and by PyTorch and a reorder, of all rows or of blocks: each is the only one in turn."""
-    monkeypatch.setattr(row_blocks, "CACHE_BYTES", 512)
-    by_primitives, by_torch = dynamic_rows._Rows.by_primitives, dynamic_rows._Rows.by_torch
-    model, x = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(17, K)), noise(120, K)
-    results, names = [], []
-    for number in range(3):
-
-        def only(rows: Any, number: int = number) -> Any:
-            found = [("", by_primitives(rows)), *by_torch(rows)]
-            names.append(found[number][0])
-            return iter(found[number : number + 1])
-
-        monkeypatch.setattr(dynamic_rows._Rows, "by_primitives", lambda rows: None)
-        monkeypatch.setattr(dynamic_rows._Rows, "by_torch", only)
-        results.append(optimized(model, x, least_db=45)(x))
-    assert names[:2] == ["", " behind torch"] and "blocks" in names[2]
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], atol=2e-2, rtol=0)
+@pytest.mark.parametrize("form", ["per token", "per token, asymmetric", "affine, asymmetric", "affine, asymmetric, u8"])
+@pytest.mark.parametrize("tokens", [1, 2, 120])
+def test_one_primitive_quantizes_with_zero_points_and_without(tokens: int, form: str) -> None:
+    model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0]()), Weight(17, K))
+    fast = optimized(model, noise(tokens, K), least_db=45)
+    shifts = "asymmetric" in form  # what zero points take away is another, and so are scales of more rows than one
+    found = [name for kind, _, name in ran(fast) if kind == "binary"]
+    assert found == ["jit:uni"] * (1 + shifts + (shifts or tokens > 1))
 
 
 @pytest.fixture

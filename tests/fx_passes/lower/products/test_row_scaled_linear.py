@@ -20,7 +20,10 @@ from tests.support.quantized import Integers, Weight
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("post_op", ["none", "gelu", "residual", "gated residual"])
-def test_each_way_of_many_rows_is_right(post_op: str, bias: bool, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [17, 120])
+def test_each_way_of_many_rows_is_right(
+    rows: int, post_op: str, bias: bool, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By PyTorch or primitives, of all rows or of blocks: each is the only one in turn."""
 
     def forward(w: Any, x: Tensor) -> Tensor:
@@ -30,9 +33,10 @@ def test_each_way_of_many_rows_is_right(post_op: str, bias: bool, form: str, mon
             return F.relu(y * wide) + wide
         return y + wide if post_op == "residual" else POST_OPS[post_op](y)
 
-    monkeypatch.setattr(row_blocks, "CACHE_BYTES", 1024)
+    cache = 1024 if rows == 120 else 17 * 2 * K * 4
+    monkeypatch.setattr(row_blocks, "CACHE_BYTES", cache)
     in_steps, seen = row_scaled_linear._Layer.in_steps, set()
-    model, x = Integers(forward, Weight(2 * K, K, bias=bias)), noise(120, K)
+    model, x = Integers(forward, Weight(2 * K, K, bias=bias)), noise(rows, K)
     number, count = 0, 1
     while number < count:
 
@@ -48,7 +52,8 @@ def test_each_way_of_many_rows_is_right(post_op: str, bias: bool, form: str, mon
         monkeypatch.setattr(row_scaled_linear._Layer, "in_steps", only)
         assert products(optimized(model, x, least_db=40))
         number += 1
-    assert count > 2 and any("blocks" in name for name, _ in seen)
+    assert count > (2 if rows == 120 else 1) and any("blocks" in name for name, _ in seen) == (rows == 120)
+    assert any(torch_calls == 0 for _, torch_calls in seen) == (rows == 17 or "asymmetric" not in form)
 
 
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
