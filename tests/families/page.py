@@ -62,9 +62,14 @@ def _sources(verdicts: Iterable[Verdict]) -> str:
     return ", ".join(f"`{name}` ({count} runs)" for name, count in counts.most_common())
 
 
+def _that_ran(found: Found) -> set[str]:
+    """Names of rows with a verdict of either part."""
+    return {name for part in found.values() for name, verdict in part.items() if verdict}
+
+
 def _state(found: Found) -> str:
     """Whether all models ran."""
-    ran = {name for part in found.values() for name, verdict in part.items() if verdict}
+    ran = _that_ran(found)
     timed = [name for name, verdict in found["times"].items() if verdict and verdict.medians]
     if len(timed) == len(table()):
         return f"All {len(timed)} models ran."
@@ -160,7 +165,8 @@ def _slower(timed: Iterable[Verdict]) -> list[str]:
 
 
 def _remarks(found: Found) -> list[str]:
-    return [f"- {row.name}: {row.remark}." for row in table().values() if row.remark and found["answers"].get(row.name)]
+    ran = _that_ran(found)
+    return [f"- {row.name}: {row.remark}." for row in table().values() if row.remark and row.name in ran]
 
 
 def _inductor(timed: Iterable[Verdict]) -> list[str]:
