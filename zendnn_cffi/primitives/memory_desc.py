@@ -153,6 +153,11 @@ class MemoryDesc(Immutable):
         return self._ptr.format_kind == _ANY
 
     @property
+    def is_winograd(self) -> bool:
+        """Whether it describes weights that Winograd's transform made."""
+        return self._ptr.format_kind == _WINO
+
+    @property
     def is_plain(self) -> bool:
         """Whether strides alone say where each element is: no inner blocks, nothing packed."""
         return self._ptr.format_kind == _BLOCKED and self._ptr.format_desc.blocking.inner_nblks == 0

@@ -31,7 +31,6 @@ _G = {
 }  # numbers a tile has along one axis -> what makes them of three
 _AAOIO, _AAOBIOO, _OBAAIBOIIO = 2, 3, 4  # zendnn_wino_memory_format_t of float32
 _TILE = {_AAOIO: 4, _AAOBIOO: 4, _OBAAIBOIIO: 6}  # the library's transform goes with the layout
-_WINO = 3  # zendnn_format_kind_t
 
 
 class Layout(NamedTuple):
@@ -59,10 +58,9 @@ def layout_of(desc: MemoryDesc) -> Layout | None:
 
     None as well where users let PyTorch round products.
     """
-    whole = desc.ptr
-    if whole.format_kind != _WINO or desc.dtype != torch.float32 or not _are_products_exact():
+    if not desc.is_winograd or desc.dtype != torch.float32 or not _are_products_exact():
         return None
-    about = whole.format_desc.wino_desc
+    about = desc.ptr.format_desc.wino_desc
     kind, alpha, oc, ic = about.wino_format, about.alpha, about.oc, about.ic
     if _TILE.get(kind) != alpha or about.adj_scale != 1 or desc.dims != (oc, ic, 3, 3):  # else channels are padded
         return None

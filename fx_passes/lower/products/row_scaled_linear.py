@@ -200,12 +200,17 @@ class _Layer:
 
     def ways(self) -> Iterator[tuple[list[Template], list[Template]]]:
         """What runs before the product, and behind it."""
+        rounded = self.rounded()
+        if rounded is None:
+            return
         shift = self.shift_by_torch() if self.has_zero_points else []
-        for scale in self.ways_to_scale():
+        scaled = self.scale_by_primitives(rounded, with_scales=not self.has_many_rows)
+        for scale in self.ways_to_scale(scaled, rounded):
             yield shift, scale
         if self.has_zero_points and fit_a_cache(self.of, self.sizes[2]):
             shifted = self.shift_by_primitive()
-            scaled = self.scale_by_primitives(with_scales=True)
+            if self.has_many_rows:
+                scaled = self.scale_by_primitives(rounded, with_scales=True)
             if shifted and scaled:
                 yield shifted, scaled
 
@@ -231,31 +236,34 @@ class _Layer:
         key = f"sums of {self.node.args[2].args[0]}" + (f" x {desc.dims[0]}" if desc.dims[0] > 1 else "")
         return Weights(key, plain.contiguous(), desc, is_streamed=False)
 
-    def ways_to_scale(self) -> Iterator[list[Template]]:
-        """What makes real numbers of the sums, with bias and post-ops, in the result: fast kernels, and PyTorch."""
-        sums, rounded = self.sums, self.rounded()
+    def ways_to_scale(self, scaled: list[Template], rounded: list[Template]) -> Iterator[list[Template]]:
+        """What makes real numbers of the sums, with bias and post-ops, in the result: fast kernels, and PyTorch.
+
+        scaled   what scale_by_primitives found, without the scales of the weight where there are many rows
+        rounded  what rounded() found
+        """
+        sums = self.sums
         is_scaled = self.product_scales or not self.has_many_rows
         begin = [] if is_scaled else [torch_pass(multiply, sums, self.scales, sums)]
-        found = self.scale_by_primitives(with_scales=not self.has_many_rows)
-        if found:
-            yield [*begin, *found]
+        if scaled:
+            yield [*begin, *scaled]
         rest = self.rest() if self.has_many_rows else None
-        if rest is None or rounded is None:
+        if rest is None:
             return
         if self.bias is None:
-            scaled = torch_pass(multiply, sums, self.of_rows(SCALE), sums)
+            by_torch = torch_pass(multiply, sums, self.of_rows(SCALE), sums)
         else:
-            scaled = torch_pass(multiply_and_add, self.bias, sums, self.of_rows(SCALE), sums)
-        yield [*begin, scaled, *rest, *rounded]
+            by_torch = torch_pass(multiply_and_add, self.bias, sums, self.of_rows(SCALE), sums)
+        yield [*begin, by_torch, *rest, *rounded]
 
-    def scale_by_primitives(self, *, with_scales: bool) -> list[Template]:
+    def scale_by_primitives(self, rounded: list[Template], *, with_scales: bool) -> list[Template]:
         """A binary primitive, and a reorder to bf16; empty where the library has none that is fast."""
-        sums, scales, rounded = self.sums, self.of_rows(SCALE), self.rounded()
+        sums, scales = self.sums, self.of_rows(SCALE)
         chain = self.chain(with_scales=with_scales)
         args: dict[int, Argument] = {ARG_SRC: sums, ARG_SRC_1: scales, ARG_DST: sums, **chain.args}
         descs = sums.desc, scales.desc, sums.desc  # binary primitives of float32 write no other floats
         found = first_optimized(args, "binary", descriptors.binary, "mul", *descs, post_ops=chain.post_ops)
-        return [] if found is None or rounded is None else [found, *rounded]
+        return [] if found is None else [found, *rounded]
 
     def rounded(self) -> list[Template] | None:
         """What brings the sums to the dtype of the result; None where the library has no such reorder."""

@@ -246,10 +246,7 @@ print([region.known.used for region in fast.regions().values()], [n for n in nam
 
 def test_a_second_process_starts_without_searching() -> None:
     called(small(), torch.ones(1, 3, 8, 8))
-    package, checkout = (
-        Path(zendnn_cffi.__file__).parents[1],
-        Path(__file__).parents[3],
-    )  # of this process, and of tests
+    package, checkout = Path(zendnn_cffi.__file__).parents[1], Path(__file__).parents[3]  # of this process, of tests
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(package), str(checkout)))}
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=env, cwd="/")
     assert done.stdout.splitlines()[-1:] == ["[1] []"], done.stderr

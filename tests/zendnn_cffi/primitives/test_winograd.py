@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.lowering import noise
 from zendnn_cffi.primitives import descriptors, winograd
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
@@ -31,10 +32,8 @@ def layout(images: int, inputs: int, outputs: int, pixels: int) -> MemoryDesc:
 
 
 def by_the_library(plain: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
-    have, packed = (
-        MemoryDesc(tuple(plain.shape), torch.float32, "nchw"),
-        torch.empty(desc.size_bytes, dtype=torch.uint8),
-    )
+    have = MemoryDesc(tuple(plain.shape), torch.float32, "nchw")
+    packed = torch.empty(desc.size_bytes, dtype=torch.uint8)
     Primitive(PrimitiveDesc.reorder(have, desc)).execute({ARG_SRC: Memory(have, plain), ARG_DST: Memory(desc, packed)})
     return packed.view(torch.float32)
 
@@ -45,10 +44,6 @@ def by_us(plain: torch.Tensor, desc: MemoryDesc) -> torch.Tensor:
     packed = torch.full((desc.size_bytes,), 255, dtype=torch.uint8)
     winograd.pack(plain, known, packed, torch.full((known.scratch_bytes,), 255, dtype=torch.uint8))
     return packed.view(torch.float32)
-
-
-def noise(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(("case", "shape"), SHAPES.items(), ids=lambda value: "-".join(map(str, value)))
