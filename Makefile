@@ -25,8 +25,9 @@ demo: install  ## train, optimize and compare: digits, then ResNet-50 on a photo
 	$(BIN)/python demo/run.py $(ARGS)
 
 # A file is one process's. Files start in their order: the longest ones would come last if those of most tests came first.
+# A process that crashes is a failure and is not replaced: pytest-xdist would wait for ever for the rest of its file.
 test: install  ## all tests, on the installed package, WORKERS files at a time
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 verify-library: $(VENV)/.package  ## every implementation of the library against a reference, on this CPU (half an hour, two cores)
 	ZENDNN_CFFI_LIBRARY=$$(cd / && $(abspath $(BIN))/python -c "from zendnn_cffi.engine.library import find; print(find().path)") \
