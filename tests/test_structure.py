@@ -19,6 +19,7 @@ ORDER = (
     "zendnn_cffi.errors",
     "zendnn_cffi.log",
     "zendnn_cffi.locks",
+    "zendnn_cffi.recent",
     "zendnn_cffi.collector",
     "zendnn_cffi.values",
     "zendnn_cffi.build_ffi",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,12 +25,13 @@ from fx_passes.candidates.layouts import Layout
 from fx_passes.lower.context import NotLowered, SplitPostOps
 from fx_passes.lower.post_ops import Chain
 from zendnn_cffi.errors import ZenDNNError
-from zendnn_cffi.locks import new_lock
 from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, PostOps
 from zendnn_cffi.primitives.descriptors.common import OpDesc
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
+from zendnn_cffi.primitives.primitive_cache import exact
 from zendnn_cffi.primitives.verification.unchecked import is_unchecked
+from zendnn_cffi.recent import Recent
 
 # Implementations never used where another one exists. "zendnn" ignores parameters of some post-ops and aborts on some
 # convolutions; "ref" is a plain loop nest, for checking. "bnorm_ref" takes 100 times bnorm_jit's time.
@@ -56,7 +56,7 @@ def implementations(
     """
     if attr is not None or not _remembers.get():
         return _offered(lambda: describe(*args, **parameters), attr or Attr(post_ops))
-    key = describe, _exact(args), _exact(parameters.items()), _exact(post_ops), get_num_threads(), is_unchecked()
+    key = describe, exact(args), exact(parameters.items()), exact(post_ops), get_num_threads(), is_unchecked()
     known = _recent.get(key)
     if known is None:
         known = _recent.keep(key, _offered(lambda: describe(*args, **parameters), Attr(post_ops)))
@@ -72,39 +72,8 @@ def _offered(described: Callable[[], OpDesc], attr: Attr) -> list[PrimitiveDesc]
     return [pd for pd in found if not pd.implementation.startswith(_SLOW)] or found[:1]
 
 
-def _exact(value: Any) -> Hashable:
-    """A key that is equal for what is the same to the last stride; descriptors are equal where such do not matter."""
-    if isinstance(value, MemoryDesc):
-        return value.key
-    return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple(map(_exact, value))
-
-
-class Recent:
-    """What the library offered most recently: models repeat their layers, in one region and in hundreds of equal ones.
-
-    most  how many questions are kept: those of a few layers of every kind
-    """
-
-    def __init__(self, most: int = 256) -> None:
-        self._most, self._lock = most, new_lock()
-        self._found: OrderedDict[Hashable, list[PrimitiveDesc]] = OrderedDict()
-
-    def get(self, key: Hashable) -> list[PrimitiveDesc] | None:
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-            return self._found.get(key)
-
-    def keep(self, key: Hashable, offered: list[PrimitiveDesc]) -> list[PrimitiveDesc]:
-        """Keep an answer, or return the one that another thread kept first."""
-        with self._lock:
-            offered = self._found.setdefault(key, offered)
-            while len(self._found) > self._most:
-                self._found.popitem(last=False)
-            return offered
-
-
-_recent = Recent()
+# What the library offered most recently: models repeat their layers, in one region and in hundreds of equal ones.
+_recent: Recent[list[PrimitiveDesc]] = Recent(most=256)
 _remembers: ContextVar[bool] = ContextVar("remembers implementations", default=False)
 
 

@@ -23,7 +23,7 @@ class CacheInfo:
     results_bytes           memory of large results that nobody holds any more, for the next ones; 256 MiB at most
     packed_weights_bytes    weights in the layouts that kernels want, and folded ones
     original_weights_bytes  the parameters they were made from, shared with the original model
-    primitives_limit        compiled primitives that the library keeps
+    primitives_limit        compiled primitives that are kept (ZENDNN_PRIMITIVE_CACHE_CAPACITY)
     """
 
     regions: int
@@ -66,7 +66,7 @@ def cache_info() -> CacheInfo:
 
 
 def cache_clear() -> None:
-    """Free programs, arenas, results, packed weights and the library's primitives; the next calls make them again.
+    """Free programs, arenas, results, packed weights and compiled primitives; the next calls make them again.
 
     Calls that are running keep what they use until they return. What was measured stays known.
     """

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 
 from zendnn_cffi.errors import ZenDNNError, check
-from zendnn_cffi.locks import making, new_lock
+from zendnn_cffi.locks import making
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.primitives.handles import native
 from zendnn_cffi.primitives.labels import Label, primitive_label, profiler
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc, default_stream
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.recent import Recent
 from zendnn_cffi.runtime import huge_pages
 from zendnn_cffi.runtime.huge_pages import ALIGNMENT_BYTES
 
@@ -192,40 +192,32 @@ class KernelCache:
     """Bounded least-recently-used map from a call's signature to its Kernel."""
 
     def __init__(self, capacity: int = 512) -> None:
-        self._entries: OrderedDict[Hashable, Kernel] = OrderedDict()
-        self._lock = new_lock()
-        self.capacity = capacity
+        self._recent: Recent[Kernel] = Recent(capacity)
         self.hits = self.misses = 0
+
+    @property
+    def capacity(self) -> int:
+        return self._recent.most
 
     def get(self, key: Hashable, build: Callable[[], Kernel]) -> Kernel:
         key = (key, torch.get_num_threads())
-        with self._lock:
-            kernel = self._entries.get(key)
-            if kernel is not None:
-                self._entries.move_to_end(key)
-                self.hits += 1
-                return kernel
-            self.misses += 1
+        kernel = self._recent.get(key)
+        if kernel is not None:
+            self.hits += 1
+            return kernel
+        self.misses += 1
         with making():
             kernel = build()
-        with self._lock:
-            self._entries[key] = kernel
-            while len(self._entries) > self.capacity:
-                self._entries.popitem(last=False)
-        return kernel
+        return self._recent.keep(key, kernel)
 
     def set_capacity(self, capacity: int) -> None:
-        with self._lock:
-            self.capacity = capacity
-            while len(self._entries) > capacity:
-                self._entries.popitem(last=False)
+        self._recent.most = capacity
 
     def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
+        self._recent.clear()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._recent)
 
 
 CACHE = KernelCache()

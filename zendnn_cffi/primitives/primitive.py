@@ -119,7 +119,7 @@ class PrimitiveDesc(NotCopyable):
     UnsupportedError where there is none.
     """
 
-    __slots__ = ("_descs", "_expected", "_implementation", "attr", "engine", "handle", "op")
+    __slots__ = ("_descs", "_expected", "_implementation", "_key", "attr", "engine", "handle", "num_threads", "op")
 
     op: OpDesc | None
 
@@ -136,27 +136,25 @@ class PrimitiveDesc(NotCopyable):
             self._take_next()
 
     def _start(self, op: OpDesc | None, attr: Attr, engine: Engine) -> None:
-        self.op, self.attr, self.engine = op, attr, engine
+        self.op, self.attr, self.engine, self.num_threads = op, attr, engine, torch.get_num_threads()
 
     def _adopt(self, handle: Any) -> None:
         n = native()
-        self.handle = n.ffi.gc(handle, n.lib.zendnn_primitive_desc_destroy)
+        self._take(n.ffi.gc(handle, n.lib.zendnn_primitive_desc_destroy))
+
+    def _take(self, handle: Any) -> None:
+        self.handle = handle
         self._descs: dict[tuple[str, int], MemoryDesc | None] = {}
         self._implementation: str | None = None
         self._expected: dict[int, MemoryDesc] | None = None
+        self._key: Hashable | None = None
 
     def _take_next(self) -> None:
         refused = []
         for other in self.implementations(everything=True):
             problem = other.problem
             if problem is None:
-                self.handle, self._descs, self._implementation, self._expected = (
-                    other.handle,
-                    {},
-                    other._implementation,
-                    None,
-                )
-                return
+                return self._take(other.handle)
             refused.append(f"{other.implementation} {problem}")
         raise UnsupportedError(
             f"choosing an implementation for {self.op} with {self.attr.post_ops}: none is known to be right "
@@ -225,9 +223,7 @@ class PrimitiveDesc(NotCopyable):
             pd = PrimitiveDesc.__new__(PrimitiveDesc)
             pd._start(op, attr, engine)
             pd._adopt(n.lib.zendnn_primitive_desc_iterator_fetch(iterator))
-            identity = (pd.implementation, pd.src_desc, pd.weights_desc, pd.dst_desc)
-            found.pop(identity, None)  # those of which a primitive exists come twice; their last place is the right one
-            found[identity] = pd
+            found.setdefault(pd._identity, pd)
             status = n.lib.zendnn_primitive_desc_iterator_next(iterator)
             if status == _ITERATOR_ENDS:
                 break
@@ -271,6 +267,18 @@ class PrimitiveDesc(NotCopyable):
         else:
             return None
         return next((other for other in others if other._identity == self._identity), None)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for descriptors of equal primitives."""
+        if self._key is None:
+            op = self.op
+            described = None if op is None else (op.kind, op.descs.values() if op.ptr is None else op.content)
+            layouts = self.src_desc, self.weights_desc, self.bias_desc, self.dst_desc, self.scratchpad_desc
+            engine = int(native().ffi.cast("intptr_t", self.engine.handle))
+            whole = (described, self.attr.key, self.implementation, layouts, engine, self.num_threads)
+            self._key = primitive_cache.exact(whole)
+        return self._key
 
     @property
     def _identity(self) -> Hashable:

@@ -11,7 +11,6 @@ from fx_passes.candidates.layouts import layout, row_major
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import NotLowered, SplitPostOps
 from fx_passes.lower.primitives import (
-    Recent,
     candidates,
     first_optimized,
     implementations,
@@ -130,11 +129,3 @@ def test_equal_layers_of_other_regions_are_not_asked_about_again() -> None:
     finally:
         torch.set_num_threads(threads)
     assert offered() == first
-
-
-def test_the_most_recent_answers_are_kept() -> None:
-    recent = Recent(most=2)
-    for key in ("a", "b", "a", "c"):
-        if recent.get(key) is None:
-            recent.keep(key, [])
-    assert recent.get("a") == [] and recent.get("b") is None and recent.get("c") == []

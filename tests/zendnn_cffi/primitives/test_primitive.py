@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 from collections.abc import Callable
@@ -146,6 +147,50 @@ def test_a_primitive_is_of_its_descriptors_implementation() -> None:
         Primitive(first)
         for pd in first.implementations():
             assert own_implementation(Primitive(pd)) == pd.implementation
+
+
+def test_a_primitive_is_compiled_from_nothing_that_is_gone() -> None:
+    """The library's cache lends descriptors that point to the post-ops of the first one: others may lie there now."""
+    case = Convolution("nhwc")
+    clipped, other = Attr(PostOps().eltwise("clip", -1.0, 1.0)), Attr(PostOps().eltwise("linear", 100.0, 5.0))
+    Primitive(PrimitiveDesc(case.op, clipped))
+    gc.collect()
+    again = PrimitiveDesc(case.op, clipped)
+    held = [PrimitiveDesc(case.op, other) for _ in range(50)]
+    primitive_cache.clear()
+    args = case.args(again)
+    Primitive(again).execute(args)
+    assert held and again.implementation.startswith("brgconv")
+    assert_close(plain(args[ARG_DST], case.expected.shape), case.expected.clamp(-1, 1), k=16 * 9)
+
+
+def test_equal_primitives_are_one() -> None:
+    """Of equal descriptors for as many threads; not with a scratchpad of its own, nor where anything differs."""
+    threads = torch.get_num_threads()
+
+    def handle(attr: Attr | None = None, **options: Any) -> Any:
+        return Primitive(PrimitiveDesc(Convolution("nhwc", **options).op, attr)).handle
+
+    first = handle()
+    assert handle() is first and handle(Attr(PostOps())) is first
+    assert handle(Attr(PostOps().eltwise("relu"))) is not handle(Attr(PostOps().eltwise("relu", 0.5)))
+    assert handle(kernel_of=5) is not first and handle(Attr(scratchpad="library")) is not first
+    own = PrimitiveDesc(Convolution("nhwc").op)
+    try:
+        torch.set_num_threads(threads + 1)
+        assert handle() is not first
+        assert Primitive(own).handle is not handle()  # a descriptor of another number of threads
+    finally:
+        torch.set_num_threads(threads)
+    assert handle() is first
+    primitive_cache.clear()
+    assert handle() is not first
+
+
+def test_the_librarys_own_cache_keeps_nothing() -> None:
+    keep, size = Primitive(PrimitiveDesc(Convolution().op)), zendnn_cffi.ffi.new("int *")
+    assert zendnn_cffi.lib.zendnn_get_primitive_cache_capacity(size) == 0 and size[0] == 0
+    assert primitive_cache.capacity() == 1024 and keep
 
 
 def test_implementations_are_listed_once_in_order_even_after_some_exist() -> None:

@@ -84,6 +84,11 @@ class OpDesc:
         """A hashable value: equal keys make equal primitives."""
         return (self.kind, tuple(self.descs.items()), tuple(self.params.items()))
 
+    @property
+    def content(self) -> bytes:
+        """The bytes of the C struct."""
+        return bytes(native().ffi.buffer(self.ptr))
+
     def __repr__(self) -> str:
         parts = [f"{name} {desc!r}"[: len(name) + 120] for name, desc in self.descs.items() if desc is not None]
         parts += [f"{name}={value}" for name, value in self.params.items()]
