@@ -147,7 +147,7 @@ class PrimitiveDesc(NotCopyable):
         self._descs: dict[tuple[str, int], MemoryDesc | None] = {}
         self._implementation: str | None = None
         self._expected: dict[int, MemoryDesc] | None = None
-        self._key: Hashable | None = None
+        self._key: bytes | None = None
 
     def _take_next(self) -> None:
         refused = []
@@ -269,15 +269,13 @@ class PrimitiveDesc(NotCopyable):
         return next((other for other in others if other._identity == self._identity), None)
 
     @property
-    def key(self) -> Hashable:
+    def key(self) -> bytes:
         """Equal for descriptors of equal primitives."""
         if self._key is None:
-            op = self.op
-            described = None if op is None else (op.kind, op.descs.values() if op.ptr is None else op.content)
             layouts = self.src_desc, self.weights_desc, self.bias_desc, self.dst_desc, self.scratchpad_desc
             engine = int(native().ffi.cast("intptr_t", self.engine.handle))
-            whole = (described, self.attr.key, self.implementation, layouts, engine, self.num_threads)
-            self._key = primitive_cache.exact(whole)
+            others = (self.attr.key, self.implementation, engine, self.num_threads)
+            self._key = primitive_cache.digest(self.op.content if self.op else b"", *layouts, others)
         return self._key
 
     @property

@@ -10,7 +10,8 @@ with other post-ops, or the end of the process. Here a primitive holds the descr
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable
+import hashlib
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,15 @@ def exact(value: Any) -> Hashable:
     return value if isinstance(value, str | bytes) or not isinstance(value, Iterable) else tuple(map(exact, value))
 
 
+def digest(*values: Any) -> bytes:
+    """A key of few bytes, equal for what is the same to the last stride."""
+    found = hashlib.blake2b(digest_size=16)
+    for value in map(exact, values):
+        found.update(value if isinstance(value, bytes) else repr(value).encode())
+        found.update(b"|")
+    return found.digest()
+
+
 def _kept() -> Recent[Any]:
     with _lock:  # two threads would ask for the library's number, which is 0 for the second
         return _made()
@@ -78,7 +88,12 @@ def _compiled(pd: PrimitiveDesc) -> Any:
     status = n.lib.zendnn_primitive_create(slot, pd.handle)
     if status:
         check(status, f"creating the primitive of {pd}")
-    return n.ffi.gc(slot[0], lambda handle, held=(pd.handle, pd.engine): destroy(handle))
+    return n.ffi.gc(slot[0], functools.partial(_destroy, destroy, pd.handle, pd.engine))
+
+
+def _destroy(destroy: Callable[[Any], None], _pd: Any, _engine: Any, handle: Any) -> None:
+    """Destroy a primitive, which until then holds what it was compiled from."""
+    destroy(handle)
 
 
 def implementation_name(handle: Any) -> str:

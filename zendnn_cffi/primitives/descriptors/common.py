@@ -86,7 +86,9 @@ class OpDesc:
 
     @property
     def content(self) -> bytes:
-        """The bytes of the C struct."""
+        """The bytes of the C struct; of a reorder, which has none, those of its descriptors."""
+        if self.ptr is None:
+            return b"".join(desc.key for desc in self.descs.values() if desc is not None)
         return bytes(native().ffi.buffer(self.ptr))
 
     def __repr__(self) -> str:
