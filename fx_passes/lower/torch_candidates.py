@@ -1,8 +1,8 @@
 """Plain PyTorch as one more candidate for operations that its own kernels compute well.
 
 Measured beside the primitives, in row-major and channels-last layouts; where PyTorch has a function with `out`, it
-writes straight into the arena. Without AVX-512 that is so for what has weights, too: PyTorch's own kernels for AVX2 are
-newer than the library's, and faster for some convolutions.
+writes straight into the arena. Of what has weights, that is so for transposed convolutions, and without AVX-512 for
+all: PyTorch's own kernels for them are newer than the library's, and faster for some.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zendnn_cffi.engine.library import load
 aten = torch.ops.aten
 
 RIVALS = ops.having(torch_candidate=True)
-WITHOUT_AVX512 = ops.having(weighted=True)
+WEIGHTED = ops.having(weighted=True)
 
 
 def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) -> None:
@@ -36,6 +36,8 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
     try:
         dtypes = [context.dtype(spec) for spec in (*specs, operation.spec)]
     except NotLowered:
+        return
+    if node.target in WEIGHTED and dtypes[-1] != operation.spec.dtype:  # its constants are of the other dtype
         return
     function, into = _function(operation, node, context)
     for channels_last in (False, True):
@@ -50,11 +52,11 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
 
 
 def _has_rivals(node: fx.Node, context: LoweringContext) -> bool:
-    if node.target not in WITHOUT_AVX512:
+    if node.target not in WEIGHTED:
         return node.target in RIVALS
     if isinstance(context.values.arguments(node)["weight"], fx.Node):  # computed at run time: gates, attention
         return False
-    return not load().runs("cpu_isa_avx512_core")
+    return node.target in RIVALS or not load().runs("cpu_isa_avx512_core")
 
 
 def _concat_of_blocks(operation: Operation, node: fx.Node, context: LoweringContext) -> Iterator[Candidate]:

@@ -56,7 +56,7 @@ def convolution(
     return apply_post_ops(conv(src, weight, bias, stride, padding_l, dilation, groups), post_ops)
 
 
-@op(kind=COMPUTE, post_ops=True, shape="rank", weighted=True, windows=True, per_sample=True)
+@op(kind=COMPUTE, post_ops=True, shape="rank", weighted=True, windows=True, per_sample=True, torch_candidate=True)
 def deconvolution(
     src: Tensor,
     weight: Tensor,

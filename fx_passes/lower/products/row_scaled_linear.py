@@ -36,6 +36,7 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import in_memory, row_major
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name, run_time_operands
+from fx_passes.lower.pointwise.in_place import in_place
 from fx_passes.lower.post_ops import BinaryPostOp, Chain, PostOp, build_chain, dtype_of, fit_view
 from fx_passes.lower.primitives import first_optimized, keep_optimized, optimized_implementations
 from fx_passes.lower.products.dynamic import integer_weight
@@ -62,7 +63,6 @@ from zendnn_cffi.primitives.attributes import (
     RUNTIME,
     Attr,
     PostOps,
-    arg_post_op,
 )
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
@@ -276,15 +276,12 @@ class _Layer:
         """The post-ops as a call of their own: none, or what begins with another matrix (a residual). None: others."""
         if not self.post_ops:
             return []
-        first, *others = self.post_ops
+        first = self.post_ops[0]
         if not isinstance(first, BinaryPostOp) or not first.full or first.constant is not None:
             return None
-        sums, chain = self.sums, self.chain_of(others)
-        matrix = self.chain_of(self.post_ops).args[arg_post_op(0)]
-        args: dict[int, Argument] = {ARG_SRC: sums, ARG_SRC_1: matrix, ARG_DST: sums, **chain.args}
-        descs = sums.desc, matrix.desc, sums.desc
-        found = first_optimized(args, "binary", descriptors.binary, first.kind, *descs, post_ops=chain.post_ops)
-        return None if found is None else [found]
+        assert self.sums.desc is not None
+        found = in_place(self.sums, self.sums.desc, self.post_ops, self.chain_of)
+        return list(found) or None
 
 
 def _is_gemm(pd: PrimitiveDesc) -> bool:

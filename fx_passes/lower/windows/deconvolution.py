@@ -9,14 +9,16 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Candidate, Operation, PackedWeights
+from fx_passes.candidates.candidates import Candidate, Operation, PackedWeights, Result
 from fx_passes.candidates.layouts import layout, spatial_tags
 from fx_passes.lower.context import LoweringContext, residual_to_overwrite, run_time_operands
-from fx_passes.lower.post_ops import PostOp, build_chain
+from fx_passes.lower.pointwise.in_place import followed_by, in_place
+from fx_passes.lower.post_ops import Chain, PostOp, build_chain
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized, weighted_arguments
 from fx_passes.lower.windows.convolution import Convolution, checked
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 def lower_deconvolution(node: fx.Node, context: LoweringContext) -> Operation:
@@ -53,16 +55,24 @@ def _candidates(
     dst: MemoryDesc,
     sum_node: fx.Node | None,
 ) -> list[Candidate]:
-    """Every usable implementation for one choice of layouts."""
-    chain = build_chain(post_ops, operands, dst, deconv.dtype, sum_node=sum_node)
-    found = implementations(
-        descriptors.deconvolution,
-        src,
-        MemoryDesc(tuple(deconv.weight.shape), deconv.dtype, "any"),
-        deconv.bias and deconv.bias.desc,
-        dst,
-        **deconv.steps,
-        post_ops=chain.post_ops,
-    )
-    args = weighted_arguments(PackedWeights(deconv.weight_key, deconv.weight), deconv.bias, chain)
-    return candidates(found, args, "deconvolution", (src, *chain.srcs), dst, overwrites=chain.overwrites)
+    """Every usable implementation for one choice of layouts: with its post-ops, or before a primitive for these."""
+
+    def chain_of(entries: Sequence[PostOp], sum_node: fx.Node | None = None) -> Chain:
+        return build_chain(entries, operands, dst, deconv.dtype, sum_node=sum_node)
+
+    def offered(chain: Chain) -> list[PrimitiveDesc]:
+        weight, bias = MemoryDesc(tuple(deconv.weight.shape), deconv.dtype, "any"), deconv.bias and deconv.bias.desc
+        steps = deconv.steps
+        return implementations(descriptors.deconvolution, src, weight, bias, dst, **steps, post_ops=chain.post_ops)
+
+    chain, weights = chain_of(post_ops, sum_node), PackedWeights(deconv.weight_key, deconv.weight)
+    found = offered(chain)
+    args = weighted_arguments(weights, deconv.bias, chain)
+    fused = candidates(found, args, "deconvolution", (src, *chain.srcs), dst, overwrites=chain.overwrites)
+    behind = in_place(Result(), dst, post_ops, chain_of) if post_ops else ()
+    if not behind:
+        return fused
+    nothing = chain_of(())  # kernels that take post-ops are several times as slow with some of them
+    args = weighted_arguments(weights, deconv.bias, nothing)
+    apart = candidates(offered(nothing), args, "deconvolution", (src, *chain_of(post_ops).srcs), dst)
+    return [*fused, *(followed_by(each, behind) for each in apart)]
