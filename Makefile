@@ -14,7 +14,7 @@ SOURCES := $(shell find zendnn_cffi fx_passes native third_party -type f -not -p
              -not -path '*/_engine/*' -not -path '*/_generated/*' -not -path 'third_party/*/*' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test verify-library zoo hugging-face models sweep conformance bench scaling shipped-times \
+.PHONY: help venv install demo test verify-library memory zoo hugging-face models sweep conformance bench scaling shipped-times \
         learned-estimates notebook notebooks docs lint format clean distclean
 
 help:  ## show this list
@@ -32,6 +32,9 @@ test: install  ## all tests, on the installed package, WORKERS files at a time
 verify-library: $(VENV)/.package  ## every implementation of the library against a reference, on this CPU (half an hour, two cores)
 	ZENDNN_CFFI_LIBRARY=$$(cd / && $(abspath $(BIN))/python -c "from zendnn_cffi.engine.library import find; print(find().path)") \
 	  $(BIN)/python -m zendnn_cffi.primitives.verification.run $(ARGS)
+
+memory: install  ## nearly all tests with memory that ends the process where it is used wrongly (half an hour; gcc)
+	$(BIN)/python tests/memory/guarded.py $(ARGS)
 
 zoo: install  ## every torchvision classification model: right, how much ZenDNN ran, times beside eager's
 	$(BIN)/python tests/zoo/sweep.py $(ARGS)
