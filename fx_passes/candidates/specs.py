@@ -235,6 +235,11 @@ class RegionValues:
 
     def compute(self, node: fx.Node, given: Mapping[fx.Node, torch.Tensor]) -> Any:
         """Run node's plain-torch body on real tensors for its operands."""
+        args, kwargs = self._real(node, given)
+        return node.target(*args, **kwargs)
+
+    def _real(self, node: fx.Node, given: Mapping[fx.Node, torch.Tensor]) -> tuple[Any, Any]:
+        """The arguments of node's body on real tensors for its operands."""
 
         def value(source: fx.Node) -> Any:
             if source in given:
@@ -245,7 +250,7 @@ class RegionValues:
             return self.compute(source, given) if _has_tensor(number) else number
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
-        return node.target(*args, **kwargs)
+        return args, kwargs
 
     def constants_of(self, node: fx.Node, without: Collection[fx.Node] = ()) -> dict[fx.Node, torch.Tensor]:
         """The constant tensors that node reads, also by way of a tuple of tensors."""
@@ -268,6 +273,20 @@ class RegionValues:
 
     def computation(self, node: fx.Node, operands: Sequence[fx.Node]) -> Callable[..., Any]:
         """Return node's plain-torch body as a function of tensors for its operands; it holds no other constants."""
+        part = self._read_by(node, operands)
+
+        def function(*tensors: torch.Tensor) -> Any:
+            return part.compute(node, dict(zip(operands, tensors, strict=True)))
+
+        return function
+
+    def given(self, node: fx.Node, operands: Sequence[fx.Node]) -> Callable[..., tuple[Any, Any]]:
+        """As computation(), of a function that returns the arguments (args, kwargs) of the body."""
+        part = self._read_by(node, operands)
+        return lambda *tensors: part._real(node, dict(zip(operands, tensors, strict=True)))
+
+    def _read_by(self, node: fx.Node, operands: Sequence[fx.Node]) -> RegionValues:
+        """What node reads beside these operands."""
         part = object.__new__(RegionValues)
         part.constants, part.numbers = {}, {}
         waiting = [node]
@@ -281,11 +300,7 @@ class RegionValues:
                     part.numbers[source] = self.numbers.get(source)
                     if _has_tensor(part.numbers[source]):  # a tuple, or covered: computed from what it came from
                         waiting.append(source)
-
-        def function(*tensors: torch.Tensor) -> Any:
-            return part.compute(node, dict(zip(operands, tensors, strict=True)))
-
-        return function
+        return part
 
     def arguments(self, node: fx.Node) -> dict[str, Any]:
         """The node's arguments by parameter name, defaults filled in, numbers and constants as what they stand for."""

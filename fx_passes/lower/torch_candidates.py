@@ -7,7 +7,7 @@ all: PyTorch's own kernels for them are newer than the library's, and faster for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fx_passes.candidates.layouts import BLOCK, layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.post_ops import as_of_floats
-from fx_passes.lower.torch_into import BINARY_INTO, Into, eltwise_into
+from fx_passes.lower.torch_into import BINARY_INTO, Into, eltwise_into, post_ops_into
 from zendnn_cffi.engine.library import load
 
 aten = torch.ops.aten
@@ -82,11 +82,24 @@ def _desc(spec: TensorSpec, dtype: torch.dtype, channels_last: bool) -> Any:
 
 def _function(operation: Operation, node: fx.Node, context: LoweringContext) -> tuple[Into, bool]:
     """The computation, and whether it writes its result itself."""
-    operands = operation.operands
-    writing = _writing(node, context.values.arguments(node), operands)
+    operands, arguments = operation.operands, context.values.arguments(node)
+    if node.target in WEIGHTED and arguments["post_ops"]:
+        return _with_post_ops(node, context.values.given(node, operands)), True
+    writing = _writing(node, arguments, operands)
     if writing is not None and len(set(operands)) == len(operands):
         return writing, True
     return context.values.computation(node, operands), False
+
+
+def _with_post_ops(node: fx.Node, given: Callable[..., tuple[Any, Any]]) -> Into:
+    """function(*operands, result): the last post-op writes, and none before it makes a tensor."""
+
+    def compute(*tensors: torch.Tensor) -> Any:
+        args, kwargs = given(*tensors[:-1])
+        post_ops = kwargs["post_ops"]
+        return post_ops_into(node.target(*args, **{**kwargs, "post_ops": ()}), post_ops, tensors[-1])
+
+    return compute
 
 
 def _writing(node: fx.Node, arguments: dict[str, Any], operands: tuple[fx.Node, ...]) -> Into | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fx_passes.ops.pointwise import apply_post_ops
 
 aten = torch.ops.aten
 
@@ -52,3 +54,21 @@ def eltwise_into(kind: str, alpha: Any, beta: Any) -> Into | None:
         return function(x, alpha, beta, out)
 
     return compute
+
+
+def post_ops_into(result: Tensor, post_ops: Sequence[tuple[Any, ...]], out: Tensor) -> Any:
+    """Write result after all post-ops, at least one, to out; the result itself may be written to."""
+    for entry in post_ops[:-1]:
+        result = _one_into(result, entry, result)
+    return _one_into(result, post_ops[-1], out)
+
+
+def _one_into(result: Tensor, entry: tuple[Any, ...], out: Tensor) -> Tensor:
+    name, kind, *others = entry
+    if name == "eltwise" and (function := eltwise_into(kind, *others)) is not None:
+        function(result, out)
+    elif name == "binary" and kind in BINARY_INTO and len(others) == 1 and isinstance(others[0], Tensor):
+        BINARY_INTO[kind](result, others[0], out=out)
+    else:
+        out.copy_(apply_post_ops(result, [entry]))
+    return out
