@@ -249,8 +249,8 @@ class RegionValues:
             number = self.numbers.get(source)
             return self.compute(source, given) if _has_tensor(number) else number
 
-        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
-        return args, kwargs
+        real: tuple[Any, Any] = fx.map_arg((node.args, node.kwargs), value)
+        return real
 
     def constants_of(self, node: fx.Node, without: Collection[fx.Node] = ()) -> dict[fx.Node, torch.Tensor]:
         """The constant tensors that node reads, also by way of a tuple of tensors."""

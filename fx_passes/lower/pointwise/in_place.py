@@ -1,4 +1,4 @@
-"""Post-ops as a primitive of their own, for implementations that take none."""
+"""Post-ops as primitives of their own, behind implementations that take none, or are slow with them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def in_place(
     Returns   () where the library has none that are fast
     """
     first, *others = post_ops
-    whole = _of_one(at, desc, first, chain_of(post_ops), chain_of(others))
+    own = chain_of(post_ops)
+    whole = _of_one(at, desc, first, own, chain_of(others))
     if whole is not None or not others:
         return () if whole is None else (whole,)
-    alone = _of_one(at, desc, first, chain_of(post_ops), chain_of(()))
+    alone = _of_one(at, desc, first, own, chain_of(()))
     rest = in_place(at, desc, others, chain_of)
     return () if alone is None or not rest else (alone, *rest)
 
