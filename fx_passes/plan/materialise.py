@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fx_passes.candidates.candidates import (
     Argument,
     GemmTemplate,
+    LoopTemplate,
     Operand,
     Operation,
     PrimitiveTemplate,
@@ -19,6 +20,7 @@ from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive
 from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.gemm_call import GemmCall
+from zendnn_cffi.runtime.loop_call import LoopCall
 from zendnn_cffi.runtime.places import Slot, TensorView
 
 Place = Callable[[Argument], tuple[Slot, MemoryDesc]]
@@ -39,6 +41,9 @@ def materialise(template: Template, name: str, operation: Operation | None, oper
         case GemmTemplate(gemm, src, weights, dst):
             source, packed, result = (place(argument)[0] for argument in (src, weights, dst))
             return GemmCall(name, gemm, source, packed, result, tuple(map(place, template.operands)), flops)
+        case LoopTemplate(steps, args, rounds, kind, own):
+            primitives = tuple((Primitive(pd), parts) for pd, parts in steps)
+            return LoopCall(name, primitives, tuple(map(place, args)), rounds, kind, own)
         case TorchTemplate(function, args=args):
             kind = operation.kind if operation is not None else template.kind
             arguments = args or (*map(Operand, range(operands)), Result())

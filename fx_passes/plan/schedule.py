@@ -19,7 +19,6 @@ from fx_passes.candidates.candidates import (
     Candidate,
     Operand,
     Operation,
-    PrimitiveTemplate,
     Result,
     Scratchpad,
     Template,
@@ -121,11 +120,8 @@ class Schedule:
 
     def _scratchpad(self, template: Template) -> Buffer | None:
         """Memory for the step to be, where its primitive asks for some."""
-        if isinstance(template, PrimitiveTemplate):
-            for argument in template.args.values():
-                if isinstance(argument, Scratchpad):
-                    return self.new_buffer(argument.desc)
-        return None
+        pads = [argument for argument in arguments_of(template) if isinstance(argument, Scratchpad)]
+        return self.new_buffer(pads[0].desc) if pads else None
 
     def compute(self, operation: Operation, candidate: Candidate) -> None:
         """Append the candidate's calls; afterwards the operation's value lies in candidate.dst."""

@@ -31,6 +31,7 @@ from torch import fx
 from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.gemm_call import GemmCall
+from zendnn_cffi.runtime.loop_call import LoopCall
 
 if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
@@ -205,6 +206,9 @@ def layouts_of(call: Call) -> str:
             for name, desc in operands
             if name
         )
+    if isinstance(call, LoopCall):
+        parts = ", ".join(f"{str(desc.dtype).removeprefix('torch.')}{list(desc.dims)}" for _, desc in call.args)
+        return f"{call.rounds} rounds of {len(call.steps)} primitives on {parts}"
     if isinstance(call, GemmCall):
         m, k, n = call.gemm.sizes
         dtypes = (str(dtype).removeprefix("torch.") for dtype in (call.gemm.dtype, call.gemm.result))

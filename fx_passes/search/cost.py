@@ -12,9 +12,11 @@ import torch
 from fx_passes.candidates.candidates import (
     Candidate,
     GemmTemplate,
+    LoopTemplate,
     Operation,
     PrimitiveTemplate,
     TorchTemplate,
+    Weights,
     weights_bytes,
 )
 from fx_passes.candidates.layouts import Layout
@@ -64,11 +66,17 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
     moved = candidate.dst.size_bytes + sum(src.size_bytes for src in candidate.srcs)
     time_ns = moved / _BYTES_PER_NS / _vector_share(candidate) + weights_bytes(candidate) / _BYTES_PER_NS
     for template in candidate.calls:
-        time_ns += _CALLS_NS[type(template)]
+        time_ns += _loop_ns(template) if isinstance(template, LoopTemplate) else _CALLS_NS[type(template)]
     if operation.flops:
         faster = _TIMES_FLOAT32.get(candidate.srcs[0].dtype, 1.0)
         time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * faster * threads * _share(candidate)))
     return time_ns
+
+
+def _loop_ns(loop: LoopTemplate) -> float:
+    """Each round reads the weights: more than a primitive for the whole loop takes, so no loop is taken unmeasured."""
+    read_bytes = sum(argument.desc.size_bytes for argument in loop.args if isinstance(argument, Weights))
+    return loop.rounds * (len(loop.steps) * _CALL_NS + read_bytes / _BYTES_PER_NS)
 
 
 def completed(table_ns: Sequence[float], known_ns: Sequence[float | None]) -> list[float]:

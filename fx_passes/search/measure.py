@@ -13,6 +13,7 @@ from fx_passes.candidates.candidates import (
     Argument,
     Candidate,
     GemmTemplate,
+    LoopTemplate,
     Operand,
     Operation,
     Result,
@@ -35,6 +36,7 @@ from fx_passes.search.from_memory import empty_caches
 from fx_passes.search.noise import noise_for, twins_on_noise
 from fx_passes.search.scratch import Scratch
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 from zendnn_cffi.runtime import huge_pages
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import Program
@@ -303,18 +305,28 @@ def fingerprint(candidate: Candidate) -> str:
         if isinstance(template, GemmTemplate):
             digest.update(template.key.encode())
             continue
-        pd = template.pd
-        digest.update(repr((template.kind, pd.implementation, sorted(pd.op.params.items()) if pd.op else ())).encode())
-        descs = pd.op.descs if pd.op else {"src": pd.src_desc, "dst": pd.dst_desc}  # a reorder has no descriptor
-        for name, desc in sorted(descs.items()):
-            digest.update(name.encode() + (desc.key if desc is not None else b"-"))
         rough = any(isinstance(desc, Quantized) for desc in (*candidate.srcs, candidate.dst))
-        for entry in pd.attr.post_ops:
-            digest.update(b"".join(_described(part, rough) for part in entry))
-        if scales := pd.attr.scales_key:
-            numbers, *rest = scales
-            digest.update(repr((len(numbers) if rough and isinstance(numbers, tuple) else numbers, *rest)).encode())
+        if isinstance(template, LoopTemplate):
+            digest.update(f"{template.rounds} rounds".encode())
+            for pd, _ in template.steps:
+                digest.update(_work_of(pd, template.kind, rough))
+            continue
+        digest.update(_work_of(template.pd, template.kind, rough))
     return digest.hexdigest()
+
+
+def _work_of(pd: PrimitiveDesc, kind: str, rough: bool) -> bytes:
+    """A primitive's descriptor, attributes and implementation."""
+    parts = [repr((kind, pd.implementation, sorted(pd.op.params.items()) if pd.op else ())).encode()]
+    descs = pd.op.descs if pd.op else {"src": pd.src_desc, "dst": pd.dst_desc}  # a reorder has no descriptor
+    for name, desc in sorted(descs.items()):
+        parts.append(name.encode() + (desc.key if desc is not None else b"-"))
+    for entry in pd.attr.post_ops:
+        parts += [_described(part, rough) for part in entry]
+    if scales := pd.attr.scales_key:
+        numbers, *rest = scales
+        parts.append(repr((len(numbers) if rough and isinstance(numbers, tuple) else numbers, *rest)).encode())
+    return b"".join(parts)
 
 
 def _described(part: object, rough: bool) -> bytes:

@@ -21,6 +21,7 @@ from zendnn_cffi.primitives.primitive import Primitive
 from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.context import Context
 from zendnn_cffi.runtime.gemm_call import GemmCall
+from zendnn_cffi.runtime.loop_call import LoopCall
 from zendnn_cffi.runtime.places import Slot, TensorView
 from zendnn_cffi.runtime.program import Program
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
@@ -116,6 +117,9 @@ def _made_again(call: Call, arena_bytes: int) -> tuple[Call, int]:
 
     A scratchpad that grows lies behind the arena there was.
     """
+    start = -(-arena_bytes // _ALIGNMENT) * _ALIGNMENT
+    if isinstance(call, LoopCall):
+        return _loop_made_again(call, start)
     pd = call.primitive.pd.made_again() if isinstance(call, PrimitiveCall) else None
     if not isinstance(call, PrimitiveCall) or pd is None:
         return call, 0
@@ -125,9 +129,17 @@ def _made_again(call: Call, arena_bytes: int) -> tuple[Call, int]:
     elif ARG_SCRATCHPAD in args and args[ARG_SCRATCHPAD][1].size_bytes >= needed.size_bytes:
         args[ARG_SCRATCHPAD] = args[ARG_SCRATCHPAD][0], needed
     else:
-        start = -(-arena_bytes // _ALIGNMENT) * _ALIGNMENT
         args[ARG_SCRATCHPAD], end = (Slot("arena", 0, start), needed), start + needed.size_bytes
     return replace(call, primitive=Primitive(pd), args=args), end
+
+
+def _loop_made_again(call: LoopCall, start: int) -> tuple[LoopCall, int]:
+    pds = [primitive.pd.made_again() for primitive, _ in call.steps]
+    found = [Primitive(pd) for pd in pds if pd is not None]
+    if len(found) != len(pds):
+        return call, 0
+    made, reach = call.with_primitives(found, Slot("arena", 0, start))
+    return made, start + reach if reach else 0
 
 
 def _differing(program: Program, other: Program, threads: int, inputs: Sequence[torch.Tensor]) -> set[int]:
@@ -156,6 +168,8 @@ def _results(call: Call) -> list[TensorView]:
     match call:
         case PrimitiveCall():
             return [_view(*call.args[arg]) for arg in (ARG_DST, ARG_DST_ITER, ARG_DST_ITER_C) if arg in call.args]
+        case LoopCall():
+            return [_view(*written) for written in call.written]
         case GemmCall():
             m, _, n = call.gemm.sizes
             return [TensorView(call.dst, (m, n), (n, 1), call.gemm.result)]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fx_passes import ops
 from fx_passes.candidates.candidates import (
     Argument,
     Candidate,
@@ -23,6 +21,8 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered
+from fx_passes.lower.recurrent.arguments import LayerArguments, is_projected
+from fx_passes.lower.recurrent.steps import by_steps
 from fx_passes.ops.recurrent import cell_offset, output_and_cell
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives import descriptors
@@ -51,63 +51,27 @@ def lower_recurrent_layer(node: fx.Node, context: LoweringContext) -> Operation:
     result, spec = context.dtype(src), context.values.specs[node]
     weights = [context.constant(weight, "a weight") for weight in arguments["weights"]]
     # in bfloat16 the library's projected layers are wrong: known_problems
-    dtype = src.dtype if _is_projected(weights, arguments["has_biases"]) else result
+    dtype = src.dtype if is_projected(weights, arguments["has_biases"]) else result
     if any(weight.dtype != src.dtype for weight in weights):
         raise NotLowered("weights of another dtype than the sequence's")
     states = [arguments[name] for name in ("h", "c")]
     if any(state is not None and context.tensor(state, "a state").dtype != src.dtype for state in states):
         raise NotLowered("a state of another dtype than the sequence's")
     operands = tuple(dict.fromkeys(node for node in (arguments["src"], *states) if node is not None))
-    layer = _Layer(node, arguments, weights, src.shape, (dtype, result), operands)
+    layer = _Primitive(node, arguments, weights, src.shape, (dtype, result), operands)
     operation = Operation(node, node.name, "recurrent_layer", operands, spec, flops=layer.flops)
     srcs = tuple(row_major(context.values.specs[operand].shape, dtype) for operand in operands)
     dst = row_major(spec.shape, result)
     operation.candidates = [Candidate(pd.implementation, srcs, dst, layer.calls(pd)) for pd in layer.implementations()]
     if not operation.candidates:
         raise NotLowered("the library has no recurrent primitive for this cell")
+    operation.candidates += by_steps(layer, srcs, dst)
     operation.candidates.append(Candidate("torch", srcs, dst, (layer.by_torch(),)))
     return operation
 
 
-def _is_projected(weights: list[Tensor], has_biases: bool) -> bool:
-    return len(weights) == 3 + 2 * has_biases
-
-
-class _Layer:
-    """What a primitive for the layer runs on.
-
-    dtypes    that it computes in, and of the result
-    operands  the run-time tensors: the sequence, then states
-    """
-
-    def __init__(
-        self,
-        node: fx.Node,
-        arguments: dict[str, Any],
-        weights: list[Tensor],
-        shape: tuple[int, ...],
-        dtypes: tuple[torch.dtype, torch.dtype],
-        operands: tuple[fx.Node, ...],
-    ) -> None:
-        self.kind: str = arguments["kind"]
-        self.reverse, self.with_cell = bool(arguments["reverse"]), bool(arguments["with_cell"])
-        self.has_biases, self.dtype = bool(arguments["has_biases"]), dtypes[0]
-        self.result = dtypes[1]
-        self.weights, self.names = weights, [str(weight) for weight in node.args[3]]
-        self.gates = ops.GATES[self.kind]
-        self.steps, self.samples, self.inputs = shape
-        self.hidden, self.width = weights[1].shape[0] // self.gates, weights[1].shape[1]
-        self.states = [operands.index(s) for s in (arguments["h"], arguments["c"]) if s is not None]
-        self.is_projected = _is_projected(weights, self.has_biases)
-
-    @property
-    def flops(self) -> int:
-        products = self.gates * self.hidden * (self.inputs + self.width) + self.is_projected * self.hidden * self.width
-        return 2 * self.steps * self.samples * products
-
-    @property
-    def _output_numbers(self) -> int:
-        return self.steps * self.samples * self.width
+class _Primitive(LayerArguments):
+    """The library's primitive for the whole layer."""
 
     def implementations(self) -> Iterator[PrimitiveDesc]:
         """Every implementation; none where the library refuses."""
@@ -159,7 +123,7 @@ class _Layer:
             own = Operand(self.states[1], row_major(state, self.dtype))
             args[ARG_SRC_ITER_C] = self._converted(1, own, descs[ARG_SRC_ITER_C], before, is_read=True)
         if self.with_cell:
-            behind = Result(row_major(state, self.result), cell_offset(self._output_numbers) * self.result.itemsize)
+            behind = Result(row_major(state, self.result), cell_offset(self.output_numbers) * self.result.itemsize)
             args[ARG_DST_ITER] = Temporary(0, descs[ARG_DST_ITER])
             args[ARG_DST_ITER_C] = self._converted(2, behind, descs[ARG_DST_ITER_C], after)
         return (*before, primitive_template(pd, args, "rnn", self.flops), *after)
@@ -219,6 +183,6 @@ class _Layer:
 
     def _by_gate(self, weight: Tensor) -> Tensor:
         """[gates * H, ...] as [gates, H, ...], in the library's order."""
-        each = weight.unflatten(0, (self.gates, self.hidden))
+        each = self.by_gate(weight)
         order = _ORDER.get(self.kind)
         return each if order is None else each[list(order)]
