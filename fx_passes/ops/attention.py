@@ -8,6 +8,8 @@ from torch import Tensor
 
 from fx_passes.ops.registry import COMPUTE, op
 
+_ALLOWED, _FORBIDDEN = (torch.tensor(number, dtype=torch.float32, device="cpu") for number in (0.0, -torch.inf))
+
 
 @op(kind=COMPUTE, shape="rank")
 def attention(
@@ -58,10 +60,10 @@ def additive_mask(mask: Tensor, of_keys: bool = False) -> Tensor:
     Dimensions 1 and 2 that repeat one row (of stride 0; with of_keys whatever their strides) have size 1 in the
     result, which is contiguous.
     """
-    repeated = [place in (1, 2) and (of_keys or step == 0) for place, step in enumerate(mask.stride())]
-    once = [slice(1) if alike else slice(None) for alike in repeated]
-    mask = mask[tuple(once)]
-    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill_(mask.logical_not(), -torch.inf)
+    for place in (1, 2):
+        if mask.shape[place] != 1 and (of_keys or mask.stride(place) == 0):
+            mask = mask.narrow(place, 0, 1)
+    return torch.where(mask, _ALLOWED, _FORBIDDEN).contiguous()  # one function: in a step PyTorch's code is in no cache
 
 
 @op(kind=COMPUTE, light=True, shape="rank")

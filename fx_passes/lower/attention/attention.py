@@ -15,14 +15,28 @@ import torch
 from torch import Tensor, fx
 
 from fx_passes import ops
-from fx_passes.candidates.candidates import EXPONENTIALS, Candidate, Operation, TorchTemplate
+from fx_passes.candidates.candidates import (
+    EXPONENTIALS,
+    Argument,
+    Candidate,
+    Operand,
+    Operation,
+    PackedWeights,
+    PrimitiveTemplate,
+    Result,
+    TorchTemplate,
+    Weights,
+)
 from fx_passes.candidates.layouts import Numerics, is_known_dtype, row_major, strided
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.attention.exponentials import in_exponentials
 from fx_passes.lower.attention.steps import Heads, in_steps
 from fx_passes.lower.context import LoweringContext, NotLowered, eager_layout, torch_operation
+from fx_passes.lower.primitives import first_optimized
 from fx_passes.lower.quantized import numerics_of
 from fx_passes.memoize.masks import additive
+from zendnn_cffi.primitives import descriptors
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, PostOps
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 
@@ -142,12 +156,39 @@ def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
 
 
 def lower_rotation(node: fx.Node, context: LoweringContext) -> Operation:
-    """Lower ops.rotation, once a call where its angles are no constants of the sizes: by PyTorch, into the arena."""
+    """Lower ops.rotation, once a call where its angles are no constants of the sizes.
+
+    Of one position by primitives, as PyTorch's many functions are in no cache in a step; else by PyTorch.
+    """
     arguments, spec = context.values.arguments(node), context.values.specs[node]
     nodes = [arguments[name] for name in ("cos", "sin")]
-    dtype, turn = context.dtype(spec), partial(ops.rotation, interleaved=arguments["interleaved"])
+    dtype, interleaved = context.dtype(spec), bool(arguments["interleaved"])
+    turn = partial(ops.rotation, interleaved=interleaved)
     srcs = [as_it_lies(n, context, dtype) for n in nodes]
-    return _operation(node, context, "rotation", nodes, srcs, row_major(spec.shape, dtype), turn)
+    operation = _operation(node, context, "rotation", nodes, srcs, row_major(spec.shape, dtype), turn)
+    calls = _one_rotation(spec.shape[-1], dtype, interleaved) if spec.numel == spec.shape[-1] ** 2 else None
+    if calls is not None and all(context.values.specs[n].numel == spec.shape[-1] for n in nodes):
+        operation.candidates = [replace(operation.candidates[0], implementation="binary", calls=calls)]
+    return operation
+
+
+def _one_rotation(size: int, dtype: torch.dtype, interleaved: bool) -> tuple[PrimitiveTemplate, ...] | None:
+    """[D, D] of cos and sin [D]: the matrix where cos is 1 and sin 0, times cos, and the other one times sin."""
+    row, matrix = row_major((1, size), dtype), row_major((size, size), dtype)
+    zeros = torch.zeros(size, dtype=dtype, device="cpu")
+    calls: list[PrimitiveTemplate] = []
+    for name, post_ops in (("cos", PostOps()), ("sin", PostOps().sum())):
+        turned = ops.rotation(zeros + (name == "cos"), zeros + (name == "sin"), interleaved)
+        args: dict[int, Argument | PackedWeights] = {
+            ARG_SRC: Weights(f"places of {name} in a rotation{' of pairs' * interleaved}", turned, matrix),
+            ARG_SRC_1: Operand(len(calls), row),
+            ARG_DST: Result(matrix),
+        }
+        call = first_optimized(args, "binary", descriptors.binary, "mul", matrix, row, matrix, post_ops=post_ops)
+        if call is None:
+            return None
+        calls.append(call)
+    return tuple(calls)
 
 
 def _operation(

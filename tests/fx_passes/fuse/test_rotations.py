@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import zendnn_cffi
+from fx_passes import ops
 from fx_passes.fuse.patterns import fuse_patterns
 from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.rotations import fuse_rotations
@@ -131,6 +132,26 @@ def test_offloaded(batch: int, turn: Any, dtype: torch.dtype | None) -> None:
     (lowered,) = region.lowered.values()
     products = [call for call in lowered.program.calls if call.kind == "matmul" and "matmul" in call.name]
     assert len(products) == 2 and not any(call.implementation == "torch" for call in products)
+    turns = [call.implementation for call in lowered.program.calls if call.name == "rotation"]
+    assert len(turns) == 2 and "torch" not in turns  # one position: the matrix by two primitives
+
+
+@pytest.mark.parametrize("interleaved", (False, True))
+@pytest.mark.parametrize("shape", ((6,), (1, 1, 64), (1, 1, 1, 2)))
+def test_the_matrix_has_the_numbers_of_the_angles(shape: tuple[int, ...], interleaved: bool) -> None:
+    """Not one is rounded, -0.0 and what is not finite included."""
+    cos, sin = torch.randn(shape), torch.randn(shape)
+    cos[..., 0], sin[..., 1] = -0.0, 1e-42
+
+    class Matrix(nn.Module):
+        def forward(self, cos: Tensor, sin: Tensor) -> Tensor:
+            return ops.rotation(cos, sin, interleaved)
+
+    gm: Any = zendnn_cffi.optimize(Matrix().eval(), (cos, sin), tune="off")
+    with torch.no_grad():
+        assert torch.equal(gm(cos, sin), ops.rotation(cos, sin, interleaved))
+        cos[..., 1], sin[..., 0] = torch.inf, torch.nan
+        torch.testing.assert_close(gm(cos, sin), ops.rotation(cos, sin, interleaved), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
