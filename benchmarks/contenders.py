@@ -187,10 +187,10 @@ CONTENDERS: dict[str, Contender] = {
     for row in (
         Contender("ours", "zendnn_cffi", "ours", _ours, quantized.ours, is_peer=False),
         Contender(
-            "ours_attention",
-            "zendnn_cffi, attention=True",
+            "ours_float_attention",
+            "zendnn_cffi, attention=False",
             "ours",
-            quantized=quantized.ours_with_attention,
+            quantized=quantized.ours_float_attention,
             dtypes=("int8",),
             is_peer=False,
         ),

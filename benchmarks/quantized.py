@@ -33,7 +33,7 @@ def calibration_calls(case: Case) -> list[tuple[np.ndarray, ...]]:
     return [tuple(array[i * case.batch : (i + 1) * case.batch] for array in arrays) for i in range(calls)]
 
 
-def ours(case: Case, *, attention: bool = False) -> Start:
+def ours(case: Case, *, attention: bool = True) -> Start:
     """zendnn_cffi.quantize()."""
     import torch
 
@@ -52,9 +52,9 @@ def ours(case: Case, *, attention: bool = False) -> Start:
     return start
 
 
-def ours_with_attention(case: Case) -> Start:
-    """The same, queries and keys of attention in integers, too."""
-    return ours(case, attention=True)
+def ours_float_attention(case: Case) -> Start:
+    """The same, queries and keys of attention in float."""
+    return ours(case, attention=False)
 
 
 def inductor(case: Case) -> Start:

@@ -19,7 +19,7 @@ from benchmarks.driver import Outcome, Protocol
 OURS = "ours"
 COLOURS = {
     "ours": "#d1495b",
-    "ours_attention": "#f2786d",
+    "ours_float_attention": "#f2786d",
     "ours_loaded": "#b0213a",
     "ours_compile": "#e89aa5",
     "ours_bf16": "#c98bb9",

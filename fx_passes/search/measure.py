@@ -308,8 +308,10 @@ def fingerprint(candidate: Candidate) -> str:
         rough = any(isinstance(desc, Quantized) for desc in (*candidate.srcs, candidate.dst))
         if isinstance(template, LoopTemplate):
             digest.update(f"{template.rounds} rounds".encode())
-            for pd, _ in template.steps:
+            for pd, parts in template.steps:
                 digest.update(_work_of(pd, template.kind, rough))
+                places = [(arg, p.argument, p.offset_bytes, p.advance_bytes) for arg, p in sorted(parts.items())]
+                digest.update(repr(places).encode())
             continue
         digest.update(_work_of(template.pd, template.kind, rough))
     return digest.hexdigest()

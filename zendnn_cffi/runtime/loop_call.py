@@ -17,6 +17,8 @@ from zendnn_cffi.runtime.context import Context
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.values import dataclass
 
+_BY_INTEGER = "int (*)(void *, uintptr_t)"  # a pointer made for each call takes as long as the call
+
 
 @dataclass(frozen=True)
 class Part:
@@ -141,15 +143,12 @@ class LoopCall:
 
     def _run(self, context: Context, calls: list[tuple[Any, ...]], pointers: list[tuple[Any, Slot, int]]) -> int:
         library = load()
-        execute, point, cast = (
-            library.lib.zendnn_primitive_execute,
-            library.lib.zendnn_memory_set_data_handle,
-            library.ffi.cast,
-        )
+        execute = library.lib.zendnn_primitive_execute
+        point = library.ffi.cast(_BY_INTEGER, library.lib.zendnn_memory_set_data_handle)
         places = [(handle, context.address(slot), advance) for handle, slot, advance in pointers]
         for number in range(self.rounds):
             for handle, address, advance in places:
-                status = point(handle, cast("void *", address + number * advance))
+                status = point(handle, address + number * advance)
                 if status:
                     return int(status)
             for arguments in calls:
