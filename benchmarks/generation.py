@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import itertools
 import statistics
 import time
@@ -25,7 +26,9 @@ from torch import Tensor, nn
 from zendnn_cffi.engine.host import cpu_generation, cpu_name
 
 WEIGHTS = ("float32", "bf16", "int8", "int8-bf16", "int4")
-BACKENDS = ("eager", "zendnn", "inductor")
+BACKENDS = ("eager", "zendnn", "inductor", "zentorch")  # the last one in its own environment: see peers.py
+_DEFAULT = BACKENDS[:3]
+_REGISTERED_BY = {"zendnn": "zendnn_cffi", "zentorch": "zentorch"}
 _UNCOUNTED = 4  # turns
 _SHORT = 2  # tokens: the prompt's own and one step, which compiles what steps need
 
@@ -83,8 +86,8 @@ class Side:
     @classmethod
     def made(cls, model: nn.Module, backend: str) -> Side:
         model = copy.deepcopy(model)
-        if backend == "zendnn":
-            import zendnn_cffi  # noqa: F401  (registers the backend)
+        if backend in _REGISTERED_BY:
+            importlib.import_module(_REGISTERED_BY[backend])
         if backend != "eager":
             model.forward = torch.compile(model.forward, backend=backend)
 
@@ -166,7 +169,7 @@ def rows(weights: str, sides: Sequence[Side]) -> list[list[str]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.generation", description=__doc__.splitlines()[0])
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=WEIGHTS)
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=_DEFAULT)
     parser.add_argument("--texts", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--tokens", type=int, default=24, help="steps of each answer")
