@@ -296,8 +296,9 @@ def weights_of(candidate: Candidate) -> list[Weights]:
 
 
 def weights_bytes(candidate: Candidate) -> int:
-    """Bytes of the constants that the candidate's calls read."""
-    return sum(weights.desc.size_bytes for weights in weights_of(candidate))
+    """Bytes of the constants that the candidate's calls read, once for those that several of them read."""
+    sizes = {(weights.key, weights.desc): weights.desc.size_bytes for weights in weights_of(candidate)}
+    return sum(sizes.values())
 
 
 def temporaries_bytes(candidate: Candidate) -> dict[int, int]:

@@ -16,7 +16,6 @@ from fx_passes.candidates.candidates import (
     Operation,
     PrimitiveTemplate,
     TorchTemplate,
-    Weights,
     weights_bytes,
 )
 from fx_passes.candidates.layouts import Layout
@@ -30,7 +29,12 @@ _TORCH_CALL_NS = 15_000.0
 _NOT_BEFORE = 1.01
 _GEMM_CALL_NS = 3_000.0  # so that AOCL-BLIS is taken where it was measured to be faster, never by estimate
 
-_CALLS_NS = {PrimitiveTemplate: _CALL_NS, TorchTemplate: _TORCH_CALL_NS, GemmTemplate: _GEMM_CALL_NS}
+_CALLS_NS = {
+    PrimitiveTemplate: _CALL_NS,
+    TorchTemplate: _TORCH_CALL_NS,
+    GemmTemplate: _GEMM_CALL_NS,
+    LoopTemplate: _CALL_NS,
+}
 
 # Share of the peak by the start of the implementation's name, first match wins. Winograd does 2.25 times fewer
 # multiplications with 2x2 tiles (4 with 4x4), at a lower share.
@@ -54,6 +58,7 @@ _SHARES = (
 )
 
 _SHARE_OF_RECURRENT = 0.6
+_SHARE_OF_STEPS = 0.5  # of a recurrent layer in a loop: worth measuring, never taken by estimate
 
 # Kernels for older instruction sets, beside those for AVX-512, and loops in portable C++: by the end of the name.
 _NARROW = ((":sse41", 0.25), (":avx2", 0.5), ("spc_bnorm:any", 0.2))
@@ -66,17 +71,11 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
     moved = candidate.dst.size_bytes + sum(src.size_bytes for src in candidate.srcs)
     time_ns = moved / _BYTES_PER_NS / _vector_share(candidate) + weights_bytes(candidate) / _BYTES_PER_NS
     for template in candidate.calls:
-        time_ns += _loop_ns(template) if isinstance(template, LoopTemplate) else _CALLS_NS[type(template)]
+        time_ns += _CALLS_NS[type(template)]
     if operation.flops:
         faster = _TIMES_FLOAT32.get(candidate.srcs[0].dtype, 1.0)
         time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * faster * threads * _share(candidate)))
     return time_ns
-
-
-def _loop_ns(loop: LoopTemplate) -> float:
-    """Each round reads the weights: more than a primitive for the whole loop takes, so no loop is taken unmeasured."""
-    read_bytes = sum(argument.desc.size_bytes for argument in loop.args if isinstance(argument, Weights))
-    return loop.rounds * (len(loop.steps) * _CALL_NS + read_bytes / _BYTES_PER_NS)
 
 
 def completed(table_ns: Sequence[float], known_ns: Sequence[float | None]) -> list[float]:
@@ -99,6 +98,8 @@ def reorder_ns(have: Layout, want: Layout) -> float:
 
 def _share(candidate: Candidate) -> float:
     template = candidate.calls[0]
+    if any(isinstance(call, LoopTemplate) for call in candidate.calls):
+        return _SHARE_OF_STEPS
     if isinstance(template, PrimitiveTemplate) and template.kind == "rnn":
         return _SHARE_OF_RECURRENT  # "ref" names what calls products of its own
     name = template.pd.implementation if isinstance(template, PrimitiveTemplate) else ""

@@ -16,6 +16,7 @@ import zendnn_cffi
 from fx_passes.candidates.candidates import Candidate, LoopTemplate
 from fx_passes.lower.recurrent import steps
 from fx_passes.region.lowered import LoweredRegion
+from fx_passes.search.turn import Turn
 from tests.support.lowering import noise, tensors
 from tests.support.made_up_times import prefer
 from tests.tolerance import assert_close
@@ -110,17 +111,19 @@ def test_what_is_not_finite_or_large_comes_through(kind: str, number: float, by_
     assert loops(fast) == 1
 
 
-def test_large_weights_by_default(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
+@pytest.mark.parametrize("tune", ["full", "auto"])
+def test_large_weights_by_default(tune: str, monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
     """Both kinds of product are measured beside the library's primitive and PyTorch's layer."""
+    monkeypatch.setattr(Turn, "allows", lambda *_: True)  # whatever else the machine does
     measured = prefer(monkeypatch, lambda candidate: candidate.implementation == "torch")
-    offered(nn.LSTM(64, 320), noise(3, 1, 64))
+    offered(nn.LSTM(64, 320), noise(3, 1, 64), tune=tune)
     assert {c.implementation for c in measured} >= {*KINDS, "brgemm", "torch"}
     assert all(any(isinstance(t, LoopTemplate) for t in c.calls) for c in measured if c.implementation in KINDS)
 
 
 def offered(model: nn.Module, x: Tensor, **options: Any) -> None:
     with torch.no_grad():
-        zendnn_cffi.optimize(model.eval(), (x,), tune="full", **options)(x)
+        zendnn_cffi.optimize(model.eval(), (x,), **{"tune": "full", **options})(x)
 
 
 REFUSALS: dict[str, Any] = {
