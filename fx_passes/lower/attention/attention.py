@@ -177,10 +177,11 @@ def _one_rotation(size: int, dtype: torch.dtype, interleaved: bool) -> tuple[Pri
     row, matrix = row_major((1, size), dtype), row_major((size, size), dtype)
     zeros = torch.zeros(size, dtype=dtype, device="cpu")
     calls: list[PrimitiveTemplate] = []
+    about = f"a rotation of {size}{' by pairs' * interleaved}, {dtype}"
     for name, post_ops in (("cos", PostOps()), ("sin", PostOps().sum())):
         turned = ops.rotation(zeros + (name == "cos"), zeros + (name == "sin"), interleaved)
         args: dict[int, Argument | PackedWeights] = {
-            ARG_SRC: Weights(f"places of {name} in a rotation{' of pairs' * interleaved}", turned, matrix),
+            ARG_SRC: Weights(f"places of {name} in {about}", turned, matrix),
             ARG_SRC_1: Operand(len(calls), row),
             ARG_DST: Result(matrix),
         }

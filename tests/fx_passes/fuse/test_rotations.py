@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,25 @@ def test_the_matrix_has_the_numbers_of_the_angles(shape: tuple[int, ...], interl
         assert torch.equal(gm(cos, sin), ops.rotation(cos, sin, interleaved))
         cos[..., 1], sin[..., 0] = torch.inf, torch.nan
         torch.testing.assert_close(gm(cos, sin), ops.rotation(cos, sin, interleaved), rtol=0, atol=0, equal_nan=True)
+
+
+def test_matrices_of_several_kinds_are_saved(tmp_path: Path) -> None:
+    class Matrices(nn.Module):
+        def forward(self, *angles: Tensor) -> tuple[Tensor, ...]:
+            kinds = ((angles[0], angles[1], False), (angles[0], angles[1], True), (angles[2], angles[3], False))
+            return tuple(ops.rotation(cos.tanh(), sin, by_pairs) for cos, sin, by_pairs in kinds)
+
+    inputs = [torch.randn(size) for size in (8, 8, 16, 16)]
+    gm: Any = zendnn_cffi.optimize(Matrices().eval(), inputs, tune="off")
+    with torch.no_grad():
+        expected = gm(*inputs)
+        zendnn_cffi.save(gm, tmp_path / "matrices.safetensors")
+        loaded: Any = zendnn_cffi.load(tmp_path / "matrices.safetensors")
+        for ours, e in zip(loaded(*inputs), expected, strict=True):
+            assert torch.equal(ours, e)
+    for module in (gm, loaded):
+        (lowered,) = (found for region in module.regions().values() for found in region.lowered.values())
+        assert [call.kind for call in lowered.program.calls].count("binary") == 6
 
 
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
