@@ -12,11 +12,18 @@ from torch import Tensor, fx, nn
 
 import zendnn_cffi
 from fx_passes import ops
+from fx_passes.candidates.candidates import Argument, Operand, Result, Weights
 from fx_passes.fuse.patterns import fuse_patterns
 from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.rotations import fuse_rotations
+from fx_passes.lower.attention.attention import _one_rotation
+from fx_passes.plan.materialise import materialise
+from fx_passes.plan.prepack import prepack
 from tests.support.graphs import count, traced
 from tests.tolerance import assert_close
+from zendnn_cffi.primitives.memory import MemoryDesc
+from zendnn_cffi.runtime.places import Slot
+from zendnn_cffi.runtime.program import Program
 
 DEPTH = 8
 
@@ -137,41 +144,56 @@ def test_offloaded(batch: int, turn: Any, dtype: torch.dtype | None) -> None:
     assert len(turns) == 2 and "torch" not in turns  # one position: the matrix by two primitives
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("interleaved", (False, True))
-@pytest.mark.parametrize("shape", ((6,), (1, 1, 64), (1, 1, 1, 2)))
-def test_the_matrix_has_the_numbers_of_the_angles(shape: tuple[int, ...], interleaved: bool) -> None:
-    """Not one is rounded, -0.0 and what is not finite included."""
-    cos, sin = torch.randn(shape), torch.randn(shape)
-    cos[..., 0], sin[..., 1] = -0.0, 1e-42
+@pytest.mark.parametrize("size", (2, 6, 64))
+def test_the_matrix_has_the_numbers_of_the_angles(size: int, interleaved: bool, dtype: torch.dtype) -> None:
+    """Not one is rounded; what is not finite comes through."""
+    calls = _one_rotation(size, dtype, interleaved)
+    assert calls is not None
+    cos, sin = torch.randn(size).to(dtype), torch.randn(size).to(dtype)
+    for special in (0.5, -0.0, torch.inf, torch.nan):
+        cos[0] = sin[1] = special
+        buffers = [cos, sin, torch.empty(size, size, dtype=dtype)]
 
-    class Matrix(nn.Module):
-        def forward(self, cos: Tensor, sin: Tensor) -> Tensor:
-            return ops.rotation(cos, sin, interleaved)
+        def place(argument: Argument, buffers: list[Tensor] = buffers) -> tuple[Slot, MemoryDesc]:
+            if isinstance(argument, Weights):
+                buffers.append(prepack(argument))
+                return Slot("constant", len(buffers) - 1), argument.desc
+            assert isinstance(argument, Operand | Result) and argument.desc is not None
+            return Slot("constant", argument.index if isinstance(argument, Operand) else 2), argument.desc
 
-    gm: Any = zendnn_cffi.optimize(Matrix().eval(), (cos, sin), tune="off")
-    with torch.no_grad():
-        assert torch.equal(gm(cos, sin), ops.rotation(cos, sin, interleaved))
-        cos[..., 1], sin[..., 0] = torch.inf, torch.nan
-        torch.testing.assert_close(gm(cos, sin), ops.rotation(cos, sin, interleaved), rtol=0, atol=0, equal_nan=True)
+        made = [materialise(template, "rotation", None, 2, place) for template in calls]
+        Program(made, (), buffers)([])
+        expected = ops.rotation(cos, sin, interleaved)
+        torch.testing.assert_close(buffers[2], expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_matrices_of_several_kinds_are_saved(tmp_path: Path) -> None:
-    class Matrices(nn.Module):
-        def forward(self, *angles: Tensor) -> tuple[Tensor, ...]:
-            kinds = ((angles[0], angles[1], False), (angles[0], angles[1], True), (angles[2], angles[3], False))
-            return tuple(ops.rotation(cos.tanh(), sin, by_pairs) for cos, sin, by_pairs in kinds)
+class Both(nn.Module):
+    """Heads turned by halves and by neighbours, of the same angles."""
 
-    inputs = [torch.randn(size) for size in (8, 8, 16, 16)]
-    gm: Any = zendnn_cffi.optimize(Matrices().eval(), inputs, tune="off")
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves, self.neighbours = Exported(rotate), Exported(rotate_neighbours)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        return (*self.halves(x, cos, sin), *self.neighbours(x, cos, sin))
+
+
+def test_matrices_of_both_kinds_are_saved(tmp_path: Path) -> None:
+    model, inputs = Both().eval(), (torch.randn(1, 1, 16), *angles())
+    gm: Any = zendnn_cffi.optimize(model, inputs, tune="off")
     with torch.no_grad():
         expected = gm(*inputs)
         zendnn_cffi.save(gm, tmp_path / "matrices.safetensors")
         loaded: Any = zendnn_cffi.load(tmp_path / "matrices.safetensors")
-        for ours, e in zip(loaded(*inputs), expected, strict=True):
+        for ours, theirs, e in zip(loaded(*inputs), model(*inputs), expected, strict=True):
             assert torch.equal(ours, e)
+            assert_close(ours, theirs, k=32)
     for module in (gm, loaded):
-        (lowered,) = (found for region in module.regions().values() for found in region.lowered.values())
-        assert [call.kind for call in lowered.program.calls].count("binary") == 6
+        lowered = [found for region in module.regions().values() for found in region.lowered.values() if found]
+        calls = [call for found in lowered for call in found.program.calls if call.name.startswith("rotation")]
+        assert len(calls) == 4 and not any(call.implementation == "torch" for call in calls)
 
 
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
