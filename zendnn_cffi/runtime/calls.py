@@ -66,14 +66,8 @@ class PrimitiveCall:
 
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The C function and its arguments in this context."""
-        library = load()
         memories = {arg: context.memory(slot, desc) for arg, (slot, desc) in self.args.items()}
-        exec_args = library.ffi.new("zendnn_exec_arg_t[]", len(memories))
-        for entry, (arg, memory) in zip(exec_args, memories.items(), strict=True):
-            entry.arg, entry.memory = arg, memory.handle
-        context.keep_alive += [exec_args, self.primitive]
-        arguments = (self.primitive.handle, context.stream.handle, len(memories), exec_args)
-        return library.lib.zendnn_primitive_execute, arguments
+        return load().lib.zendnn_primitive_execute, context.execution(self.primitive, memories)
 
 
 @runtime_checkable

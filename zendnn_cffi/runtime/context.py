@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import torch
 
+from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
-from zendnn_cffi.primitives.primitive import Stream
+from zendnn_cffi.primitives.primitive import Primitive, Stream
 from zendnn_cffi.runtime import arenas
 from zendnn_cffi.runtime.places import Slot, TensorView
 from zendnn_cffi.values import dataclass
 
 _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
+
+
+def data_handle_setter() -> Callable[[Any, int], int]:
+    """The C function that points a memory handle at an address.
+
+    It takes the address as an integer: a pointer made for each call takes as long as the call.
+    """
+    library = load()
+    setter: Callable[[Any, int], int] = library.ffi.cast(
+        "int (*)(void *, uintptr_t)", library.lib.zendnn_memory_set_data_handle
+    )
+    return setter
 
 
 @dataclass(eq=False)
@@ -56,6 +69,14 @@ class Context:
             if fixed is None:
                 self.moving.append((slot.space, slot.index, slot.offset_bytes, memory.handle))
         return memory
+
+    def execution(self, primitive: Primitive, memories: Mapping[int, Memory]) -> tuple[Any, ...]:
+        """The arguments of zendnn_primitive_execute, kept alive here; memories: by argument id."""
+        exec_args = load().ffi.new("zendnn_exec_arg_t[]", len(memories))
+        for entry, (arg, memory) in zip(exec_args, memories.items(), strict=True):
+            entry.arg, entry.memory = arg, memory.handle
+        self.keep_alive += [exec_args, primitive]
+        return primitive.handle, self.stream.handle, len(memories), exec_args
 
     def address(self, slot: Slot) -> int:
         """Where the slot's bytes begin: in this run, where its memory moves between runs."""

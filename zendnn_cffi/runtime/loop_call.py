@@ -13,11 +13,9 @@ from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.primitives.labels import Label, shaped
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive
-from zendnn_cffi.runtime.context import Context
+from zendnn_cffi.runtime.context import Context, data_handle_setter
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.values import dataclass
-
-_BY_INTEGER = "int (*)(void *, uintptr_t)"  # a pointer made for each call takes as long as the call
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,7 @@ class LoopCall:
         found = []
         for _, parts in self.steps:
             part = parts[ARG_DST]
-            slot, whole = self.args[part.argument]
-            found.append((slot, whole) if part.advance_bytes else (slot.behind(part.offset_bytes), part.desc))
+            found.append(self.args[part.argument] if part.advance_bytes else (self._begin(part), part.desc))
         return found
 
     def with_primitives(self, primitives: list[Primitive], scratchpad: Slot) -> tuple[LoopCall, int]:
@@ -120,31 +117,26 @@ class LoopCall:
 
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A Python function with C's convention: 0 is success."""
-        library = load()
-        moving: dict[Part, Memory] = {}
-        calls = []
-        for primitive, parts in self.steps:
-            exec_args = library.ffi.new("zendnn_exec_arg_t[]", len(parts))
-            for entry, (arg, part) in zip(exec_args, parts.items(), strict=True):
-                slot = self.args[part.argument][0].behind(part.offset_bytes)
-                if part.advance_bytes:
-                    memory = moving.setdefault(part, moving.get(part) or Memory(part.desc))
-                else:
-                    memory = context.memory(slot, part.desc)
-                entry.arg, entry.memory = arg, memory.handle
-            context.keep_alive += [exec_args, primitive]
-            calls.append((primitive.handle, context.stream.handle, len(parts), exec_args))
-        context.keep_alive += moving.values()
-        pointers = [
-            (memory.handle, self.args[part.argument][0].behind(part.offset_bytes), part.advance_bytes)
-            for part, memory in moving.items()
+        distinct = dict.fromkeys(part for _, parts in self.steps for part in parts.values())
+        memories = {
+            part: Memory(part.desc) if part.advance_bytes else context.memory(self._begin(part), part.desc)
+            for part in distinct
+        }
+        context.keep_alive += memories.values()
+        calls = [
+            context.execution(primitive, {arg: memories[part] for arg, part in parts.items()})
+            for primitive, parts in self.steps
         ]
+        moving = [part for part in distinct if part.advance_bytes]
+        pointers = [(memories[part].handle, self._begin(part), part.advance_bytes) for part in moving]
         return self._run, (context, calls, pointers)
 
+    def _begin(self, part: Part) -> Slot:
+        """Where the part of the first round lies."""
+        return self.args[part.argument][0].behind(part.offset_bytes)
+
     def _run(self, context: Context, calls: list[tuple[Any, ...]], pointers: list[tuple[Any, Slot, int]]) -> int:
-        library = load()
-        execute = library.lib.zendnn_primitive_execute
-        point = library.ffi.cast(_BY_INTEGER, library.lib.zendnn_memory_set_data_handle)
+        execute, point = load().lib.zendnn_primitive_execute, data_handle_setter()
         places = [(handle, context.address(slot), advance) for handle, slot, advance in pointers]
         for number in range(self.rounds):
             for handle, address, advance in places:

@@ -17,12 +17,11 @@ from contextlib import contextmanager
 
 import torch
 
-from zendnn_cffi.engine.library import load
 from zendnn_cffi.errors import ZenDNNError, check
 from zendnn_cffi.primitives.labels import Label, profiler
 from zendnn_cffi.runtime import arenas, recycled
 from zendnn_cffi.runtime.calls import Call, TorchCall
-from zendnn_cffi.runtime.context import _NOTHING, Context
+from zendnn_cffi.runtime.context import _NOTHING, Context, data_handle_setter
 from zendnn_cffi.values import dataclass
 
 
@@ -73,9 +72,7 @@ class Program:
         self.constants = tuple(constants)
         self.arena_bytes = arena_bytes
         self.failed = set() if failed is None else failed
-        ffi, lib = load().ffi, load().lib
-        # By an integer: a pointer made for each call takes as long as the call.
-        self._set_data_handle = ffi.cast("int (*)(void *, uintptr_t)", lib.zendnn_memory_set_data_handle)
+        self._set_data_handle = data_handle_setter()
         self._makers = [spec.maker() for spec in self.outputs]
         self._labels: list[Label] | None = None
         self._growing = [

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, fx
 
 from fx_passes import ops
+from fx_passes.candidates.candidates import Argument, PrimitiveTemplate, primitive_template
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 def is_projected(weights: list[Tensor], has_biases: bool) -> bool:
@@ -53,3 +56,10 @@ class LayerArguments:
     def by_gate(self, weight: Tensor) -> Tensor:
         """[gates * H, ...] as [gates, H, ...], in PyTorch's order."""
         return weight.unflatten(0, (self.gates, self.hidden))
+
+
+def copied(source: Argument, target: Argument) -> PrimitiveTemplate:
+    """The reorder of what is read into what is written, both seen through layouts of their own."""
+    assert source.desc is not None and target.desc is not None
+    pd = PrimitiveDesc.reorder(source.desc, target.desc)
+    return primitive_template(pd, {ARG_SRC: source, ARG_DST: target}, "reorder", 0)

@@ -21,7 +21,7 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered
-from fx_passes.lower.recurrent.arguments import LayerArguments, is_projected
+from fx_passes.lower.recurrent.arguments import LayerArguments, copied, is_projected
 from fx_passes.lower.recurrent.steps import by_steps
 from fx_passes.ops.recurrent import cell_offset, output_and_cell
 from zendnn_cffi.errors import ZenDNNError
@@ -160,8 +160,7 @@ class _Primitive(LayerArguments):
             return own
         wide = Temporary(number, desc)
         source, target = (own, wide) if is_read else (wide, own)
-        pd = PrimitiveDesc.reorder(*((own.desc, desc) if is_read else (desc, own.desc)))
-        calls.append(primitive_template(pd, {ARG_SRC: source, ARG_DST: target}, "reorder", 0))
+        calls.append(copied(source, target))
         return wide
 
     def _weights(self, index: int, desc: MemoryDesc) -> Weights:

@@ -37,7 +37,7 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import Layout, row_major
 from fx_passes.lower.primitives import first_optimized, optimized_implementations
-from fx_passes.lower.recurrent.arguments import LayerArguments
+from fx_passes.lower.recurrent.arguments import LayerArguments, copied
 from fx_passes.ops.recurrent import cell_offset
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -248,14 +248,14 @@ class _Steps:
         factors = torch.zeros(4, self._hidden, dtype=torch.float32, device="cpu")
         factors[0], factors[2], factors[3] = 1.0, 1.0, 2.0
         constant = Weights(f"factors of {self._hidden}", factors.view(1, -1), row)
-        yield _copy(constant, Temporary(_FACTORS, row))
+        yield copied(constant, Temporary(_FACTORS, row))
         if self._layer.states:
-            yield _copy(Operand(self._layer.states[1], self._row(1)), self._cell())
+            yield copied(Operand(self._layer.states[1], self._row(1)), self._cell())
 
     def _after(self) -> Iterator[Template]:
         if self._layer.with_cell:
             offset = cell_offset(self._layer.output_numbers) * _FLOAT_BYTES
-            yield _copy(self._cell(), Result(self._row(1), offset))
+            yield copied(self._cell(), Result(self._row(1), offset))
 
     def _of_first(self, args: dict[int, _Seen]) -> dict[int, Argument | PackedWeights]:
         """Arguments of a primitive in the first step."""
@@ -342,9 +342,3 @@ class _Steps:
             for gate, (a, b) in enumerate(zip(first, second, strict=True))
         ]
         return torch.cat([both[gate] * factor for gate, factor in _GATES[layer.kind]])[None]
-
-
-def _copy(source: Argument, target: Argument) -> PrimitiveTemplate:
-    assert source.desc is not None and target.desc is not None
-    pd = PrimitiveDesc.reorder(source.desc, target.desc)
-    return primitive_template(pd, {ARG_SRC: source, ARG_DST: target}, "reorder", 0)
