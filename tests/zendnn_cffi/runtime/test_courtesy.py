@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -51,11 +49,17 @@ def test_a_run_is_waited_for_unless_somebody_waits_for_the_work(
         arena.give_back()
 
 
-def test_it_goes_on_when_the_run_is_over() -> None:
-    arena = arenas.taken(4096)
-    threading.Timer(0.01, arena.give_back).start()
-    begun = time.perf_counter()
+def test_it_goes_on_when_the_run_is_over(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, sleep = arenas.taken(4096), courtesy.time.sleep
+
+    def sleep_till_the_run_ends(seconds: float) -> None:
+        sleep(seconds)
+        if len(waits) == 3:
+            arena.give_back()
+
+    monkeypatch.setattr(courtesy.time, "sleep", sleep_till_the_run_ends)
     with giving_way(lambda: False):
         give_way()
-    assert time.perf_counter() - begun >= 0.009
+    assert len(waits) == 3
+    assert sum(waits) < courtesy.LONGEST_WAIT_SECONDS
     assert not arenas.are_in_use()
