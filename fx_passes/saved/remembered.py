@@ -76,6 +76,7 @@ class Remembered:
         self.used += 1
         return lowered
 
+    @collector_paused()  # a collection would fall into the call that this is part of
     def note(
         self, region: ZenRegion, inputs: Sequence[torch.Tensor], kinds: tuple[str, ...], lowered: LoweredRegion
     ) -> None:
@@ -108,7 +109,7 @@ def _question(region: ZenRegion, specs: Sequence[TensorSpec], kinds: tuple[str, 
 def _key(region: ZenRegion, specs: Sequence[TensorSpec], kinds: tuple[str, ...]) -> str:
     """What a choice depends on beside the machine."""
     options = region.options
-    own = region_key(region.graph_for(kinds), specs, region.constants, options)
+    own = region_key(region.graph_for(kinds), specs, region.constants, options, exact=True)
     return f"{VERSION} {own} {options.tune} {torch.get_num_threads()} threads"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ import zendnn_cffi
 from fx_passes.saved import choices
 from tests.fx_passes.saved.test_programs import NETS
 from tests.support.lowering import net, noise
+from tests.support.quantized_steps import Scale
 from tests.tolerance import assert_close
 
 SMALL = "convolution"
@@ -122,6 +124,36 @@ def test_other_inputs_parameters_and_threads_choose_anew() -> None:
         assert called(make(), noise(*shape)).known.used == 0
     finally:
         torch.set_num_threads(threads)
+
+
+def test_other_scales_choose_anew() -> None:
+    """Times know them by one key; a choice holds numbers."""
+
+    class Rounded(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = Scale("float", scale, 3, torch.uint8, (0, 255))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            pooled = F.max_pool2d(self.scale.dequantize(self.scale.quantize(x)), 2)
+            return self.scale.quantize(pooled)
+
+    x = noise(2, 8, 6, 6)
+    found = [called(Rounded(scale).eval(), x).known.used for scale in (0.05, 0.05, 0.1)]
+    assert found == [0, 1, 0]
+
+
+def test_no_collection_of_garbage_while_a_choice_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    write = choices.write
+
+    def writing(*about: Any) -> None:
+        seen.append(gc.isenabled())
+        write(*about)
+
+    monkeypatch.setattr("fx_passes.saved.remembered.write", writing)
+    called(NETS[SMALL][0](), noise(*NETS[SMALL][1]))
+    assert seen == [False] and gc.isenabled()
 
 
 def test_choices_by_estimate_are_not_kept(folder: Path) -> None:
