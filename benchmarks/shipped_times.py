@@ -1,6 +1,6 @@
 """Measure common networks for the times that ship with the package: `make shipped-times`.
 
-    python benchmarks/shipped_times.py                              all networks, float32 and bf16, one and two threads
+    python benchmarks/shipped_times.py                              all networks and dtypes, one and two threads
     python benchmarks/shipped_times.py --models resnet50 --batches 1 16
     python benchmarks/shipped_times.py --seconds 190                a piece of it; the next run goes on where it was
 
@@ -32,9 +32,12 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":  # the checkout comes last, so that an installed zendnn_cffi wins over the source tree
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parent.parent)]
 
-from benchmarks.case import DTYPES, Case
+from benchmarks.case import DTYPES, QUANTIZED, Case
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from benchmarks.workloads import Workload
     from fx_passes.search.database import Result
 
 CACHE = Path(__file__).resolve().parent / "out" / "shipped-times"
@@ -44,7 +47,11 @@ MODELS = (
     "resnet101", "resnext50_32x4d", "wide_resnet50_2", "regnet_y_400mf", "convnext_tiny", "swin_t", "vgg16", "vgg11",
     "alexnet", "mobilenet_v3_small", "squeezenet1_0", "regnet_x_1_6gf", "efficientnet_b1", "densenet169", "resnet152",
 )  # fmt: skip
+# Of these 8-bit integers are measured: with scales of a calibration, which times do not depend on, or of each call.
+STATIC = (*MODELS[:11], "vgg16")
+DYNAMIC = ("bert-base-128", "minilm-32")
 _TRIES = 3
+_CALIBRATION_CALLS = 2
 _GRACE_SECONDS = 5.0  # from an interrupt to the end of a process: a measurement ends first
 
 
@@ -63,7 +70,7 @@ def measure(case: Case) -> bool:
     row = workloads.find(case.workload)
     inputs = row.inputs(case.batch)
     dtype = torch.bfloat16 if case.dtype == "bf16" else None
-    original = row.build(calibrate=False)
+    original = _quantized(row, case) if case.is_quantized else row.build(calibrate=False)
     disturbed: dict[str, Result] = {}
     for _ in range(_TRIES):
         database_for.cache_clear()  # what was disturbed is in no file
@@ -84,6 +91,15 @@ def measure(case: Case) -> bool:
             database.put(key, result)
     database.save()
     return len(database.as_kept()) == len(database) and not any(r.is_provisional for r in model.regions().values())
+
+
+def _quantized(row: Workload, case: Case) -> nn.Module:
+    """The network's graph as torchao has it, in 8-bit integers."""
+    import zendnn_cffi
+
+    calls = [row.inputs(case.batch) for _ in range(_CALIBRATION_CALLS)]
+    made = zendnn_cffi.quantize(row.build(), calls, dynamic=case.is_dynamic, tune="off", compare=False)
+    return made.converted
 
 
 def write(threads: int, cases: Sequence[Case]) -> Path:
@@ -110,10 +126,11 @@ def done(threads: int) -> frozenset[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write."""
+    networks = dict.fromkeys(DTYPES, MODELS) | dict(zip(QUANTIZED, (STATIC, DYNAMIC), strict=True))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="(default: those of each dtype)")
     parser.add_argument("--batches", nargs="+", type=int, default=[1])
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--dtypes", nargs="+", choices=[*networks], default=[*networks])
     parser.add_argument("--threads", nargs="+", type=int, default=[2, 1])
     parser.add_argument("--seconds", type=float, default=math.inf, help="then it ends, in the midst of a case, too")
     parser.add_argument("--again", action="store_true", help="also what the file says is done")
@@ -128,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for threads in options.threads:
         cases = [
             Case(model, batch, dtype, threads)
-            for batch, dtype, model in itertools.product(options.batches, options.dtypes, options.models)
+            for batch, dtype in itertools.product(options.batches, options.dtypes)
+            for model in options.models or networks[dtype]
         ]
         _run(cases, until, options.again)
 

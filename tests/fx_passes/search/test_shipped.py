@@ -212,8 +212,12 @@ def test_the_packages_own_files_are_whole() -> None:
         assert path.stat().st_size < 1.5e6
 
 
-@pytest.mark.parametrize("name", ("squeezenet1_1", "mobilenet_v2", "resnet18"))
-def test_regions_of_shipped_networks_are_found(fresh: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("squeezenet1_1", "fp32"), ("mobilenet_v2", "fp32"), ("resnet18", "fp32"), ("resnet18", "int8")]
+)
+def test_regions_of_shipped_networks_are_found(
+    fresh: Path, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What names a region has to stay as it was when these were measured: else each process measures again."""
     asked: list[str] = []
 
@@ -221,9 +225,12 @@ def test_regions_of_shipped_networks_are_found(fresh: Path, name: str, monkeypat
         asked.append(region_key(*about))
         return asked[-1]
 
+    model, x, example = torchvision_models.build(name), noise(1, 3, 224, 224), None
+    if dtype == "int8":  # as quantize() itself makes its module
+        model, example = zendnn_cffi.quantize(model, [x], tune="off", compare=False).converted, x
     monkeypatch.setattr("fx_passes.region.variants.region_key", noting)
-    zendnn_cffi.optimize(torchvision_models.build(name), tune_seconds=0)(noise(1, 3, 224, 224))
+    zendnn_cffi.optimize(model, example, tune_seconds=0)(x)
     files = [shipped.read(path) for path in sorted(shipped.FOLDER.glob("*-zen4-*.times"))]
-    measured = [file for file in files if file is not None and f"{name} fp32 b1" in file.about["networks"]]
+    measured = [file for file in files if file is not None and f"{name} {dtype} b1" in file.about["networks"]]
     assert len(asked) == 1 and measured
     assert all(file.get(f"{asked[0]} whole") and file.get(f"{asked[0]} inside") for file in measured)
