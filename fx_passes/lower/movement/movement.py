@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.candidates.boxes import box_reorder
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result
 from fx_passes.candidates.layouts import (
     Layout,
@@ -23,10 +24,8 @@ from fx_passes.candidates.layouts import (
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.quantized import integer_layouts, integer_layouts_of, numerics_of
-from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import MemoryDesc
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 
 def lower_reshape(node: fx.Node, context: LoweringContext) -> Operation:
@@ -107,25 +106,14 @@ def _box(node: fx.Node, context: LoweringContext, src_node: fx.Node, dim: int, s
         kept = (integer_layouts(shape, numerics.dtype) for shape in (src.shape, spec.shape))
         layouts += [(Quantized(a, numerics), Quantized(b, numerics)) for a, b in zip(*kept, strict=True)]
     for whole, piece in layouts:
-        pd = _box_reorder(in_memory(whole), in_memory(piece), spec.shape, offsets, into=False)
+        pd = box_reorder(in_memory(whole), in_memory(piece), offsets)
         if pd is not None:
-            args: dict[int, Argument] = {ARG_SRC: Operand(0, pd.src_desc), ARG_DST: Result()}
+            args: dict[int, Argument] = {ARG_SRC: Operand(0, pd.src_desc), ARG_DST: Result(pd.dst_desc)}
             template = PrimitiveTemplate(pd, args, "reorder")
             operation.candidates.append(Candidate(pd.implementation, (whole,), piece, (template,)))
     if not operation.candidates:
         raise NotLowered("no reorder copies this slice")
     return operation
-
-
-def _box_reorder(
-    whole: MemoryDesc, piece: MemoryDesc, shape: Sequence[int], offsets: Sequence[int], *, into: bool
-) -> PrimitiveDesc | None:
-    """The reorder between a box of `whole` and `piece`; None where blocks would have to be cut."""
-    try:
-        box = whole.submemory(shape, offsets)
-        return PrimitiveDesc.reorder(piece, box) if into else PrimitiveDesc.reorder(box, piece)
-    except (ZenDNNError, ValueError):
-        return None
 
 
 def lower_concat(node: fx.Node, context: LoweringContext) -> Operation:
@@ -167,28 +155,26 @@ def _concat_candidate(whole: MemoryDesc, descs: Sequence[MemoryDesc], dim: int) 
     calls, start = [], 0
     for index, desc in enumerate(descs):
         offsets = [start if d == dim else 0 for d in range(whole.ndim)]
-        pd = _box_reorder(whole, desc, desc.dims, offsets, into=True)
+        pd = box_reorder(whole, desc, offsets, into=True)
         if pd is None:
             return None
-        args: dict[int, Argument] = {ARG_SRC: Operand(index, desc), ARG_DST: Result(pd.dst_desc)}
+        args: dict[int, Argument] = {ARG_SRC: Operand(index, pd.src_desc), ARG_DST: Result(pd.dst_desc)}
         calls.append(PrimitiveTemplate(pd, args, "reorder"))
         start += desc.dims[dim]
-    implementation = "in place" if (slices := _dense_slices(whole, descs, calls)) else "reorder"
+    implementation = "in place" if (slices := _dense_slices(whole, descs, dim)) else "reorder"
     return Candidate(implementation, tuple(descs), whole, tuple(calls), slices_bytes=slices)
 
 
-def _dense_slices(
-    whole: MemoryDesc, descs: Sequence[MemoryDesc], calls: Sequence[PrimitiveTemplate]
-) -> tuple[int, ...]:
+def _dense_slices(whole: MemoryDesc, descs: Sequence[MemoryDesc], dim: int) -> tuple[int, ...]:
     """The offset of each piece in the result, in bytes, where every piece lies there as it lies alone; () where not.
 
     So it is with blocks of channels at batch 1, and wherever nothing but ones stands before the dimension joined.
     """
-    offsets = []
-    for desc, call in zip(descs, calls, strict=True):
-        assert call.pd.dst_desc is not None
-        box, offset_bytes = call.pd.dst_desc.rebased()
+    slices, start = [], 0
+    for desc in descs:
+        box, offset_bytes = whole.submemory(desc.dims, [start if d == dim else 0 for d in range(whole.ndim)]).rebased()
         if not same_bytes(box, desc):
             return ()
-        offsets.append(offset_bytes)
-    return tuple(offsets) if sum(d.size_bytes for d in descs) == whole.size_bytes else ()
+        slices.append(offset_bytes)
+        start += desc.dims[dim]
+    return tuple(slices) if sum(d.size_bytes for d in descs) == whole.size_bytes else ()

@@ -8,12 +8,11 @@ from typing import Any
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.candidates.boxes import box_reorder
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result
 from fx_passes.candidates.layouts import activation_layouts, row_major, strided
 from fx_passes.lower.context import LoweringContext, NotLowered
-from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
-from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
 MAX_RANK = 12
 
@@ -58,10 +57,9 @@ def lower_index(node: fx.Node, context: LoweringContext) -> Operation:
     offsets, sizes = box
     operation = Operation(node, node.name, "reorder", (arguments["src"],), spec)
     whole = row_major(src.shape, dtype)
-    try:
-        pd = PrimitiveDesc.reorder(whole.submemory(sizes, offsets), row_major(sizes, dtype))
-    except (ZenDNNError, ValueError) as error:
-        raise NotLowered("no reorder copies this part") from error
+    pd = box_reorder(whole, row_major(sizes, dtype), offsets)
+    if pd is None:
+        raise NotLowered("no reorder copies this part")
     args: dict[int, Argument] = {ARG_SRC: Operand(0, pd.src_desc), ARG_DST: Result(pd.dst_desc)}
     dst = row_major(spec.shape or (1,), dtype)
     template = PrimitiveTemplate(pd, args, "reorder")
