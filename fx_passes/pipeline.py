@@ -53,6 +53,7 @@ from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
 from fx_passes.partition.partition import Constants, MakeRegion
 from fx_passes.partition.quantized_lookups import read_quantized_tables
+from fx_passes.region.call_time import share_call_time
 from fx_passes.report.debug_folder import CompileNotes, debug_root
 from fx_passes.trace.call_structure import write_out_structure
 from fx_passes.trace.trace import ExampleInputs, trace
@@ -170,4 +171,5 @@ def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> Optimized
     if traced.submodules:
         made = {path: build(each, make_region=make_region) for path, each in traced.submodules.items()}
         result.take_submodules({path: submodule for path, submodule in made.items() if submodule.regions()})
+    share_call_time(result)
     return result

@@ -30,6 +30,7 @@ from fx_passes.memoize.masks import OTHER, kind_of, mask_inputs, specialize
 from fx_passes.memoize.watched import is_watched
 from fx_passes.plan.heap import free_recent_cycles, give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
+from fx_passes.region.call_time import CallTime
 from fx_passes.region.keep import Known, SavedFor
 from fx_passes.region.kept import Kept
 from fx_passes.region.later import later
@@ -96,6 +97,7 @@ class ZenRegion(nn.Module):
         self.on_run: Callable[..., list[torch.Tensor]] | None = None  # set while profiling
         self.on_lowered: Callable[..., None] | None = None  # fx_passes.report.debug_folder.RegionNotes, where asked for
         self.known: Known | None = None  # programs that need no choosing: fx_passes.saved.programs
+        self.call_time: CallTime | None = None  # what it shares with the other regions of its module
         self.saved_for: Sequence[SavedFor] = ()  # what the file that it comes from had programs for
         _regions.add(self)
         self._single = not isinstance(next(iter(graph.find_nodes(op="output"))).args[0], tuple | list)
@@ -335,7 +337,11 @@ class ZenRegion(nn.Module):
                     return found, "", False
                 from fx_passes.region.variants import choose_variant, turn_of  # 60 modules that files do without
 
-                turn = turn_of(self.options, interrupted)
+                call_time = self.call_time if interrupted is None and self.options.tune == "auto" else None
+                seconds = self.options.tune_seconds
+                if call_time is not None:
+                    seconds = call_time.share(self, seconds)
+                turn = turn_of(replace(self.options, tune_seconds=seconds), interrupted)
                 noted = None if keep or self.known is None or not self.known.wants(self) else self.known
                 lowered = choose_variant(
                     self.graph_for(kinds),
@@ -347,6 +353,8 @@ class ZenRegion(nn.Module):
                     turn,
                     keep or noted is not None,
                 )
+                if call_time is not None:
+                    call_time.spend(turn.spent_seconds)
                 if noted is not None and lowered.lowering is not None:
                     if turn.left_out == 0 and lowered.is_measured:
                         noted.note(self, inputs, kinds, lowered)

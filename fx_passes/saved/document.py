@@ -18,6 +18,7 @@ from torch import fx, nn
 
 from fx_passes.graph.hooks import HOOKS
 from fx_passes.module import OptimizedModule
+from fx_passes.region.call_time import share_call_time
 from fx_passes.region.keep import lowered_to_keep
 from fx_passes.region.kept import Kept
 from fx_passes.region.region import ZenRegion
@@ -161,6 +162,8 @@ def decode_module(document: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
             gm._released = True
             keep_parts(gm)
         gm.begin_watch()
+        for module in (gm, *further):
+            share_call_time(module)
         for module in further:
             gm.call_kinds.adopt(gm, module)
         if not is_available():

@@ -98,7 +98,7 @@ class Turn:
             self.close("a call came")
         if not self.reason and math.isnan(self._begun):
             self._begin()
-        if self.reason or self._spent() + needed > share * self._seconds:
+        if self.reason or self.spent_seconds + needed > share * self._seconds:
             self.left_out += 1
             return False
         return True
@@ -130,8 +130,10 @@ class Turn:
             os.close(self._lock)
             self._lock = None
 
-    def _spent(self) -> float:
-        return time.perf_counter() - self._begun
+    @property
+    def spent_seconds(self) -> float:
+        """Since the first unknown: 0 where all is known."""
+        return 0.0 if math.isnan(self._begun) else time.perf_counter() - self._begun
 
     def _begin(self) -> None:
         self._begun = time.perf_counter()

@@ -32,7 +32,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     The machine seems quiet, and time does not run out, whatever else runs.
     """
     monkeypatch.setattr(disturbance, "involuntary_switches", int)
-    monkeypatch.setattr(Turn, "_spent", lambda self: 0.0)
+    monkeypatch.setattr(Turn, "spent_seconds", 0.0)
     monkeypatch.setenv("ZENDNN_CFFI_CACHE", str(tmp_path))
     monkeypatch.setattr(variants, "_LARGE_BYTES", 0)
     monkeypatch.setattr(variants, "_CACHES_BYTES", (2 * 16 * 64 * 4, 4 * 16 * 64 * 4))
