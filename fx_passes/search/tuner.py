@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 
 from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, measurable, weights_bytes
-from fx_passes.candidates.layouts import Layout
+from fx_passes.candidates.layouts import Layout, Quantized
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.lower.products.matrix_vector import NAME as MATRIX_VECTOR
 from fx_passes.search.averages import geometric_mean
@@ -391,7 +391,9 @@ class Tuner:
         size_bytes = have.size_bytes + want.size_bytes
         key = reorder_fingerprint(have, want)
         if self.mode in ("off", "near"):
-            hint = self.database.hint_ns(key)
+            # Between integers and float it decides which of two estimates counts, and these have the same overhead.
+            is_conversion = isinstance(have, Quantized) or isinstance(want, Quantized)
+            hint = None if is_conversion else self.database.hint_ns(key)
             return self._estimated_reorder_ns(have, want) if hint is None else hint * size_bytes
         result = self.database.get(key)
         if result is None and not self.turn.allows(SHARE):

@@ -17,10 +17,11 @@ from torch import fx, nn
 import zendnn_cffi
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate
+from fx_passes.candidates.layouts import Numerics, Quantized, layout
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.rules import lower_graph
 from fx_passes.region.key import region_key
-from fx_passes.search import measure, shipped
+from fx_passes.search import cost, measure, shipped
 from fx_passes.search.database import Database, Result, Source, kept_ns
 from fx_passes.search.measure import Bench, fingerprint
 from fx_passes.search.tuner import Tuner, database_for
@@ -234,3 +235,15 @@ def test_regions_of_shipped_networks_are_found(
     measured = [file for file in files if file is not None and f"{name} {dtype} b1" in file.about["networks"]]
     assert len(asked) == 1 and measured
     assert all(file.get(f"{asked[0]} whole") and file.get(f"{asked[0]} inside") for file in measured)
+
+
+def test_conversions_between_integers_and_float_are_estimated_as_what_lies_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuner = Tuner("off")
+    floats = layout((1, 8, 4, 4), torch.float32, "nhwc"), layout((1, 8, 4, 4), torch.float32, "nchw")
+    integers = Quantized(layout((1, 8, 4, 4), torch.uint8, "nhwc"), Numerics(torch.uint8, 0.5, 3))
+    pairs = (floats[0], integers), (integers, floats[0]), floats
+    estimated = [cost.reorder_ns(*pair) for pair in pairs]
+    monkeypatch.setattr(Database, "hint_ns", lambda *_: 1e-3)
+    assert [tuner.reorder_ns(*pair) == ns for pair, ns in zip(pairs, estimated, strict=True)] == [True, True, False]
