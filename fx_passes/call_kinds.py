@@ -60,6 +60,7 @@ class CallKinds:
         self._known: dict[Kind, None] = {}  # that have a graph, or cannot have one
         self._waiting: dict[Kind, None] = {}
         self._tries = 0
+        self._has_asked_symbols = False  # for a graph of all sizes, where the module's own is for its example's
         self._traced_in = 0  # the thread that does
         self._lock = new_lock()
         self.plain_calls = PlainCalls()
@@ -123,6 +124,8 @@ class CallKinds:
 
     def _is_wanted(self, kind: Kind, sizes: FreeSizes) -> bool:
         """Whether calls of a kind are to have a graph. sizes  that the module's own graph leaves free"""
+        if sizes.others_by_symbols and not self._has_asked_symbols:
+            return True
         if kind in self._known or (sizes.free is Free.NOTHING and any(map(kind.differs_by_sizes, self._known))):
             self._note("other sizes, or another state of PyTorch or the program, than the graph of such calls is for")
         elif len(self.modules) >= MOST_KINDS - 1:
@@ -158,7 +161,10 @@ class CallKinds:
         from fx_passes.trace.trace import trace_kind
 
         private = skeleton(owner._tree)  # the tree stays as it is until there is a graph
-        found = trace_kind(private, *example, owner._source[0].sizes)
+        sizes = owner._source[0].sizes
+        by_symbols = sizes.others_by_symbols and not self._has_asked_symbols
+        self._has_asked_symbols = self._has_asked_symbols or by_symbols
+        found = trace_kind(private, *example, sizes, by_symbols)
         if found.graph is None:
             self._refuse(kind, next(iter(found.leaves.values()), ""))
             return

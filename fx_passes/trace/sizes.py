@@ -39,20 +39,29 @@ _FIXED = {
 
 
 class FreeSizes(NamedTuple):
-    """Which sizes may be free, and why not all."""
+    """Which sizes may be free, and why not all.
+
+    others_by_symbols  whether symbolic tracing gives a graph for others, which sees less of the model
+    """
 
     free: Free = Free.ALL
     because: str = ""
+    others_by_symbols: bool = False
 
     @property
     def note(self) -> str:
         """What explain() says of it; "" where all may be free."""
         said = _FIXED.get(self.free)
-        return "" if said is None else f"{said} ({self.because}): others run as plain PyTorch."
+        others = "have a graph that sees less" if self.others_by_symbols else "run as plain PyTorch"
+        return "" if said is None else f"{said} ({self.because}): others {others}."
+
+    def by_example(self, because: str) -> FreeSizes:
+        """The batch at the most, as a graph for all sizes is there that sees less of the model."""
+        return self if self.free is Free.NOTHING else FreeSizes(Free.BATCH, because, others_by_symbols=True)
 
     def fewer(self) -> FreeSizes:
         """The next fewer, after following these took too long."""
-        return FreeSizes(Free(self.free - 1), "following all that could be free takes too long")
+        return FreeSizes(Free(self.free - 1), "following all that could be free takes too long", self.others_by_symbols)
 
 
 ALL = FreeSizes()

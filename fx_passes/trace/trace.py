@@ -4,7 +4,8 @@
            --symbolic trace, else torch.export with example inputs, else with some submodules kept whole-->  fx.Graph
 
 nn.Transformer and its parts, nn.MultiheadAttention among them, are one operation each for symbolic tracing: with
-example inputs, torch.export goes first. So it does where torch.fx.wrap hides a function with several results.
+example inputs, torch.export goes first. So it does where torch.fx.wrap hides a function with several results, or with
+weights.
 
 The user's model is never written to: not by tracing (a forward may store things on self), not by what is later done to
 the optimized module (`.to`, hooks, new submodules).
@@ -106,13 +107,17 @@ def trace_by_call(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any])
     return found
 
 
-def trace_kind(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: FreeSizes) -> Traced:
+def trace_kind(
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: FreeSizes, by_symbols: bool = False
+) -> Traced:
     """The graph of root for calls of the kind that this one is, without one where there is none; both are kept.
 
+    by_symbols  for such calls of all sizes, whatever torch.fx does not look into
     What calls write to is root's still: own_what_is_written() is to be called.
     """
+    example = args, kwargs
     with making(), settings_kept():
-        return _trace(root, (args, kwargs), *_specialize(root, (args, kwargs)), sizes, TimeLeft())
+        return _trace(root, None if by_symbols else example, *_specialize(root, example), sizes, TimeLeft())
 
 
 def _trace_submodules(
@@ -189,12 +194,15 @@ def _trace_root(
     while True:
         try:
             traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
-            if not refused and not leaves and (name := _unseen_function(traced.graph)):
-                log.info("%s: torch.fx does not look into %s()", type(root).__name__, name)
+            unseen, several = ("", False) if refused or leaves else _unseen(traced.graph)
+            if unseen:
+                because = f"torch.fx does not look into {unseen}()"
+                log.info("%s: %s", type(root).__name__, because)
                 wants_example = example is None
                 if example is not None:
+                    free = sizes if several else sizes.by_example(because)
                     with contextlib.suppress(Untraceable):
-                        return _trace_by_export(root, reached, example, sizes, left)
+                        return _trace_by_export(root, reached, example, free, left)
             return replace(traced, stateful=stateful, sizes=sizes, wants_example=wants_example)
         except Untraceable as failure:
             is_for_export = not (leaves or failure.stateful or failure.is_final)
@@ -213,19 +221,24 @@ def _trace_root(
                 return Traced(root, None, leaves, sizes=sizes, stateful=stateful, wants_example=example is None)
 
 
-def _unseen_function(graph: fx.Graph | None) -> str:
-    """The name of a function that torch.fx.wrap hides, and of which several results are read; "" where there is none.
+def _unseen(graph: fx.Graph | None) -> tuple[str, bool]:
+    """The name of a function that torch.fx.wrap hides, and whether several results of it are read; "" for none.
 
-    Not even what is a tensor among these is known, so what follows stays outside of regions, too. Of functions with
-    one result the graph is taken: an exported one may hold for fewer sizes.
+    Not even what is a tensor among several is known, so what follows stays outside of regions, too. One that is given
+    weights has layers inside: the attention of torchvision's Swin transformers. Of others the graph is taken, as an
+    exported one may hold for fewer sizes.
     """
+    found = "", False
     for node in () if graph is None else graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, types.FunctionType):
             continue
-        several = any(is_call(user, operator.getitem) for user in node.users)
-        if several and not is_known_function(node.target) and not all(map(_is_size, node.all_input_nodes)):
-            return qualified_name(node.target)
-    return ""
+        if is_known_function(node.target) or all(map(_is_size, node.all_input_nodes)):
+            continue
+        if any(is_call(user, operator.getitem) for user in node.users):
+            return qualified_name(node.target), True
+        if any(source.op == "get_attr" for source in node.all_input_nodes):
+            found = qualified_name(node.target), False
+    return found
 
 
 def _is_size(node: fx.Node) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import zendnn_cffi
+from fx_passes import ops
+from fx_passes.graph.graph import is_call
 from fx_passes.pipeline import compile_graph
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.trace import trace
@@ -87,8 +91,17 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
     return x + x if x.ndim == 2 else x
 
 
+def _in_windows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A layer inside, in windows of four rows; torch.fx cannot follow the sizes."""
+    pad = -x.shape[-2] % 4
+    x = F.pad(x, (0, 0, 0, pad)) if pad else x
+    windows = F.linear(x.unflatten(-2, (x.shape[-2] // 4, 4)), weight).softmax(-2)
+    return windows.flatten(-3, -2)[..., : windows.shape[-3] * 4 - pad, :]
+
+
 torch.fx.wrap("_with_rank")
 torch.fx.wrap("_doubled")
+torch.fx.wrap("_in_windows")
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -106,6 +119,59 @@ def test_functions_of_several_results_that_are_hidden_are_looked_into_by_export(
             torch.testing.assert_close(gm(value), model(value), rtol=1e-5, atol=1e-5)
     assert [len(region.lowered) for region in gm.regions().values()] == [2]
     assert not any(node.target is _with_rank for node in gm.graph.nodes)
+
+
+def _with_windows() -> nn.Module:
+    torch.manual_seed(0)
+    return model_of(lambda m, x: m.b(_in_windows(m.a(x), m.b.weight)), a=nn.Linear(8, 8), b=nn.Linear(8, 8)).float()
+
+
+def _looked_into(gm: Any) -> list[bool]:
+    """Whether each graph of a module shows what _in_windows() does: its own, and further ones."""
+    graphs = [gm.graph, *(module.graph for module in gm.call_kinds.modules)]
+    return [not any(node.target is _in_windows for node in graph.nodes) for graph in graphs]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_functions_that_hide_layers_are_looked_into_by_export(given: bool) -> None:
+    """Other sizes have the graph of symbolic tracing."""
+    model, x = _with_windows(), torch.randn(2, 10, 8)
+    gm: Any = zendnn_cffi.optimize(model, (x,) if given else None, tune="off")
+    with torch.no_grad():
+        torch.testing.assert_close(gm(x), model(x), rtol=1e-5, atol=1e-5)
+    (region,) = gm.regions().values()
+    assert sum(is_call(node, ops.linear) for node in region.graph.nodes) == 3 and _looked_into(gm) == [True]
+    copied = copy.deepcopy(gm)
+    for each in (gm, copied, copy.deepcopy(gm)):
+        for batch, rows in ((5, 10), (2, 12), (1, 7), (2, 12)):
+            value = torch.randn(batch, rows, 8)
+            with torch.no_grad():
+                torch.testing.assert_close(each(value), model(value), rtol=1e-5, atol=1e-5)
+        assert _looked_into(each) == [True, False] and each._calls_of_others == 0
+        assert "_in_windows()): others have a graph that sees less" in str(zendnn_cffi.explain(each))
+
+
+def test_a_file_holds_what_is_seen_of_hidden_functions(tmp_path: Path) -> None:
+    model, x = _with_windows(), torch.randn(2, 10, 8)
+    gm = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        gm(x)
+        gm(torch.randn(2, 12, 8))
+        with pytest.warns(UserWarning, match="_in_windows"):
+            zendnn_cffi.save(gm, tmp_path / "m.safetensors")
+        loaded = zendnn_cffi.load(tmp_path / "m.safetensors")
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-5, atol=1e-5)
+        with pytest.raises(ValueError):
+            loaded(torch.randn(2, 12, 8))
+
+
+def test_all_sizes_are_the_examples_where_that_is_asked_for() -> None:
+    model, x = _with_windows(), torch.randn(2, 10, 8)
+    gm: Any = zendnn_cffi.optimize(model, (x,), tune="off", dynamic=False)
+    with torch.no_grad():
+        for value in (x, torch.randn(5, 10, 8)):
+            torch.testing.assert_close(gm(value), model(value), rtol=1e-5, atol=1e-5)
+    assert "dynamic=False" in gm._source[0].sizes.note
 
 
 def test_hidden_functions_of_one_result_leave_the_graph_as_it_is() -> None:
