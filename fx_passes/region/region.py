@@ -330,17 +330,16 @@ class ZenRegion(nn.Module):
             return None, "an input is empty", False
         if any(map(_overlaps_itself, inputs)):
             return None, "elements of an input share memory", False
-        turn = None
+        turn, seconds = None, self.options.tune_seconds
+        call_time = self.call_time if interrupted is None and self.options.tune == "auto" else None
+        if call_time is not None:
+            seconds = call_time.share(self, seconds)
         try:
             with torch.inference_mode(False), torch.no_grad(), _on_cpu():
                 if self.known is not None and (found := self.known(self, inputs, kinds, keep)) is not None:
                     return found, "", False
                 from fx_passes.region.variants import choose_variant, turn_of  # 60 modules that files do without
 
-                call_time = self.call_time if interrupted is None and self.options.tune == "auto" else None
-                seconds = self.options.tune_seconds
-                if call_time is not None:
-                    seconds = call_time.share(self, seconds)
                 turn = turn_of(replace(self.options, tune_seconds=seconds), interrupted)
                 noted = None if keep or self.known is None or not self.known.wants(self) else self.known
                 lowered = choose_variant(
@@ -353,8 +352,6 @@ class ZenRegion(nn.Module):
                     turn,
                     keep or noted is not None,
                 )
-                if call_time is not None:
-                    call_time.spend(turn.spent_seconds)
                 if noted is not None and lowered.lowering is not None:
                     if turn.left_out == 0 and lowered.is_measured:
                         noted.note(self, inputs, kinds, lowered)
@@ -374,6 +371,9 @@ class ZenRegion(nn.Module):
                 stacklevel=2,
             )
             return None, f"{type(error).__name__}: {error}", False
+        finally:
+            if call_time is not None and turn is not None:
+                call_time.spend(turn.spent_seconds)
 
     def run_plain(self, inputs: Sequence[Any]) -> Any:
         """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""

@@ -111,3 +111,34 @@ def test_other_ways_to_tune_have_no_limit(tune: str, monkeypatch: pytest.MonkeyP
     with torch.no_grad():
         zendnn_cffi.optimize(three(), tune=tune, tune_seconds=0.25)(noise(4, 8))
     assert seconds == [0.25] * 3
+
+
+def test_where_plain_pytorch_wins_its_time_was_spent_too(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fx_passes.search.turn.Turn.spent_seconds", 0.25)
+
+    def refusing(*_: Any) -> Any:
+        raise variants.NotLowered("plain PyTorch is faster here")
+
+    monkeypatch.setattr(variants, "choose_variant", refusing)
+    seconds = given(monkeypatch)
+    with torch.no_grad():
+        zendnn_cffi.optimize(three(), tune_seconds=0.6)(noise(4, 8))
+    assert seconds == pytest.approx([0.4, 0.475, 0.6])
+
+
+def test_what_is_known_leaves_its_part_to_others(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, fast, known = (
+        noise(4, 8),
+        zendnn_cffi.optimize(three(), tune_seconds=0.6),
+        zendnn_cffi.optimize(three(), tune="off"),
+    )
+    with torch.no_grad():
+        known(x)
+    regions: list[Any] = [*fast.regions().values()]
+    for region, other in list(zip(regions, known.regions().values(), strict=True))[:2]:
+        (lowered,) = other.lowered.values()
+        monkeypatch.setattr(region, "known", lambda *_, found=lowered: found)
+    seconds = given(monkeypatch)
+    with torch.no_grad():
+        fast(x)
+    assert seconds == [0.6]
