@@ -200,7 +200,7 @@ def _export(
                 warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
                 if attempt.free < sizes.free:
-                    sizes = FreeSizes(attempt.free, because)
+                    sizes = sizes._replace(free=attempt.free, because=because)
                 return _Exported(program, bool(padded), asked, sizes, Held(traced_root, root))
         except ArgumentsChanged:
             raise
@@ -217,7 +217,7 @@ def _export(
             because = f"{type(error).__name__}: {error}".partition("\n")[0][:_REASON]
             log.info("torch.export with %s free: %s", attempt.what, because)
             if type(error).__name__ == _ASKS_FOR_DATA:
-                sizes = FreeSizes(Free.NOTHING, because)
+                sizes = sizes._replace(free=Free.NOTHING, because=because)
         finally:
             shared.restore_shared()
             for tensor, before in marks:  # torch.export notes on them which sizes are free

@@ -42,11 +42,13 @@ class FreeSizes(NamedTuple):
     """Which sizes may be free, and why not all.
 
     others_by_symbols  whether symbolic tracing gives a graph for others, which sees less of the model
+    has_one_graph      whether there can be no other graph: parameters will be released
     """
 
     free: Free = Free.ALL
     because: str = ""
     others_by_symbols: bool = False
+    has_one_graph: bool = False
 
     @property
     def note(self) -> str:
@@ -57,11 +59,13 @@ class FreeSizes(NamedTuple):
 
     def by_example(self, because: str) -> FreeSizes:
         """The batch at the most, as a graph for all sizes is there that sees less of the model."""
-        return self if self.free is Free.NOTHING else FreeSizes(Free.BATCH, because, others_by_symbols=True)
+        if self.free is Free.NOTHING:
+            return self
+        return self._replace(free=Free.BATCH, because=because, others_by_symbols=True)
 
     def fewer(self) -> FreeSizes:
         """The next fewer, after following these took too long."""
-        return FreeSizes(Free(self.free - 1), "following all that could be free takes too long", self.others_by_symbols)
+        return self._replace(free=Free(self.free - 1), because="following all that could be free takes too long")
 
 
 ALL = FreeSizes()

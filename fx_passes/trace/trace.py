@@ -65,7 +65,11 @@ _DETECTOR = "a detector, which keeps as many boxes as the data says: no graph"
 
 
 def trace(
-    model: nn.Module, example_inputs: ExampleInputs = None, dynamic: bool = True, awaits_call: bool = False
+    model: nn.Module,
+    example_inputs: ExampleInputs = None,
+    dynamic: bool = True,
+    awaits_call: bool = False,
+    has_one_graph: bool = False,
 ) -> Traced:
     """Return the graph of model.forward over a skeleton of the model.
 
@@ -73,6 +77,7 @@ def trace(
                     tracing is not enough, and to learn which optional arguments are given
     dynamic         whether torch.export leaves sizes free; symbolic tracing always does
     awaits_call     whether trace_by_call() follows, where an example would tell more than is known without one
+    has_one_graph   whether there will be no further graphs for other calls: of two graphs, the one for more calls
     Raises          ValueError for a model in training mode, TraceError for one whose parameters have no shape yet.
     Where the model cannot be traced, the result has no graph, the reason stands in leaves[WHOLE], and submodules that
     can be traced are in submodules. Submodules whose forward changes attributes, lists or globals are leaves, and what
@@ -84,7 +89,7 @@ def trace(
             " model.eval() first"
         )
     example = None if example_inputs is None else _as_call(example_inputs)
-    sizes, left = ALL if dynamic else ASKED_FOR_NONE, TimeLeft()
+    sizes, left = (ALL if dynamic else ASKED_FOR_NONE)._replace(has_one_graph=has_one_graph), TimeLeft()
     with making(), settings_kept():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
         traced = _trace(skeleton(model), example, *_specialize(model, example), sizes, left)
         traced.awaits_call = awaits_call and traced.wants_example and not isinstance(model, torch.jit.ScriptModule)
@@ -195,7 +200,7 @@ def _trace_root(
         try:
             traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
             unseen, several = ("", False) if refused or leaves else _unseen(traced.graph)
-            if unseen:
+            if unseen and (several or not sizes.has_one_graph):
                 because = f"torch.fx does not look into {unseen}()"
                 log.info("%s: %s", type(root).__name__, because)
                 wants_example = example is None

@@ -124,7 +124,7 @@ def made(
 
     inputs = _arguments(example_inputs) if example_inputs is not None else exported_with
     has_library = is_available()
-    traced = trace(model, inputs, dynamic, awaits_call=has_library)
+    traced = trace(model, inputs, dynamic, awaits_call=has_library, has_one_graph=release_weights)
     if not has_library:
         _warn_once()
         return build_plain(traced)

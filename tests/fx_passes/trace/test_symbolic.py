@@ -165,6 +165,15 @@ def test_a_file_holds_what_is_seen_of_hidden_functions(tmp_path: Path) -> None:
             loaded(torch.randn(2, 12, 8))
 
 
+def test_released_weights_leave_one_graph_for_all_sizes() -> None:
+    model, x = _with_windows(), torch.randn(2, 10, 8)
+    gm: Any = zendnn_cffi.optimize(_with_windows(), tune="off", release_weights=True)
+    with torch.no_grad():
+        for value in (x, torch.randn(5, 12, 8), torch.randn(1, 7, 8)):
+            torch.testing.assert_close(gm(value), model(value), rtol=1e-5, atol=1e-5)
+    assert gm.is_released and _looked_into(gm) == [False]
+
+
 def test_all_sizes_are_the_examples_where_that_is_asked_for() -> None:
     model, x = _with_windows(), torch.randn(2, 10, 8)
     gm: Any = zendnn_cffi.optimize(model, (x,), tune="off", dynamic=False)
