@@ -124,7 +124,7 @@ class CallKinds:
 
     def _is_wanted(self, kind: Kind, sizes: FreeSizes) -> bool:
         """Whether calls of a kind are to have a graph. sizes  that the module's own graph leaves free"""
-        if sizes.others_by_symbols and not self._has_asked_symbols:
+        if self._asks_symbols(sizes):
             return True
         if kind in self._known or (sizes.free is Free.NOTHING and any(map(kind.differs_by_sizes, self._known))):
             self._note("other sizes, or another state of PyTorch or the program, than the graph of such calls is for")
@@ -140,6 +140,10 @@ class CallKinds:
         else:
             return True
         return False
+
+    def _asks_symbols(self, sizes: FreeSizes) -> bool:
+        """Whether the next graph is to be symbolic tracing's, for all sizes; it is asked for once."""
+        return sizes.others_by_symbols and not self._has_asked_symbols
 
     def _begin(self) -> bool:
         """Whether this thread is the one to trace."""
@@ -162,8 +166,8 @@ class CallKinds:
 
         private = skeleton(owner._tree)  # the tree stays as it is until there is a graph
         sizes = owner._source[0].sizes
-        by_symbols = sizes.others_by_symbols and not self._has_asked_symbols
-        self._has_asked_symbols = self._has_asked_symbols or by_symbols
+        by_symbols = self._asks_symbols(sizes)
+        self._has_asked_symbols |= by_symbols
         found = trace_kind(private, *example, sizes, by_symbols)
         if found.graph is None:
             self._refuse(kind, next(iter(found.leaves.values()), ""))
