@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.region.lowered import LoweredRegion
+from zendnn_cffi.runtime.arenas import clock
 from zendnn_cffi.runtime.locations import Addresses
 
 MAX_PROGRAMS = 32
@@ -26,7 +26,7 @@ def threads_of(signature: Signature) -> int:
 
 
 class Programs:
-    """Programs by signature; where there are too many, the least recently used goes first.
+    """Programs by signature; where there are too many, the least recently used signature goes first.
 
     found        what a signature was lowered to; None where plain PyTorch runs
     provisional  signatures of which not all was measured, with what they were called with
@@ -34,9 +34,10 @@ class Programs:
     """
 
     def __init__(self, are_large: Callable[[], bool]) -> None:
-        self.found: OrderedDict[Signature, LoweredRegion | None] = OrderedDict()
+        self.found: dict[Signature, LoweredRegion | None] = {}
         self.provisional: dict[Signature, list[TensorSpec]] = {}
         self._reasons: dict[Signature, str] = {}
+        self._noted: dict[Signature, int] = {}  # when one was put, or said to be used; programs know of later uses
         self._are_large = are_large
 
     @property
@@ -53,22 +54,29 @@ class Programs:
         if lowered is None:
             self._reasons[signature] = reason
         while len(self.found) >= MAX_PROGRAMS:
-            self._drop_oldest()
+            self._drop_oldest(self.found)
         self.found[signature] = lowered
+        self._noted[signature] = next(clock)
         while len(self.found) > FEWEST_PROGRAMS and self._are_large():
-            self._drop_oldest()
+            if not (programs := [key for key, kept in self.found.items() if kept is not None and key != signature]):
+                break  # what runs plain PyTorch packs nothing
+            self._drop_oldest(programs)
 
     def touch(self, signature: Signature) -> None:
         """It was used."""
         if signature in self.found:
-            self.found.move_to_end(signature)
+            self._noted[signature] = next(clock)
 
-    def _drop_oldest(self) -> None:
-        """Forget the least recently used program, or a signature without one where there is none."""
-        used = {signature: lowered.program.last_used for signature, lowered in self.found.items() if lowered}
-        old = min(used, key=used.__getitem__) if used else next(iter(self.found))
+    def _last_used(self, signature: Signature) -> int:
+        lowered = self.found[signature]
+        return max(self._noted[signature], lowered.program.last_used if lowered else 0)
+
+    def _drop_oldest(self, signatures: Iterable[Signature]) -> None:
+        """Forget the least recently used of these, with a program or without one."""
+        old = min(signatures, key=self._last_used)
         lowered = self.found.pop(old)
         self._reasons.pop(old, None)
+        del self._noted[old]
         if lowered is not None:
             lowered.close()
 
@@ -82,6 +90,7 @@ class Programs:
             if lowered is not None:
                 lowered.close()
         self.found.clear()
+        self._noted.clear()
         self.provisional.clear()
         self._reasons.clear()
 

@@ -50,6 +50,7 @@ from zendnn_cffi.values import dataclass
 log = logging.getLogger("zendnn_cffi.region")
 
 PACKED_TIMES = 6  # packed weights may take so many times the parameters' bytes; programs go where they take more
+PACKED_BYTES = 4 << 20  # a region may have so many of them, however few parameters
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ class ZenRegion(nn.Module):
     def _packs_too_much(self) -> bool:
         """Whether programs have to go because of the weights they packed, in layouts that differ by input sizes."""
         originals_bytes, packed_bytes = weights_bytes([self])
-        return packed_bytes > PACKED_TIMES * originals_bytes
+        return packed_bytes > max(PACKED_TIMES * originals_bytes, PACKED_BYTES)
 
     def graph_for(self, kinds: tuple[str, ...]) -> fx.Graph:
         """The graph for masks that say `kinds`: always the same object for the same kinds."""

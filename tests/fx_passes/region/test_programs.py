@@ -10,14 +10,18 @@ import torch
 
 from fx_passes.region import programs as module
 from fx_passes.region.programs import Borrowed, Programs, threads_of
+from zendnn_cffi.runtime.arenas import clock
 
 
 class Lowered:
     """A program as far as it is kept."""
 
-    def __init__(self, last_used: int) -> None:
-        self.program = SimpleNamespace(last_used=last_used)
+    def __init__(self) -> None:
+        self.program = SimpleNamespace(last_used=0)
         self.closed = 0
+
+    def run(self) -> None:
+        self.program.last_used = next(clock)
 
     def close(self) -> None:
         self.closed += 1
@@ -30,9 +34,12 @@ def small() -> bool:
 def test_the_least_recently_used_goes_and_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PROGRAMS", 3)
     programs = Programs(small)
-    kept: dict[Any, Any] = {(n,): Lowered(last_used=used) for n, used in enumerate((5, 2, 9, 7))}
-    for signature, lowered in kept.items():
-        programs.put(signature, lowered, "")
+    kept: dict[Any, Any] = {(n,): Lowered() for n in range(4)}
+    for n in range(3):
+        programs.put((n,), kept[n,], "")
+    for n in (1, 0, 2):
+        kept[n,].run()
+    programs.put((3,), kept[3,], "")
     assert [*programs.found] == [(0,), (2,), (3,)] and programs.are_full
     assert [lowered.closed for lowered in kept.values()] == [0, 1, 0, 0]
     programs.clear()
@@ -40,8 +47,32 @@ def test_the_least_recently_used_goes_and_is_closed(monkeypatch: pytest.MonkeyPa
     assert [lowered.closed for lowered in kept.values()] == [1, 1, 1, 1]
 
 
+def test_signatures_without_a_program_are_forgotten_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took the place of every program but one before, when a model met many that plain PyTorch runs."""
+    monkeypatch.setattr(module, "MAX_PROGRAMS", 4)
+    programs = Programs(small)
+    for n in range(20):
+        programs.put((n,), None if n % 2 else Lowered(), "slower")  # type: ignore[arg-type]
+    assert [*programs.found] == [(16,), (17,), (18,), (19,)]
+    programs.touch((17,))
+    programs.found[(16,)].run()  # type: ignore[union-attr]
+    programs.put((20,), Lowered(), "")  # type: ignore[arg-type]
+    assert [*programs.found] == [(16,), (17,), (19,), (20,)]
+
+
+def test_one_that_is_lowered_anew_is_not_taken_for_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PROGRAMS", 2)
+    programs = Programs(small)
+    for n in range(2):
+        programs.put((n,), Lowered(), "")  # type: ignore[arg-type]
+    programs.found[(1,)].run()  # type: ignore[union-attr]
+    programs.put((0,), Lowered(), "")  # type: ignore[arg-type]
+    programs.put((2,), Lowered(), "")  # type: ignore[arg-type]
+    assert [*programs.found] == [(0,), (2,)]
+
+
 def test_what_takes_its_own_place_closes_what_was_there() -> None:
-    programs, old, new = Programs(small), Lowered(1), Lowered(2)
+    programs, old, new = Programs(small), Lowered(), Lowered()
     programs.put((1,), old, "")  # type: ignore[arg-type]
     programs.put((1,), new, "")  # type: ignore[arg-type]
     assert [*programs.found.values()] == [new] and (old.closed, new.closed) == (1, 0)
@@ -56,7 +87,7 @@ def test_reasons_go_with_their_signatures(monkeypatch: pytest.MonkeyPatch) -> No
     programs.touch((1,))
     programs.put((3,), None, "reason 3")
     assert [*programs.found] == [(1,), (3,)], "the one that was used stays"
-    programs.put((1,), Lowered(1), "")  # type: ignore[arg-type]
+    programs.put((1,), Lowered(), "")  # type: ignore[arg-type]
     assert programs.reason((1,)) == ""
 
 
@@ -64,8 +95,18 @@ def test_large_ones_go_down_to_the_fewest(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "FEWEST_PROGRAMS", 2)
     programs = Programs(lambda: True)
     for n in range(5):
-        programs.put((n,), Lowered(n), "")  # type: ignore[arg-type]
+        programs.put((n,), Lowered(), "")  # type: ignore[arg-type]
     assert [*programs.found] == [(3,), (4,)]
+
+
+def test_programs_that_pack_much_do_not_push_out_what_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FEWEST_PROGRAMS", 1)
+    programs = Programs(lambda: True)
+    for n in range(3):
+        programs.put((n,), None, "slower")
+    for n in range(3, 5):
+        programs.put((n,), Lowered(), "")  # type: ignore[arg-type]
+    assert [*programs.found] == [(0,), (1,), (2,), (4,)]
 
 
 def test_parameters_that_move_are_noticed() -> None:
