@@ -66,7 +66,7 @@ def measure(name: str, count: int) -> list[dict[str, float]]:
     model, example, make, sizes = MODELS[name]()
     fast = zendnn_cffi.optimize(model, example, tune="off")
     rows = []
-    with torch.inference_mode():
+    with torch.inference_mode(), zendnn_cffi.warm_up():
         for size in random.Random(0).sample(sizes, count):
             fast(**make(size))
             info = zendnn_cffi.cache_info()

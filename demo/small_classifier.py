@@ -26,7 +26,7 @@ def images(batch: int) -> torch.Tensor:
 def save(model: nn.Module, path: Path, batches: Iterable[int], cores: int) -> None:
     """Save it for workers of so many cores, with a call before for each size of batch that is to start fast."""
     fast = zendnn_cffi.optimize(model)
-    with torch.inference_mode():
+    with torch.inference_mode(), zendnn_cffi.warm_up():
         for batch in batches:
             fast(images(batch))
     zendnn_cffi.save(fast, path, threads=[cores])

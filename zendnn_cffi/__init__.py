@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zendnn_cffi.collector import collector_paused
 
 if TYPE_CHECKING:  # what the table below fetches, for type checkers and editors
+    from fx_passes.region.patience import warm_up
     from fx_passes.report.explain import explain
     from fx_passes.report.profile import profile
     from fx_passes.saved.files import load, save
@@ -51,6 +52,7 @@ _EXPORTS = {
     "optimize": "zendnn_cffi.api.optimize",
     "quantize": "zendnn_cffi.api.quantize",
     "replace_forward": "zendnn_cffi.api.replace_forward",
+    "warm_up": "fx_passes.region.patience",
     "instances": "zendnn_cffi.serving.instances",
     "save": "fx_passes.saved.files",
     "load": "fx_passes.saved.files",
@@ -112,6 +114,7 @@ __all__ = [
     "save",
     "show_config",
     "unavailable_reason",
+    "warm_up",
 ]
 
 

@@ -89,16 +89,23 @@ def lowered_to_keep(region: Lowerable, threads: Sequence[int] | None = None) -> 
         if given is not None:  # else sizes that grow, where plain PyTorch runs
             for count in threads or (threads_of(signature),):
                 wanted.setdefault((count, kinds, signature[1:]), (count, given, kinds))
-    for saved in region.saved_for:
-        key = tuple(region.key_of(number, spec) for number, spec in enumerate(saved.inputs))
+    for (_, kinds, key), saved in saved_keys(region).items():
         for count in threads or (saved.threads,):
-            wanted.setdefault((count, saved.kinds, key), (count, saved.inputs, saved.kinds))
+            wanted.setdefault((count, kinds, key), (count, saved.inputs, kinds))
     kept = []
     for count, specs, kinds in wanted.values():
         with _thread_count(count):
             again, reason = region.lower_to_keep(list(map(made_up, specs)), kinds)
         kept.append(ToKeep(count, tuple(specs), kinds, again, reason))
     return kept
+
+
+def saved_keys(region: Lowerable) -> dict[tuple[int, tuple[str, ...], tuple[Any, ...]], SavedFor]:
+    """What the file had programs for, by threads, what each mask says, and the rest of the signature."""
+    return {
+        (saved.threads, saved.kinds, tuple(map(region.key_of, range(len(saved.inputs)), saved.inputs))): saved
+        for saved in region.saved_for
+    }
 
 
 def _specs_of(signature: Signature) -> list[TensorSpec] | None:

@@ -82,6 +82,7 @@ class LoweredRegion:
     inputs       what it was lowered for
     lowering     where it was asked for
     sharing      what runs the program beside other work, where it is worth it
+    gain         the share of plain PyTorch's time that it saves, where both were measured
     """
 
     program: Program | SlicedProgram
@@ -92,6 +93,7 @@ class LoweredRegion:
     inputs: tuple[TensorSpec, ...] = ()
     lowering: Lowering | None = None
     sharing: Sharing | None = None
+    gain: float | None = None
 
     def shared_by(self, threads: int) -> LoweredRegion:
         """The same, which takes fewer than so many threads while other work takes cores; where it is not too short."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ from fx_passes.region.lowered import LoweredRegion
 from zendnn_cffi.runtime.arenas import clock
 from zendnn_cffi.runtime.locations import Addresses
 
-MAX_PROGRAMS = 32
-FEWEST_PROGRAMS = 8  # that many stay, however large
+MAX_PROGRAMS = 1024
+SURE_PROGRAMS = 32  # so many of a region stay, however many nodes those of all regions have
+MOST_NODES = 16_384  # of the programs of all regions, some 17 KB each; a BERT of 6 layers has 121, ResNet-50 73
+FEWEST_PROGRAMS = 8  # that many stay, however much they pack
 # threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
 # their masks) all but the size that does.
 Signature = tuple[Any, ...]
@@ -30,7 +33,8 @@ class Programs:
 
     found        what a signature was lowered to; None where plain PyTorch runs
     provisional  signatures of which not all was measured, with what they were called with
-    are_large    asked whether programs keep too many bytes: then some go, though they are few
+    are_large    asked whether packed weights take too many bytes: then some go, though they are few
+    are_full     whether the next program is likely to take another's place
     """
 
     def __init__(self, are_large: Callable[[], bool]) -> None:
@@ -39,11 +43,8 @@ class Programs:
         self._reasons: dict[Signature, str] = {}
         self._noted: dict[Signature, int] = {}  # when one was put, or said to be used; programs know of later uses
         self._are_large = are_large
-
-    @property
-    def are_full(self) -> bool:
-        """Whether the next one takes another's place."""
-        return len(self.found) >= MAX_PROGRAMS
+        self.are_full = False
+        _all.add(self)
 
     def put(self, signature: Signature, lowered: LoweredRegion | None, reason: str) -> None:
         """Remember what a signature was lowered to, None with the reason, and make room."""
@@ -53,18 +54,31 @@ class Programs:
         self._reasons.pop(signature, None)
         if lowered is None:
             self._reasons[signature] = reason
+        self.are_full = False
         while len(self.found) >= MAX_PROGRAMS:
             self._drop_oldest(self.found)
         self.found[signature] = lowered
         self._noted[signature] = next(clock)
-        while len(self.found) > FEWEST_PROGRAMS and self._are_large():
-            if not (programs := [key for key, kept in self.found.items() if kept is not None and key != signature]):
-                break  # what runs plain PyTorch packs nothing
-            self._drop_oldest(programs)
+        while self._have_programs(SURE_PROGRAMS) and sum(programs.nodes for programs in list(_all)) > MOST_NODES:
+            self._drop_oldest(self._others(signature))
+        while self._have_programs(FEWEST_PROGRAMS) and self._are_large():
+            self._drop_oldest(self._others(signature))
+
+    @property
+    def nodes(self) -> int:
+        """Of all programs."""
+        return sum(len(lowered.nodes) for lowered in list(self.found.values()) if lowered is not None)
+
+    def _have_programs(self, more_than: int) -> bool:
+        return sum(lowered is not None for lowered in self.found.values()) > more_than
+
+    def _others(self, signature: Signature) -> list[Signature]:
+        """All that have a program but this one."""
+        return [key for key, lowered in self.found.items() if lowered is not None and key != signature]
 
     def touch(self, signature: Signature) -> None:
         """It was used."""
-        if signature in self.found:
+        if signature in self._noted:
             self._noted[signature] = next(clock)
 
     def _last_used(self, signature: Signature) -> int:
@@ -77,6 +91,7 @@ class Programs:
         lowered = self.found.pop(old)
         self._reasons.pop(old, None)
         del self._noted[old]
+        self.are_full = True
         if lowered is not None:
             lowered.close()
 
@@ -91,8 +106,12 @@ class Programs:
                 lowered.close()
         self.found.clear()
         self._noted.clear()
+        self.are_full = False
         self.provisional.clear()
         self._reasons.clear()
+
+
+_all: weakref.WeakSet[Programs] = weakref.WeakSet()
 
 
 class Borrowed:

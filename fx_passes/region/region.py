@@ -7,6 +7,7 @@ program is kept, least recently used first out. What cannot be lowered runs the 
 from __future__ import annotations
 
 import logging
+import math
 import time
 import warnings
 import weakref
@@ -31,12 +32,13 @@ from fx_passes.memoize.watched import is_watched
 from fx_passes.plan.heap import free_recent_cycles, give_back_free_memory
 from fx_passes.plan.prepack import WeightStore
 from fx_passes.region.call_time import CallTime
-from fx_passes.region.keep import Known, SavedFor
+from fx_passes.region.keep import Known, SavedFor, saved_keys
 from fx_passes.region.kept import Kept
 from fx_passes.region.later import later
 from fx_passes.region.lowered import LoweredRegion
 from fx_passes.region.options import RegionOptions
 from fx_passes.region.packed import PackedSequences, place_of_sequence, stack_of
+from fx_passes.region.patience import Patience
 from fx_passes.region.programs import Borrowed, Programs, Signature, threads_of
 from zendnn_cffi.engine.brief_waits import Start
 from zendnn_cffi.engine.library import is_available, unavailable_reason
@@ -88,6 +90,7 @@ class ZenRegion(nn.Module):
         self._lock = new_lock()
         self._lowering_in = 0  # the thread that does
         self.programs = Programs(self._packs_too_much)
+        self.patience = Patience()
         self._borrowed = Borrowed()
         self._plain: Interpreter | None = None
         self.writes_to = written_inputs(graph)  # numbers of inputs, for fx_passes.aliasing.effects
@@ -134,11 +137,11 @@ class ZenRegion(nn.Module):
             signature = (threads, *((t.shape, t.dtype, t.stride()) for t in inputs))
         lowered = self.programs.found.get(signature, _MISSING)
         if lowered is _MISSING:
+            if self._lets_wait(signature):
+                return self.patience.run(signature, self.run_plain, inputs)
             lowered = self._lower(signature, inputs)
-        elif self.programs.are_full:  # only then does it matter which was used last
-            with self._lock:
-                self.programs.touch(signature)
         if lowered is None:
+            self.programs.touch(signature)
             return self.run_plain(inputs)
         run = lowered.sharing or lowered.program
         outputs = run(inputs) if self.on_run is None else self.on_run(self, lowered.program, inputs)
@@ -172,7 +175,9 @@ class ZenRegion(nn.Module):
 
     def _region_of(self, graph: fx.Graph) -> ZenRegion:
         """A region of another graph over the same constants."""
-        return ZenRegion(graph, self.constants, f"{self.name}_packed", self.options)
+        region = ZenRegion(graph, self.constants, f"{self.name}_packed", self.options)
+        region.patience.at_once = math.inf  # it is compared with PyTorch when it meets a size, and meets few
+        return region
 
     def _do_without(self, kinds: set[str]) -> None:
         """Guards of such candidates failed: lower without them from now on."""
@@ -191,6 +196,16 @@ class ZenRegion(nn.Module):
         shape[dim] = "n" if shape[dim] else 0
         return tuple(shape), value.dtype, ()
 
+    def _lets_wait(self, signature: Signature) -> bool:
+        """Whether plain PyTorch is to run, as this signature was not met often enough for a program."""
+        if self.options.tune == "full" or isinstance(self.constants, Kept):  # released: it would unpack all weights
+            return False
+        if not self.patience.lets_wait(signature, self.programs.are_full):
+            return False
+        return not self.saved_for or (threads_of(signature), self.kinds_of(signature), signature[1:]) not in saved_keys(
+            self
+        )
+
     def _lower(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> LoweredRegion | None:
         with self._lock:
             if signature in self.programs.found:
@@ -205,6 +220,7 @@ class ZenRegion(nn.Module):
             finally:
                 self._lowering_in = 0
             self._keep(signature, lowered, reason)
+            self.patience.note_lowered(signature, time.perf_counter() - begun, lowered.gain if lowered else None)
             if is_provisional:
                 self.programs.provisional[signature] = [TensorSpec.of(value) for value in inputs]
                 later.add(self)
@@ -426,6 +442,7 @@ class ZenRegion(nn.Module):
         """Forget programs and what they keep; the next call lowers again."""
         with self._lock:
             self.programs.clear()
+            self.patience.clear()
             self.packed = None
             self._borrowed.clear()
             self._plain = None

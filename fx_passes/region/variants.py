@@ -185,7 +185,8 @@ def _fastest(
     if best == PLAIN:
         fastest = min(ns for name, ns in times.items() if name != PLAIN)
         raise NotLowered(f"plain PyTorch is faster here: {times[PLAIN] / 1e6:.3f} ms against {fastest / 1e6:.3f} ms")
-    return built[best] if is_final and best in built else build(best)
+    lowered = built[best] if is_final and best in built else build(best)
+    return replace(lowered, gain=1.0 - times[best] / times[PLAIN]) if PLAIN in times else lowered
 
 
 def _measured(

@@ -284,7 +284,7 @@ def _explain_optimized(gm: OptimizedModule) -> Explanation:
         nodes += [_within(f"kind_{number}", node) for node in _explain_optimized(module).nodes]
     notes = [*gm.notes] if is_available() else [f"No engine: {unavailable_reason()}"]
     own = _own_regions(gm)
-    notes += _beside_other_work(own)
+    notes += _beside_other_work(own) + _until_programs_pay(own)
     measured = all(found.is_measured for region in own for found in region.lowered.values() if found)
     graphs = (gm.graph, {name: region.graph for name, region in regions.items() if isinstance(region, ZenRegion)})
     return Explanation(nodes, notes, WeightsExplanation(*weights_bytes(own)), latest_profile(gm), measured, graphs)
@@ -326,6 +326,16 @@ def _beside_other_work(regions: Sequence[Any]) -> list[str]:
         f"{name} computes with {sharing.threads_now} of {sharing.threads} threads: other work takes cores"
         for name, sharing in taking
         if sharing.threads_now < sharing.threads
+    ]
+
+
+def _until_programs_pay(regions: Sequence[Any]) -> list[str]:
+    """Which regions run some input sizes as plain PyTorch, as these were not met often."""
+    return [
+        f"{region.name} runs {region.patience.waiting} further input sizes as plain PyTorch until programs for them"
+        " pay (zendnn_cffi.warm_up)"
+        for region in regions
+        if region.patience.waiting
     ]
 
 

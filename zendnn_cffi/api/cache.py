@@ -17,6 +17,7 @@ class CacheInfo:
     regions                 regions of optimized modules
     programs                programs that regions keep, one per input signature
     programs_limit          the most one region keeps; the least recently used go first
+    waiting                 input signatures that run as plain PyTorch until a program pays (`warm_up`)
     arenas_bytes            memory for activations, kept between calls
     arenas_limit_bytes      where arenas together would pass this, those that nobody is using are freed
                             (ZENDNN_CFFI_ARENA_MB, in MiB)
@@ -29,6 +30,7 @@ class CacheInfo:
     regions: int
     programs: int
     programs_limit: int
+    waiting: int
     arenas_bytes: int
     arenas_limit_bytes: int
     results_bytes: int
@@ -56,6 +58,7 @@ def cache_info() -> CacheInfo:
         regions=len(regions),
         programs=sum(lowered is not None for region in regions for lowered in region.lowered.values()),
         programs_limit=MAX_PROGRAMS,
+        waiting=sum(region.patience.waiting for region in regions),
         arenas_bytes=arenas.size_bytes(),
         arenas_limit_bytes=arenas.limit_bytes(),
         results_bytes=results.free_bytes,

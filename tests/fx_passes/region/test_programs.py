@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,8 @@ from zendnn_cffi.runtime.arenas import clock
 class Lowered:
     """A program as far as it is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int = 0) -> None:
+        self.nodes = range(nodes)
         self.program = SimpleNamespace(last_used=0)
         self.closed = 0
 
@@ -97,6 +100,28 @@ def test_large_ones_go_down_to_the_fewest(monkeypatch: pytest.MonkeyPatch) -> No
     for n in range(5):
         programs.put((n,), Lowered(), "")  # type: ignore[arg-type]
     assert [*programs.found] == [(3,), (4,)]
+
+
+def test_nodes_of_all_regions_count_and_each_keeps_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_all", weakref.WeakSet())
+    monkeypatch.setattr(module, "SURE_PROGRAMS", 2)
+    monkeypatch.setattr(module, "MOST_NODES", 100)
+    first, second = Programs(small), Programs(small)
+    for n in range(10):
+        first.put((n,), Lowered(10), "")  # type: ignore[arg-type]
+    assert len(first.found) == 10 and first.nodes == 100 and not first.are_full
+    for n in range(2):
+        second.put((n,), Lowered(40), "")  # type: ignore[arg-type]
+    assert len(second.found) == 2, "so many stay, whatever the other region has"
+    second.put((2,), None, "slower")
+    second.put((3,), Lowered(40), "")  # type: ignore[arg-type]
+    assert [*second.found] == [(1,), (2,), (3,)] and second.are_full
+    first.put((10,), Lowered(10), "")  # type: ignore[arg-type]
+    assert [*first.found] == [(9,), (10,)], "others took the room meanwhile"
+    del first
+    gc.collect()
+    second.put((4,), Lowered(10), "")  # type: ignore[arg-type]
+    assert [*second.found] == [(1,), (2,), (3,), (4,)] and second.nodes == 90
 
 
 def test_programs_that_pack_much_do_not_push_out_what_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,13 +87,26 @@ def test_fifty_batch_sizes_stay_within_the_bound(make: object, monkeypatch: pyte
     monkeypatch.setenv(arenas.LIMIT_VARIABLE, str(limit / (1 << 20)))
     for batch in range(1, 51):
         x = noise(batch, 3, 9, 9)
-        with torch.no_grad():
+        with torch.no_grad(), zendnn_cffi.warm_up():
             torch.testing.assert_close(gm(x), net_(x), rtol=1e-4, atol=1e-4)
         info = zendnn_cffi.cache_info()
         assert info.arenas_bytes <= limit
         assert info.programs <= info.programs_limit * info.regions
     with torch.no_grad():  # what was dropped is made again
         torch.testing.assert_close(gm(noise(1, 3, 9, 9)), net_(noise(1, 3, 9, 9)), rtol=1e-4, atol=1e-4)
+
+
+def test_sizes_that_wait_for_a_program_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = zendnn_cffi.cache_info()
+    gm = zendnn_cffi.optimize(plain(), tune="off")
+    monkeypatch.setattr(next(iter(gm.regions().values())).patience, "at_once", 2)
+    for batch in (1, 2, 3, 4):
+        gm(noise(batch, 3, 9, 9))
+    info = zendnn_cffi.cache_info()
+    assert (info.programs - before.programs, info.waiting - before.waiting) == (2, 2)
+    assert any("runs 2 further input sizes as plain PyTorch" in note for note in zendnn_cffi.explain(gm).notes)
+    zendnn_cffi.cache_clear()
+    assert zendnn_cffi.cache_info().waiting == 0
 
 
 def test_least_recently_used_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
