@@ -85,6 +85,7 @@ def choose_variant(
         if near.reason:
             raise NotLowered(f"{near.reason} (found for {', '.join(map(str, near.specs))})")
         return estimate()
+    turn.is_one_of_several = bool(_history.get(graph))
     try:
         with turn, collector_paused() as turn.on_begin:  # who measures makes large garbage
             lowered = _fastest(graph, specs, inputs, parameters, options, run_plain, lower, turn)
@@ -198,7 +199,9 @@ def _measured(
     more often for a thread that has no core. Plain PyTorch is left out then, until it is measured again.
     Returns  also whether PyTorch was left out for that
     """
-    if not turn.allows():
+    fewest_runs = (1 + _FEWEST_ROUNDS) * (1 + len(built))
+    needed = fewest_runs * min(each.alone_ns * each.program.slices for each in built.values()) / 1e9
+    if not turn.allows(needed=needed if turn.is_one_of_several else 0.0):
         return {next(iter(built)): 0.0}, False
     runs = {**{name: lowered.program for name, lowered in built.items()}, PLAIN: run_plain}
     with turn.measuring() as observed:

@@ -45,6 +45,7 @@ class Turn:
     insists    on a busy machine, too; and waits a minute for another process
     interrupted  asked before each measurement: whether something else is more urgent now
     on_begin   called before the first measurement
+    is_one_of_several  whether others came before for the same: then no longer than asked for, however long a run takes
     left_out   how often something was not measured
     reason     why nothing is measured any longer, "" while something may be
     """
@@ -59,7 +60,7 @@ class Turn:
         interrupted: Callable[[], bool] = bool,
     ) -> None:
         self.database, self.threads = database, threads
-        self.left_out, self.reason = 0, ""
+        self.left_out, self.reason, self.is_one_of_several = 0, "", False
         self.on_begin: Callable[[], None] = _nothing
         self._seconds, self.insists, self._interrupted = seconds, insists, interrupted
         self._begun = math.nan
@@ -81,8 +82,12 @@ class Turn:
 
     def give_time(self, seconds: float) -> None:
         """Have at least so long, where there is a limit at all: what is measured takes longer than usual."""
-        if self._seconds > 0:
+        if self._seconds > 0 and not self.is_one_of_several:
             self._seconds = max(self._seconds, seconds)
+
+    def leave_out(self) -> None:
+        """Something would take too long, whatever time is left."""
+        self.left_out += 1
 
     @property
     def is_limited(self) -> bool:

@@ -61,10 +61,11 @@ def optimize(
                     input signature, and the results kept on disk (ZENDNN_CFFI_CACHE: the folder, empty for none).
                     "full": all are measured. "off": by estimate. In each mode an implementation runs only after its
                     numbers matched plain PyTorch's.
-    tune_seconds    how long "auto" may measure for one input signature of a region: by default about a second, or ten
-                    calls where these are longer; all regions of a call twice that. Rest and what a busy machine keeps
-                    from being measured is estimated, and measured by a thread of its own once no call came for two
-                    seconds. 0: never in a call. One process of a machine measures at a time.
+    tune_seconds    how long "auto" may measure for one input signature of a region: by default about a second, for
+                    the first one ten calls where these are longer; all regions of a call twice that. Rest and what a
+                    busy machine keeps from being measured is estimated, and measured by a thread of its own once no
+                    call came for two seconds. 0: never in a call. One process of a machine measures at a time. Beyond
+                    16 signatures a region's further ones run as plain PyTorch until programs pay (`warm_up`).
     release_weights after the first call, keep packed weights alone and let go of the parameters they were made from
                     (memory comes back once the original model is gone too). The module is copied, pickled and saved
                     with these. It has no state_dict then, and loading or converting it raises RuntimeError. Winograd's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,29 @@ def test_beside_other_work_plain_pytorch_does_not_win_for_good(tune: str, monkey
         monkeypatch.setattr(variants, "measure_in_turns", measured)
         assert region.improve(lambda: False) and lowered(gm) is None
     assert len(seen) == (2 if tune == "auto" else 1)
+
+
+@pytest.mark.parametrize("long", (True, False))
+def test_further_sizes_are_compared_with_plain_pytorch_where_that_is_soon_done(
+    long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one always is: a region that never was might be slower."""
+    seen = prefer(monkeypatch, variants.WHOLE)
+    real = variants.lower_region
+
+    def lower(*arguments: Any, **named: Any) -> Any:
+        return replace(real(*arguments, **named), alone_ns=1e9 if long else 1e6)
+
+    monkeypatch.setattr(variants, "lower_region", lower)
+    model = net(lambda m, x: F.relu(m[0](x)), nn.Linear(16, 24))
+    gm: Any = zendnn_cffi.optimize(model)
+    (region,) = gm.regions().values()
+    with torch.no_grad():
+        for rows in (3, 5, 7, 9):
+            assert_close(gm(noise(rows, 16)), model(noise(rows, 16)), k=16)
+            assert region.is_provisional == (long and rows > 3)
+    assert len(seen) == (1 if long else 3) and all(variants.PLAIN in names for names in seen)
+    assert all(region.lowered.values()) and len(region.lowered) == 4
 
 
 def test_equal_graphs_of_other_widths_are_measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:

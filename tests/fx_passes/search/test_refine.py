@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,21 @@ def test_without_leave_the_choice_stays(region: Region, clock: Callable[..., lis
     arguments = region.operations, region.choice, region.inputs, region.build
     assert refine.refine(*arguments, turn, "region") == region.choice
     assert measured == [] and turn.left_out == 1
+
+
+@pytest.mark.parametrize(("seconds", "cost_ns"), [(1.0, 1e8), (1.0, 1e6), (math.inf, 1e8)], ids=str)
+def test_a_call_of_long_runs_leaves_it_for_later(
+    seconds: float, cost_ns: float, region: Region, clock: Callable[..., list[int]]
+) -> None:
+    """Two operations of 0.1 s take 4 s in twenty runs; a thread of its own has that time."""
+    measured = clock([100, 70, 50])
+    for operation in region.operations:
+        operation.candidates = [replace(c, cost_ns=cost_ns) for c in operation.candidates]
+    choice = [operation.candidates[0] for operation in region.operations]
+    with Turn(Database("test", region.folder), 1, seconds=seconds) as turn:
+        found = refine.refine(region.operations, choice, region.inputs, region.build, turn, "region")
+    is_left = math.isfinite(seconds) and cost_ns > 1e7
+    assert (found == choice, bool(measured), turn.left_out) == (is_left, not is_left, int(is_left))
 
 
 def test_a_single_choice_is_not_measured(region: Region, clock: Callable[..., list[int]]) -> None:

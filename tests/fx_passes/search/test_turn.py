@@ -94,6 +94,20 @@ def test_a_measurement_inside_another_is_part_of_it(database: Database, monkeypa
     assert leave.reason == "the machine is busy"
 
 
+def test_one_of_several_has_no_more_than_was_asked_for(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(turn.time, "perf_counter", lambda: now[0])
+    leave = Turn(database, 1, seconds=1.0)
+    leave.is_one_of_several = True
+    leave.give_time(10.0)
+    assert leave.allows()
+    now[0] = 101.5
+    assert not leave.allows()
+    leave.leave_out()
+    assert leave.left_out == 2
+    leave.close("it is over")
+
+
 def test_no_time_is_none_however_large_the_network(database: Database) -> None:
     leave = Turn(database, 1, seconds=0.0)
     leave.give_time(10.0)
