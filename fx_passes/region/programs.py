@@ -13,9 +13,10 @@ from fx_passes.region.lowered import LoweredRegion
 from zendnn_cffi.runtime.arenas import clock
 from zendnn_cffi.runtime.locations import Addresses
 
-MAX_PROGRAMS = 1024
+MAX_PROGRAMS = 128  # of a region
+MAX_SIGNATURES = 1024  # of a region, with those for which plain PyTorch runs
 SURE_PROGRAMS = 32  # so many of a region stay, however many nodes those of all regions have
-MOST_NODES = 16_384  # of the programs of all regions, some 17 KB each; a BERT of 6 layers has 121, ResNet-50 73
+MOST_NODES = 16_384  # of the programs of all regions, 17 to 43 KB each; a BERT of 6 layers has 121, ResNet-18 31
 FEWEST_PROGRAMS = 8  # that many stay, however much they pack
 # threads, or (threads, what each mask says); then (shape, dtype, strides) of each input. Of one that grows (caches,
 # their masks) all but the size that does.
@@ -55,11 +56,11 @@ class Programs:
         if lowered is None:
             self._reasons[signature] = reason
         self.are_full = False
-        while len(self.found) >= MAX_PROGRAMS:
-            self._drop_oldest(self.found)
         self.found[signature] = lowered
         self._noted[signature] = next(clock)
-        while self._have_programs(SURE_PROGRAMS) and sum(programs.nodes for programs in list(_all)) > MOST_NODES:
+        while len(self.found) > MAX_SIGNATURES:
+            self._drop_oldest(key for key in self.found if key != signature)
+        while self._have_programs(MAX_PROGRAMS) or (self._have_programs(SURE_PROGRAMS) and _nodes() > MOST_NODES):
             self._drop_oldest(self._others(signature))
         while self._have_programs(FEWEST_PROGRAMS) and self._are_large():
             self._drop_oldest(self._others(signature))
@@ -112,6 +113,11 @@ class Programs:
 
 
 _all: weakref.WeakSet[Programs] = weakref.WeakSet()
+
+
+def _nodes() -> int:
+    """Of the programs of all regions."""
+    return sum(programs.nodes for programs in list(_all))
 
 
 class Borrowed:

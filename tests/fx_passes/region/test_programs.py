@@ -50,17 +50,18 @@ def test_the_least_recently_used_goes_and_is_closed(monkeypatch: pytest.MonkeyPa
     assert [lowered.closed for lowered in kept.values()] == [1, 1, 1, 1]
 
 
-def test_signatures_without_a_program_are_forgotten_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They took the place of every program but one before, when a model met many that plain PyTorch runs."""
-    monkeypatch.setattr(module, "MAX_PROGRAMS", 4)
+def test_signatures_without_a_program_take_no_programs_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took that of every program but one before, when a model met many that plain PyTorch runs."""
+    monkeypatch.setattr(module, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(module, "MAX_SIGNATURES", 6)
     programs = Programs(small)
     for n in range(20):
         programs.put((n,), None if n % 2 else Lowered(), "slower")  # type: ignore[arg-type]
-    assert [*programs.found] == [(16,), (17,), (18,), (19,)]
-    programs.touch((17,))
+    assert [*programs.found] == [(13,), (15,), (16,), (17,), (18,), (19,)]
+    programs.touch((13,))
     programs.found[(16,)].run()  # type: ignore[union-attr]
     programs.put((20,), Lowered(), "")  # type: ignore[arg-type]
-    assert [*programs.found] == [(16,), (17,), (19,), (20,)]
+    assert [*programs.found] == [(13,), (16,), (17,), (19,), (20,)]
 
 
 def test_one_that_is_lowered_anew_is_not_taken_for_unused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ def test_what_takes_its_own_place_closes_what_was_there() -> None:
 
 
 def test_reasons_go_with_their_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(module, "MAX_SIGNATURES", 2)
     programs = Programs(small)
     for n in range(3):
         programs.put((n,), None, f"reason {n}")
