@@ -17,7 +17,8 @@ from typing import Any
 
 AT_ONCE = 16  # signatures of a region, lowered when they are first met
 SURELY = 0.5  # of PyTorch's time, which a program is taken to save where that was not measured
-TO_REPLACE = 4.0  # times as patient where a program takes another's place: that one may be wanted again
+TO_REPLACE = 16.0  # times as patient where a program takes another's place: that one may be wanted again
+PER_TURN = 100  # programs that took another's place: then it is twice as patient, as they may go round for ever
 _MOST_WAITING = 4096
 _warms_up: ContextVar[bool] = ContextVar("zendnn_cffi_warms_up", default=False)
 
@@ -56,7 +57,8 @@ class Patience:
 
     def clear(self) -> None:
         """Begin anew: the region's programs are gone."""
-        self._lowered, self._price_s = 0, 0.0
+        self._lowered = self._replaced = 0
+        self._price_s = 0.0
         self._spent_s: OrderedDict[Hashable, float] = OrderedDict()
 
     @property
@@ -64,9 +66,10 @@ class Patience:
         """How many signatures wait for a program."""
         return len(self._spent_s)
 
-    def note_lowered(self, signature: Hashable, seconds: float, gain: float | None) -> None:
+    def note_lowered(self, signature: Hashable, seconds: float, gain: float | None, took_a_place: bool) -> None:
         """A program was made for a signature in so much time; gain: as measured, None where it was not."""
         self._lowered += 1
+        self._replaced += took_a_place
         self._price_s = seconds  # the first ones measure, later ones do not
         self._spent_s.pop(signature, None)
         if gain is not None:
@@ -76,7 +79,9 @@ class Patience:
         """Whether plain PyTorch is to run for a signature that has no program."""
         if self._lowered < self.at_once or _warms_up.get():
             return False
-        price_s = self._price_s / self.gain * (TO_REPLACE if takes_a_place else 1.0)
+        price_s = self._price_s / self.gain
+        if takes_a_place:
+            price_s *= TO_REPLACE * 2.0 ** min(self._replaced // PER_TURN, 20)
         return self._spent_s.get(signature, 0.0) < price_s
 
     def run(self, signature: Hashable, plain: Callable[[Sequence[Any]], Any], inputs: Sequence[Any]) -> Any:

@@ -220,7 +220,8 @@ class ZenRegion(nn.Module):
             finally:
                 self._lowering_in = 0
             self._keep(signature, lowered, reason)
-            self.patience.note_lowered(signature, time.perf_counter() - begun, lowered.gain if lowered else None)
+            gain = lowered.gain if lowered else None
+            self.patience.note_lowered(signature, time.perf_counter() - begun, gain, self.programs.are_full)
             if is_provisional:
                 self.programs.provisional[signature] = [TensorSpec.of(value) for value in inputs]
                 later.add(self)

@@ -54,7 +54,7 @@ def full(gain: float | None = None, price_s: float = 1.0) -> Patience:
     patience = Patience()
     for number in range(AT_ONCE):
         assert not patience.lets_wait(number, False)
-        patience.note_lowered(number, price_s, gain)
+        patience.note_lowered(number, price_s, gain, False)
     return patience
 
 
@@ -73,6 +73,17 @@ def test_plain_pytorch_runs_until_a_program_would_have_paid(
         assert saved - call * gain < 1.01 * price
 
 
+def test_programs_that_go_round_take_ever_longer_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, patience = Clock(monkeypatch), full(1.0)
+    for turn in range(3):
+        patience.run("new", clock.run_for(0.9 * TO_REPLACE * 2**turn), ())
+        assert patience.lets_wait("new", True) and not patience.lets_wait("new", False)
+        patience.run("new", clock.run_for(0.2 * TO_REPLACE * 2**turn), ())
+        assert not patience.lets_wait("new", True)
+        for number in range(module.PER_TURN):
+            patience.note_lowered("new" if number == 0 else (turn, number), 1.0, None, True)
+
+
 def test_what_a_program_saves_is_known_where_it_was_measured() -> None:
     assert full(None).gain == module.SURELY
     assert full(0.8).gain == 0.8
@@ -85,7 +96,7 @@ def test_each_size_waits_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     patience.run("b", clock.run_for(0.5), ())
     assert not patience.lets_wait("a", False) and patience.lets_wait("a", True)
     assert patience.lets_wait("b", False) and patience.waiting == 2
-    patience.note_lowered("a", 1.0, None)
+    patience.note_lowered("a", 1.0, None, False)
     assert patience.waiting == 1
     patience.clear()
     assert patience.waiting == 0 and not patience.lets_wait("b", False)
