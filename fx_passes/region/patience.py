@@ -9,11 +9,13 @@ soon has its programs.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
+
+from fx_passes.search.averages import median
 
 AT_ONCE = 16  # signatures of a region, lowered when they are first met
 SURELY = 0.5  # of PyTorch's time, which a program is taken to save where that was not measured
@@ -58,7 +60,7 @@ class Patience:
     def clear(self) -> None:
         """Begin anew: the region's programs are gone."""
         self._lowered = self._replaced = 0
-        self._price_s = 0.0
+        self._prices_s: deque[float] = deque(maxlen=5)  # the first ones measure, later ones do not
         self._spent_s: OrderedDict[Hashable, float] = OrderedDict()
 
     @property
@@ -70,16 +72,16 @@ class Patience:
         """A program was made for a signature in so much time; gain: as measured, None where it was not."""
         self._lowered += 1
         self._replaced += took_a_place
-        self._price_s = seconds  # the first ones measure, later ones do not
+        self._prices_s.append(seconds)
         self._spent_s.pop(signature, None)
         if gain is not None:
             self.gain = min(max(gain, 0.1), 1.0)
 
     def lets_wait(self, signature: Hashable, takes_a_place: bool) -> bool:
         """Whether plain PyTorch is to run for a signature that has no program."""
-        if self._lowered < self.at_once or _warms_up.get():
+        if self._lowered < self.at_once or not self._lowered or _warms_up.get():
             return False
-        price_s = self._price_s / self.gain
+        price_s = median(self._prices_s) / self.gain
         if takes_a_place:
             price_s *= TO_REPLACE * 2.0 ** min(self._replaced // PER_TURN, 20)
         return self._spent_s.get(signature, 0.0) < price_s

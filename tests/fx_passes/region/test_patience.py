@@ -84,6 +84,13 @@ def test_programs_that_go_round_take_ever_longer_to_come_back(monkeypatch: pytes
             patience.note_lowered("new" if number == 0 else (turn, number), 1.0, None, True)
 
 
+def test_a_hiccup_is_not_taken_for_the_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, patience = Clock(monkeypatch), full(1.0)
+    patience.note_lowered("while something else ran", 60.0, None, False)
+    patience.run("new", clock.run_for(1.1), ())
+    assert not patience.lets_wait("new", False)
+
+
 def test_what_a_program_saves_is_known_where_it_was_measured() -> None:
     assert full(None).gain == module.SURELY
     assert full(0.8).gain == 0.8
@@ -129,7 +136,9 @@ def test_the_first_sizes_are_lowered_at_once_further_ones_by_need() -> None:
 
 def test_gradients_flow_where_a_size_waits() -> None:
     fast, region, model = made()
-    region.patience.at_once = 0
+    region.patience.at_once = 1
+    with torch.no_grad():
+        fast(noise(1, 16))
     x = noise(3, 16)
     x.requires_grad_(True)
     fast(x).sum().backward()
@@ -137,6 +146,7 @@ def test_gradients_flow_where_a_size_waits() -> None:
     torch.testing.assert_close(x.grad, expected)
     with torch.no_grad():
         assert not fast(x.detach()).requires_grad
+    assert not has_program(region, 3)
 
 
 def test_warm_up_makes_programs_at_once_in_this_thread_alone() -> None:
