@@ -35,7 +35,7 @@ class Programs:
     found        what a signature was lowered to; None where plain PyTorch runs
     provisional  signatures of which not all was measured, with what they were called with
     are_large    asked whether packed weights take too many bytes: then some go, though they are few
-    are_full     whether the next program is likely to take another's place
+    are_full     whether the latest program took another's place: the next one is likely to
     """
 
     def __init__(self, are_large: Callable[[], bool]) -> None:
@@ -55,7 +55,8 @@ class Programs:
         self._reasons.pop(signature, None)
         if lowered is None:
             self._reasons[signature] = reason
-        self.are_full = False
+        if old is None:
+            self.are_full = False
         self.found[signature] = lowered
         self._noted[signature] = next(clock)
         while len(self.found) > MAX_SIGNATURES:

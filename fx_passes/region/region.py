@@ -202,9 +202,8 @@ class ZenRegion(nn.Module):
             return False
         if not self.patience.lets_wait(signature, self.programs.are_full):
             return False
-        return not self.saved_for or (threads_of(signature), self.kinds_of(signature), signature[1:]) not in saved_keys(
-            self
-        )
+        asked = threads_of(signature), self.kinds_of(signature), signature[1:]
+        return not self.saved_for or asked not in saved_keys(self)
 
     def _lower(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> LoweredRegion | None:
         with self._lock:

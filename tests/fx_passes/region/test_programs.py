@@ -117,12 +117,14 @@ def test_nodes_of_all_regions_count_and_each_keeps_a_few(monkeypatch: pytest.Mon
     second.put((2,), None, "slower")
     second.put((3,), Lowered(40), "")  # type: ignore[arg-type]
     assert [*second.found] == [(1,), (2,), (3,)] and second.are_full
+    second.put((3,), Lowered(40), "")  # type: ignore[arg-type]
+    assert second.are_full, "one that was lowered anew says nothing of room"
     first.put((10,), Lowered(10), "")  # type: ignore[arg-type]
     assert [*first.found] == [(9,), (10,)], "others took the room meanwhile"
     del first
     gc.collect()
     second.put((4,), Lowered(10), "")  # type: ignore[arg-type]
-    assert [*second.found] == [(1,), (2,), (3,), (4,)] and second.nodes == 90
+    assert [*second.found] == [(1,), (2,), (3,), (4,)] and second.nodes == 90 and not second.are_full
 
 
 def test_programs_that_pack_much_do_not_push_out_what_packs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
