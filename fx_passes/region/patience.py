@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from fx_passes.search.averages import median
-
 AT_ONCE = 16  # signatures of a region, lowered when they are first met
 SURELY = 0.5  # of PyTorch's time, which a program is taken to save where that was not measured
 TO_REPLACE = 16.0  # times as patient where a program takes another's place: that one may be wanted again
@@ -81,7 +79,7 @@ class Patience:
         """Whether plain PyTorch is to run for a signature that has no program."""
         if self._lowered < self.at_once or not self._lowered or _warms_up.get():
             return False
-        price_s = median(self._prices_s) / self.gain
+        price_s = sorted(self._prices_s)[len(self._prices_s) // 2] / self.gain
         if takes_a_place:
             price_s *= TO_REPLACE * 2.0 ** min(self._replaced // PER_TURN, 20)
         return self._spent_s.get(signature, 0.0) < price_s
