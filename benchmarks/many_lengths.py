@@ -19,20 +19,7 @@ from typing import Any
 import torch
 
 import zendnn_cffi
-from benchmarks.memory_growth import inputs_of_length
-
-
-def encoder(layers: int, size: int) -> torch.nn.Module:
-    """As all-MiniLM-L6-v2, with random weights."""
-    from tests.support.torchvision_models import import_torchvision
-
-    import_torchvision()  # transformers imports it
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    config = BertConfig(hidden_size=size, num_hidden_layers=layers, num_attention_heads=12, intermediate_size=4 * size)
-    model: torch.nn.Module = BertModel(config, add_pooling_layer=False).eval()
-    return model
+from benchmarks.memory_growth import encoder, inputs_of_length
 
 
 def contenders(model: torch.nn.Module, names: list[str]) -> dict[str, Callable[..., Any]]:
@@ -72,7 +59,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=384, help="of the hidden states")
     parser.add_argument("--contenders", nargs="+", default=["eager", "zendnn_cffi", "inductor"])
     arguments = parser.parse_args()
-    runs = contenders(encoder(arguments.layers, arguments.size), arguments.contenders)
+    torch.manual_seed(0)
+    model = encoder(
+        hidden_size=arguments.size,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=12,
+        intermediate_size=4 * arguments.size,
+    )
+    runs = contenders(model, arguments.contenders)
     print(json.dumps(measure(runs, arguments.calls, arguments.longest)))
 
 

@@ -38,16 +38,22 @@ def resnet18() -> tuple[torch.nn.Module, Any, Callable[[int], Any], range]:
     return build("resnet18"), None, lambda size: {"x": torch.randn(1, 3, size, size)}, range(33, 433)
 
 
-def bert() -> tuple[torch.nn.Module, Any, Callable[[int], Any], range]:
-    """As resnet18: four layers, 256 wide; the sizes are lengths."""
+def encoder(**sizes: Any) -> torch.nn.Module:
+    """A BERT with random weights; sizes: as BertConfig takes them."""
     from tests.support.torchvision_models import import_torchvision
 
     import_torchvision()  # transformers imports it
     from transformers import BertConfig, BertModel
 
-    config = BertConfig(vocab_size=5000, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
-                        intermediate_size=1024)  # fmt: skip
-    model = BertModel(config, add_pooling_layer=False).eval()
+    model: torch.nn.Module = BertModel(BertConfig(**sizes), add_pooling_layer=False).eval()
+    return model
+
+
+def bert() -> tuple[torch.nn.Module, Any, Callable[[int], Any], range]:
+    """As resnet18: four layers, 256 wide; the sizes are lengths."""
+    model = encoder(
+        vocab_size=5000, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
+    )
     return model, inputs_of_length(16), inputs_of_length, range(8, 408)
 
 

@@ -51,8 +51,9 @@ class Patience:
     gain     the share of plain PyTorch's time that its programs save, as measured
     """
 
-    def __init__(self, at_once: float = AT_ONCE) -> None:
-        self.at_once, self.gain = at_once, SURELY
+    def __init__(self) -> None:
+        self.at_once: float = AT_ONCE
+        self.gain = SURELY
         self.clear()
 
     def clear(self) -> None:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from threading import get_ident
 from typing import Any
 
@@ -203,7 +204,12 @@ class ZenRegion(nn.Module):
         if not self.patience.lets_wait(signature, self.programs.are_full):
             return False
         asked = threads_of(signature), self.kinds_of(signature), signature[1:]
-        return not self.saved_for or asked not in saved_keys(self)
+        return asked not in self._saved_keys
+
+    @cached_property
+    def _saved_keys(self) -> frozenset[Any]:
+        """Those of saved_for, which is as it is from loading on: each call of a signature that waits asks."""
+        return frozenset(saved_keys(self))
 
     def _lower(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> LoweredRegion | None:
         with self._lock:
