@@ -37,6 +37,7 @@ from fx_passes.fuse.post_ops import fuse_post_ops
 from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.quantized_views import quantize_before_views
 from fx_passes.fuse.rotations import fuse_rotations
+from fx_passes.fuse.selective_scans import fuse_selective_scans
 from fx_passes.fuse.written_attention import fuse_written_attention
 from fx_passes.graph.interpreter import run
 from fx_passes.graph.verify import verify
@@ -83,6 +84,7 @@ PASSES: tuple[Pass, ...] = (
     fold_rows,
     fold_batch_norm,
     fold_channel_scale,
+    fuse_selective_scans,
     fuse_patterns,
     fuse_written_attention,
     fuse_dynamic_quantization,

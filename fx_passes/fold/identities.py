@@ -1,7 +1,7 @@
 """Remove what changes nothing: copies of which only the values are read, empty borders, and repeated activations.
 
-Before: transpose -> contiguous -> reshape      relu -> relu    abs -> relu     concat((x,))    x * 1
-After:  transpose -> reshape                    relu            abs             x               x
+Before: transpose -> contiguous -> reshape      relu -> relu    abs -> relu     concat((x,))    x * 1   x[:, :]
+After:  transpose -> reshape                    relu            abs             x               x       x
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import finish, is_call, only_values_count, replace
+from fx_passes.graph.graph import NO_END, finish, is_call, only_values_count, replace
 
 _FROM_ZERO = frozenset(("relu", "clamp_min"))
 _BOUNDED = frozenset(("clip", "hardtanh"))
@@ -43,6 +43,8 @@ def copied(node: fx.Node) -> fx.Node | None:
     """What node is a copy of, if it is one."""
     if is_call(node, ops.contiguous) or is_neutral(node) or (is_call(node, ops.pad) and not any(node.args[1])):
         return node.args[0]
+    if is_call(node, ops.narrow) and node.args[2] in (0, None) and _is_end(node.args[3]):
+        return node.args[0]
     return node.args[0][0] if is_call(node, ops.concat) and len(node.args[0]) == 1 else None
 
 
@@ -57,6 +59,11 @@ def is_neutral(node: fx.Node) -> bool:
     if kind in ("mul", "div"):
         return bool(number == 1)
     return kind in ("add", "sub") and number == 0 and not have.is_floating_point()
+
+
+def _is_end(stop: object) -> bool:
+    """Whether a slice ends where the tensor does, whatever that one's size is."""
+    return stop is None or (type(stop) is int and stop >= NO_END)
 
 
 def is_repeated(node: fx.Node) -> bool:

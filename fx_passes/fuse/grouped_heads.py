@@ -18,9 +18,8 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, finish, is_call, known_shape, only_user
+from fx_passes.graph.graph import NO_END, argument, finish, is_call, known_shape, only_user
 
-_NO_END = 1 << 62  # where slices without an end are made to end
 # Where others than ops.write_at write to the memory, normalize leaves them as they are called.
 _NAMES = {ops.reshape: "reshape", ops.expand: "expand", ops.unsqueeze: "unsqueeze", ops.narrow: "slice"}
 
@@ -116,7 +115,7 @@ def _source(node: fx.Node, *, alone: bool = True) -> fx.Node | None:
 def _is_whole(narrow: fx.Node) -> bool:
     """Whether a slice leaves everything."""
     start, stop, step = (*narrow.args[2:], None, None, None)[:3]
-    return start in (0, None) and step in (1, None) and (stop is None or (type(stop) is int and stop >= _NO_END))
+    return start in (0, None) and step in (1, None) and (stop is None or (type(stop) is int and stop >= NO_END))
 
 
 def _inserts_third(node: fx.Node) -> bool:

@@ -97,6 +97,8 @@ def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
+NO_END = 1 << 62  # where exported slices without an end are made to end, at the least
+
 # Python's arithmetic on sizes.
 ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
     {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.neg,

@@ -39,6 +39,7 @@ from fx_passes.lower.products.row_scaled_linear import lower_row_scaled_linear
 from fx_passes.lower.quantized import lower_dequantize, lower_quantize
 from fx_passes.lower.recurrent.expand import expand_recurrent
 from fx_passes.lower.recurrent.layer import lower_recurrent_layer
+from fx_passes.lower.recurrent.scan import lower_selective_scan
 from fx_passes.lower.rows.group_norm import lower_group_norm
 from fx_passes.lower.rows.normalization import lower_batch_norm, lower_layer_norm, lower_softmax
 from fx_passes.lower.rows.row_norms import lower_l2_normalize, lower_rms_norm
@@ -59,6 +60,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.int4_linear: lower_int4_linear,
     ops.matmul: lower_matmul,
     ops.recurrent_layer: lower_recurrent_layer,
+    ops.selective_scan: lower_selective_scan,
     ops.pool: lower_pool,
     ops.adaptive_pool: lower_adaptive_pool,
     ops.reduce: lower_reduce,

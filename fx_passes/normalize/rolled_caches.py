@@ -16,12 +16,11 @@ import torch
 from torch import fx
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, example, finish, is_call, only_user, tensor_of
+from fx_passes.graph.graph import NO_END, argument, example, finish, is_call, only_user, tensor_of
 
 aten = torch.ops.aten
 _ROLLS = (torch.roll, aten.roll.default)
 _LAST = slice(-1, None, None)
-_NO_END = 1 << 62  # where slices without an end are made to end
 
 
 def spell_rolled_caches(gm: fx.GraphModule) -> fx.GraphModule:
@@ -74,7 +73,7 @@ def _first_write(node: fx.Node, aliasing: Aliasing) -> tuple[fx.Node, Any, Any] 
         return None
     if any(aliasing.order[other] < aliasing.order[write] for other in others) or step not in (None, 1):
         return None
-    end = None if stop is None or (type(stop) is int and stop >= _NO_END) else stop
+    end = None if stop is None or (type(stop) is int and stop >= NO_END) else stop
     return write, (*[slice(None)] * dim, slice(start, end, None)), write.args[1]
 
 

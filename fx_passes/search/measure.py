@@ -33,7 +33,7 @@ from fx_passes.plan.materialise import materialise
 from fx_passes.plan.prepack import prepack
 from fx_passes.search import database
 from fx_passes.search.from_memory import empty_caches
-from fx_passes.search.noise import noise_for, twins_on_noise
+from fx_passes.search.noise import give_signs, noise_for, twins_on_noise
 from fx_passes.search.scratch import Scratch
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
@@ -93,6 +93,7 @@ class Bench:
         self.scratch = scratch or Scratch()
         generator = torch.Generator().manual_seed(draw)
         given = {node: noise_for(values, node, generator) for node in dict.fromkeys(operation.operands)}
+        give_signs(operation.node, given)
         self.operands = [given[node] for node in operation.operands]  # a node may be several operands
         self._twins, values = twins_on_noise(operation, values, generator, fingerprint)
         self._noisy = values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,7 +12,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, measurable
 from fx_passes.candidates.specs import RegionValues, TensorSpec
-from fx_passes.graph.graph import argument, is_call
+from fx_passes.graph.graph import is_call, signature_of
 from fx_passes.lower.context import NotLowered
 from fx_passes.lower.products.dynamic import has_zero_point
 from fx_passes.lower.quantized import RANGES, numerics_of
@@ -19,6 +20,7 @@ from fx_passes.ops.quantized import ASYMMETRIC
 from zendnn_cffi.primitives.checks import has_internal_overlap
 
 _STEPS = 40.0  # the standard deviation of noise in integers of 8 bits: as that of values in use, about
+_SIGNS: dict[Any, dict[str, int]] = {ops.batch_norm: {"var": 1}, ops.selective_scan: {"delta": 1, "a": -1}}
 _NOISE_BYTES = 1 << 30  # of constants: larger ones, tables of embeddings, are read as they are
 
 
@@ -90,8 +92,7 @@ def twins_on_noise(
     if not any(value.is_floating_point() for value in constants.values()):
         return {fingerprint(c): c for c in operation.candidates}, values
     noisy = values.with_constants({node: _constant_noise(value, generator) for node, value in constants.items()})
-    for node in _variances(operation.node, constants):
-        noisy.constants[node].abs_()
+    give_signs(operation.node, noisy.constants)
     try:
         again = None if operation.with_values is None else operation.with_values(noisy)
     except NotLowered:
@@ -116,10 +117,15 @@ def _constant_noise(value: torch.Tensor, generator: torch.Generator) -> torch.Te
     return noise if value.is_contiguous() or has_internal_overlap(value) else torch.empty_like(value).copy_(noise)
 
 
-def _variances(node: fx.Node, constants: Mapping[fx.Node, torch.Tensor]) -> list[fx.Node]:
-    """The constants that node takes for variances: those are positive."""
-    variance = argument(node, 2, "var") if node.target is ops.batch_norm else None
-    return [variance] if variance in constants else []
+def give_signs(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> None:
+    """Let noise have the sign that node takes for granted: variances are positive, and no state grows without end."""
+    signs = _SIGNS.get(node.target)
+    if signs is None:
+        return
+    read = signature_of(node.target).bind(*node.args, **node.kwargs).arguments
+    for name, sign in signs.items():
+        if read.get(name) in values:
+            values[read[name]].abs_().mul_(sign)
 
 
 def made_up(spec: TensorSpec) -> torch.Tensor:

@@ -77,3 +77,20 @@ def holding(weight: TensorSpec) -> TensorSpec:
     """ops.holding."""
     check_floating(weight)
     return row_major((weight.shape[0], weight.shape[1] + 1), weight.dtype)
+
+
+def selective_scan(
+    delta: TensorSpec, a: TensorSpec, drive: TensorSpec, b: TensorSpec, c: TensorSpec, state: TensorSpec | None
+) -> TensorSpec:
+    """ops.selective_scan."""
+    others = [a, drive, b, c, *([] if state is None else [state])]
+    check_floating(delta, *others)
+    if delta.ndim != 3 or a.ndim != 2 or any(spec.dtype != delta.dtype for spec in others):
+        raise Unclear
+    (samples, width, steps), numbers = delta.shape, a.shape[1]
+    rows, state_shape = (samples, steps, numbers), (samples, width, numbers)
+    if (a.shape[0], drive.shape, b.shape, c.shape) != (width, delta.shape, rows, rows) or not steps:
+        raise Unclear
+    if state is not None and state.shape != state_shape:
+        raise Unclear
+    return row_major(delta.shape, delta.dtype)

@@ -29,7 +29,6 @@ from fx_passes.candidates.candidates import (
     PackedWeights,
     PrimitiveTemplate,
     Result,
-    Scratchpad,
     Template,
     Temporary,
     Weights,
@@ -38,12 +37,12 @@ from fx_passes.candidates.candidates import (
 from fx_passes.candidates.layouts import Layout, row_major
 from fx_passes.lower.primitives import first_optimized, optimized_implementations
 from fx_passes.lower.recurrent.arguments import LayerArguments, copied
+from fx_passes.lower.recurrent.loops import looped
 from fx_passes.ops.recurrent import cell_offset
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
     ARG_BIAS,
     ARG_DST,
-    ARG_SCRATCHPAD,
     ARG_SRC,
     ARG_SRC_1,
     ARG_WEIGHTS,
@@ -286,14 +285,8 @@ class _Steps:
         made = []
         for pd, args in steps:
             made.append((pd, {arg: part(self._desc(seen.argument), seen) for arg, seen in args.items()}))
-        pads = [(parts, pd.scratchpad_desc) for pd, parts in made if pd.scratchpad_desc is not None]
-        for parts, desc in pads:
-            parts[ARG_SCRATCHPAD] = Part(len(arguments), desc)
-        if pads:
-            arguments.append(Scratchpad(max((desc for _, desc in pads), key=lambda desc: desc.size_bytes)))
         rounds = self._layer.steps - 1
-        flops = rounds * sum(self._flops(pd) for pd, _ in steps)
-        return LoopTemplate(tuple(made), tuple(arguments), rounds, "rnn", flops)
+        return looped(made, arguments, rounds, "rnn", rounds * sum(self._flops(pd) for pd, _ in steps))
 
     def _whole(self, argument: Argument) -> tuple[Argument, int]:
         """All of what a step sees a part of, and where the part of the first step begins."""

@@ -140,6 +140,10 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ops.recurrent_cell: [
         ((src, None, gated(kind, 1), kind), {}) for src in (tensor(2, 8), vector(8)) for kind in ops.GATES
     ],
+    ops.selective_scan: [
+        ((tensor(2, 8, 5), tensor(8, 3), tensor(2, 8, 5), tensor(2, 5, 3), tensor(2, 5, 3), state), {})
+        for state in (None, tensor(2, 8, 3))
+    ],
     ops.batch_norm: [((src, *norms(8)), {"eps": 1e-5}) for src in (X, Y)],
     ops.layer_norm: [((src, (8,), vector(8), vector(8)), {"eps": 1e-5}) for src in (TOKENS, HEADS)],
     ops.group_norm: [((X, 2, vector(8), vector(8)), {"eps": 1e-5})],

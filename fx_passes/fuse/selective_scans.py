@@ -1,0 +1,252 @@
+"""Recognise Mamba's scan: a loop over the steps of a sequence, of which tracing leaves each round in the graph.
+
+Before: states_1 = decays[:, :, 0] * states_0 + drives[:, :, 0];  read_0 = matmul(states_1, c[:, 0, :, None])[:, :, 0]
+        states_2 = decays[:, :, 1] * states_1 + drives[:, :, 1];  ...              stack((read_0, read_1, ...), -1)
+        of decays = exp(a * delta[..., None]), drives = delta[..., None] * b[:, None] * src[..., None]
+After:  selective_scan(delta, a, delta * src, b, c, states_0)
+
+Models write the rounds in many ways. So the nodes between what is read in each round and the stack are not matched but
+run, in float64 on random numbers, and compared with the scan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import argument, example, finish, is_call, is_constant, known_shape, set_example
+from zendnn_cffi.values import dataclass
+
+_STACKS = (torch.stack, torch.ops.aten.stack.default)
+_DTYPES = torch.float32, torch.float64  # others round in each step
+_INSIDE = ops.MOVEMENT | {ops.binary, ops.matmul, ops.reduce}
+_TRIED = {"B": 2, "D": 3, "N": 5}  # sizes to compare at; the steps are as many as they are
+_FULL_SIZED = (
+    1 << 22
+)  # numbers of all decays, up to which it is compared at the sizes it has, should the graph name these
+_FEWEST = 3  # steps: of two, a state has as many readers as what all rounds read
+_TIMES = ("BDTN", "BTDN")  # how models lay out decays and drives
+_READS = ("BTN", "BNT")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a stack of what is read of states in each step is computed from; `layout` of decays and drives."""
+
+    decays: fx.Node
+    drives: fx.Node
+    layout: str
+    c: fx.Node
+    c_layout: str
+    state: fx.Node | None
+
+
+def fuse_selective_scans(gm: fx.GraphModule) -> fx.GraphModule:
+    """Rewrite every such loop."""
+    stacks = [node for node in gm.graph.nodes if is_call(node, *_STACKS)]
+    matches = [(node, scan) for node in stacks if (scan := match_scan(node)) is not None]
+    if not matches:
+        return gm
+    aliasing = Aliasing(gm)
+    for node, scan in matches:
+        read = (scan.decays, scan.drives, scan.c, scan.state)
+        if not any(aliasing.is_written(source) for source in read if source is not None):
+            _rewrite(node, scan)
+    return finish(gm)
+
+
+def match_scan(node: fx.Node) -> Scan | None:
+    """What the scan computes on whose steps a stack of [B, D] each collects; None where it is none."""
+    pieces = argument(node, 0, "tensors")
+    if not isinstance(pieces, (list, tuple)) or len(pieces) < _FEWEST or len(set(pieces)) < len(pieces):
+        return None
+    value = example(pieces[0])
+    if value is None or value.ndim != 2 or value.dtype not in _DTYPES:
+        return None
+    inside, sources = _between(node, len(pieces))
+    if any(user not in inside and user is not node for part in inside for user in part.users):
+        return None
+    by_rank: dict[int, list[fx.Node]] = {}
+    for source in sources:
+        shown = example(source)
+        if shown is None or shown.dtype != value.dtype:
+            return None
+        by_rank.setdefault(shown.ndim, []).append(source)
+    fours, threes = by_rank.pop(4, []), by_rank.pop(3, [])
+    if by_rank or len(fours) != 2 or len(threes) not in (1, 2):
+        return None
+    return next((s for s in _readings(fours, threes) if _is_scan(s, inside, pieces)), None)
+
+
+def _between(stack: fx.Node, steps: int) -> tuple[list[fx.Node], list[fx.Node]]:
+    """(nodes of the rounds in order, what these read): a value that all rounds read is none of a round's."""
+    inside, sources = dict[fx.Node, None](), dict[fx.Node, None]()
+    waiting = list(stack.all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in inside or node in sources:
+            continue
+        if node.target in _INSIDE and len(node.users) < steps and not node.kwargs.get("post_ops"):
+            inside[node] = None
+            waiting += node.all_input_nodes
+        else:
+            sources[node] = None
+    return [node for node in stack.graph.nodes if node in inside], [*sources]
+
+
+def _readings(fours: Sequence[fx.Node], threes: Sequence[fx.Node]) -> Iterator[Scan]:
+    """What may be what."""
+    for decays, drives in itertools.permutations(fours):
+        for c, *states in itertools.permutations(threes):
+            for layout, c_layout in itertools.product(_TIMES, _READS):
+                yield Scan(decays, drives, layout, c, c_layout, *(states or [None]))
+
+
+def _is_scan(scan: Scan, inside: Sequence[fx.Node], pieces: Sequence[fx.Node]) -> bool:
+    """Whether the rounds compute the scan's numbers."""
+    have = _sizes(scan)
+    if have is None or have["T"] != len(pieces):
+        return False
+    tried = [{**have, **_TRIED}]
+    if math.prod(have.values()) <= _FULL_SIZED:
+        tried.append(have)
+    for sizes in tried:
+        try:
+            return _compare(scan, inside, pieces, sizes)
+        except Exception:  # whatever PyTorch raises where the graph names other sizes
+            continue
+    return False
+
+
+def _sizes(scan: Scan) -> dict[str, int] | None:
+    """The sizes by their letters, any of samples where these are free; None where tensors differ in them."""
+    shapes = [(scan.decays, scan.layout), (scan.drives, scan.layout), (scan.c, scan.c_layout)]
+    shapes += [] if scan.state is None else [(scan.state, "BDN")]
+    sizes: dict[str, str] = {}  # as text: comparing symbolic sizes would make conditions of the graph
+    for node, layout in shapes:
+        for name, size in zip(layout, known_shape(node), strict=True):
+            if sizes.setdefault(name, str(size)) != str(size):
+                return None
+    if not all(sizes[name].isdigit() for name in "DTN"):
+        return None
+    return {name: int(size) if size.isdigit() else _TRIED[name] for name, size in sizes.items()}
+
+
+def _compare(scan: Scan, inside: Sequence[fx.Node], pieces: Sequence[fx.Node], sizes: dict[str, int]) -> bool:
+    generator = torch.Generator().manual_seed(0)
+
+    def made(layout: str) -> Tensor:
+        return torch.rand([sizes[name] for name in layout], dtype=torch.float64, device="cpu", generator=generator)
+
+    values: dict[fx.Node, Any] = {scan.decays: made(scan.layout), scan.drives: made(scan.layout)}
+    values[scan.c] = made(scan.c_layout)
+    if scan.state is not None:
+        values[scan.state] = made("BDN")
+    for node in inside:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        values[node] = node.target(*args, **kwargs)
+    decays, drives = (values[node].movedim(scan.layout.index("T"), 0) for node in (scan.decays, scan.drives))
+    rows = values[scan.c].movedim(scan.c_layout.index("T"), 0)
+    state = values[scan.state] if scan.state is not None else torch.zeros_like(drives[0])
+    for decay, drive, row, piece in zip(decays, drives, rows, pieces, strict=True):
+        state = decay * state + drive
+        wanted, found = (state * row.unsqueeze(1)).sum(-1), values[piece]
+        if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-9, atol=1e-12):
+            return False
+    return True
+
+
+def _rewrite(stack: fx.Node, scan: Scan) -> None:
+    """Put one call in place of the loop, where decays and drives are made as Mamba's are."""
+    dim = argument(stack, 1, "dim", 0)
+    exponent = scan.decays.args[0] if is_call(scan.decays, ops.eltwise) and scan.decays.args[1] == "exp" else None
+    if not is_call(exponent, ops.binary) or exponent.args[2] != "mul" or dim not in (-1, 2, 1):
+        return
+    wide, flat = scan.layout.replace("N", "1"), "".join("1" if name in "BT" else name for name in scan.layout)
+    rates, delta = _by_shape(exponent, scan, flat), _by_shape(exponent, scan, wide)
+    factors = _factors(scan.drives)
+    rows = [factor for factor in factors if _has_shape(factor, scan, wide)]
+    across = [factor for factor in factors if _has_shape(factor, scan, scan.layout.replace("D", "1"))]
+    if rates is None or delta is None or not is_constant(rates) or not rows or not across:
+        return
+    if len(rows) + len(across) < len(factors):
+        return
+    with stack.graph.inserting_before(stack):
+        missing = 4 - len(known_shape(rates))
+        a = _without(rates, [d - missing for d, name in enumerate(scan.layout) if name in "BT" and d >= missing])
+        last, middle = scan.layout.index("N"), scan.layout.index("D")
+        by_width = [_in_order(_without(node, [last]), scan.layout.replace("N", ""), "BDT") for node in (delta, *rows)]
+        b = _product([_without(node, [middle]) for node in across])
+        c = _in_order(scan.c, scan.c_layout, "BTN")
+        args = by_width[0], a, _product(by_width[1:]), b, c, scan.state
+        result = stack.graph.call_function(ops.selective_scan, args)
+        value = example(by_width[0])
+        assert value is not None
+        set_example(result, value.new_empty(value.shape))
+        replaced = result if dim != 1 else _in_order(result, "BDT", "BTD")
+    replaced.meta.update({key: value for key, value in stack.meta.items() if key != "val"})
+    stack.replace_all_uses_with(replaced)
+    stack.graph.erase_node(stack)
+
+
+def _factors(node: Any) -> list[Any]:
+    if is_call(node, ops.binary) and node.args[2] == "mul":
+        return [factor for part in node.args[:2] for factor in _factors(part)]
+    return [node]
+
+
+def _by_shape(product: fx.Node, scan: Scan, layout: str) -> fx.Node | None:
+    """The one factor of a product that has this shape."""
+    found = [factor for factor in product.args[:2] if _has_shape(factor, scan, layout)]
+    return found[0] if len(found) == 1 else None
+
+
+def _has_shape(node: Any, scan: Scan, layout: str) -> bool:
+    """Whether node has the sizes of decays by these letters, and 1 where it says so; leading ones may be left out."""
+    value, whole = example(node), example(scan.decays)
+    if value is None or whole is None or value.ndim > 4 or value.dtype != whole.dtype:
+        return False
+    wanted = [1 if name == "1" else size for name, size in zip(layout, whole.shape, strict=True)]
+    return [str(size) for size in (*[1] * (4 - value.ndim), *value.shape)] == [str(size) for size in wanted]
+
+
+def _without(node: fx.Node, dims: Sequence[int]) -> fx.Node:
+    """node without dimensions of size 1."""
+    value = example(node)
+    assert value is not None
+    if not dims:
+        return node
+    if is_call(node, ops.unsqueeze) and [node.args[1] % value.ndim] == list(dims):
+        return node.args[0]
+    item = tuple(0 if dim in dims else slice(None) for dim in range(value.ndim))
+    found = node.graph.call_function(ops.index, (node, item))
+    set_example(found, value[item])
+    return found
+
+
+def _in_order(node: fx.Node, have: str, want: str) -> fx.Node:
+    """node with its three dimensions in another order; the first is the same."""
+    if have == want:
+        return node
+    value = example(node)
+    assert value is not None
+    found = node.graph.call_function(ops.transpose, (node, 1, 2))
+    set_example(found, value.transpose(1, 2))
+    return found
+
+
+def _product(factors: Sequence[fx.Node]) -> fx.Node:
+    first, *others = factors
+    for other in others:
+        value = example(first)
+        product = first.graph.call_function(ops.binary, (first, other, "mul"))
+        set_example(product, value)
+        first = product
+    return first

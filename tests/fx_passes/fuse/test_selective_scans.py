@@ -1,0 +1,128 @@
+"""Scans of state space models, of whose loops tracing leaves each round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import zendnn_cffi  # noqa: F401 - the backend
+from fx_passes.pipeline import compile_graph
+from tests.support.graphs import check_equal, count
+from tests.support.lowering import noise
+
+WIDTH, NUMBERS, STEPS = 6, 4, 5
+
+
+class Scanning(nn.Module):
+    """Mamba's mixer without its convolution and gate; `scan` writes the loop out in some way."""
+
+    def __init__(self, scan: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDTH + 2 * NUMBERS)
+        self.log_a = nn.Parameter(noise(WIDTH, NUMBERS))
+        self.scan = scan
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        delta, b, c = self.project(x).split((WIDTH, NUMBERS, NUMBERS), -1)
+        return self.scan(x, F.softplus(delta), -torch.exp(self.log_a), b, c)
+
+
+def as_transformers(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    delta, x = delta.transpose(1, 2), x.transpose(1, 2)
+    decays = torch.exp(a[None, :, None, :] * delta[:, :, :, None])
+    drives = delta[:, :, :, None] * b[:, None, :, :] * x[:, :, :, None]
+    state, read = x.new_zeros(x.shape[0], WIDTH, NUMBERS), []
+    for step in range(x.shape[-1]):
+        state = decays[:, :, step, :] * state + drives[:, :, step, :]
+        read.append(torch.matmul(state, c[:, step, :].unsqueeze(-1))[:, :, 0])
+    return torch.stack(read, dim=-1).transpose(1, 2)
+
+
+def in_time(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    decays = torch.exp(delta.unsqueeze(-1) * a[None, None])
+    drives = (delta * x).unsqueeze(-1) * b.unsqueeze(2)
+    state, read = x.new_zeros(x.shape[0], WIDTH, NUMBERS), []
+    for step in range(x.shape[1]):
+        state = drives[:, step] + state * decays[:, step]
+        read.append((state * c[:, step].unsqueeze(1)).sum(-1))
+    return torch.stack(read, 1)
+
+
+def numbers_first(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    delta, x, c = delta.transpose(1, 2), x.transpose(1, 2), c.transpose(1, 2)
+    decays = torch.exp(delta.unsqueeze(-1) * a.unsqueeze(1))
+    drives = x.unsqueeze(-1) * (delta.unsqueeze(-1) * b.unsqueeze(1))
+    state: Any = 0.0
+    read = []
+    for step in range(x.shape[-1]):
+        state = decays[:, :, step] * state + drives[:, :, step]
+        read.append((state @ c[:, :, step].unsqueeze(-1)).squeeze(-1))
+    return torch.stack(read, 2).transpose(1, 2)
+
+
+WRITTEN = [as_transformers, in_time, numbers_first]
+
+
+def exported(scan: Callable[..., Tensor], samples: int = 2) -> tuple[nn.Module, Any, Tensor]:
+    model, x = Scanning(scan).double(), noise(samples, STEPS, WIDTH).double()
+    gm = compile_graph(model, (x,))
+    check_equal(model, gm, x)
+    return model, gm, x
+
+
+@pytest.mark.parametrize("scan", WRITTEN)
+@pytest.mark.parametrize("samples", [1, 3])
+def test_loops_become_one_operation(scan: Callable[..., Tensor], samples: int) -> None:
+    model, gm, _ = exported(scan, samples)
+    assert count(gm)["selective_scan"] == 1
+    assert not any("stack" in str(node.target) for node in gm.graph.nodes)
+    check_equal(model, gm, noise(samples, STEPS, WIDTH, seed=1).double())
+
+
+def test_a_state_that_is_read_later_keeps_the_loop() -> None:
+    def with_state(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Any:
+        decays, drives = torch.exp(delta[..., None] * a), (delta * x)[..., None] * b[:, :, None]
+        state, read = x.new_zeros(x.shape[0], WIDTH, NUMBERS), []
+        for step in range(x.shape[1]):
+            state = decays[:, step] * state + drives[:, step]
+            read.append((state @ c[:, step, :, None])[..., 0])
+        return torch.stack(read, 1), state
+
+    assert count(exported(with_state)[1])["selective_scan"] == 0
+
+
+def _other(change: str) -> Callable[..., Tensor]:
+    """A loop that differs from the scan in one thing."""
+
+    def scan(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        decays, drives = torch.exp(delta[..., None] * a), (delta * x)[..., None] * b[:, :, None]
+        if change == "decay":
+            decays = torch.sigmoid(delta[..., None] * a)
+        if change == "drive":
+            drives = drives + delta[..., None]
+        state, read = x.new_zeros(x.shape[0], WIDTH, NUMBERS), []
+        for step in range(x.shape[1]):
+            drive = drives[:, step - 1] if change == "order" and step == 3 else drives[:, step]
+            state = decays[:, step] * state - drive if change == "sign" else decays[:, step] * state + drive
+            out = (state.relu() if change == "relu" else state) @ c[:, step, :, None]
+            read.append(out[..., 0])
+        if change == "turned":
+            read[0], read[1] = read[1], read[0]
+        return torch.stack(read, 1)
+
+    return scan
+
+
+@pytest.mark.parametrize("change", ["decay", "drive", "order", "sign", "relu", "turned"])
+def test_other_loops_stay(change: str) -> None:
+    assert count(exported(_other(change))[1])["selective_scan"] == 0
+
+
+def test_the_same_loop_without_a_change_is_one() -> None:
+    assert count(exported(_other(""))[1])["selective_scan"] == 1
