@@ -24,13 +24,14 @@ from fx_passes import first_call
 from fx_passes.call_kinds import Source, is_as_watched
 from fx_passes.changes import Watch, in_functional_call
 from fx_passes.graph.graph import IN_WORK, lint
+from fx_passes.graph.hooks import outputs_are_collected
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.assumptions import Assumption
 from fx_passes.trace.traced import Traced
 from fx_passes.watched_module import Build, WatchedModule
 from fx_passes.whole_model import is_whole_model_graph
-from zendnn_cffi.errors import NoDataError, ZenDNNError
+from zendnn_cffi.errors import NoDataError, ZenDNNError, interrupts
 from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -117,6 +118,9 @@ class OptimizedModule(WatchedModule):
         return code
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if outputs_are_collected():  # by hooks of layers, for a model that this one is a part of
+            self._refuse_if_released("a call of which Transformers collects hidden states")
+            return self._by_pytorch(*args, **kwargs)
         if self._awaits_call:
             self._trace_by(args, kwargs)
         watch = self._watch
@@ -190,7 +194,7 @@ class OptimizedModule(WatchedModule):
 
     def may_run_again(self, error: Exception) -> bool:
         """Whether a call that raised has changed nothing, so that the model's own forward may have it."""
-        is_final = isinstance(error, MemoryError | NoDataError | ZenDNNError | Warning)
+        is_final = isinstance(error, MemoryError | NoDataError | ZenDNNError | Warning) or interrupts(error)
         return self._only_reads and not self._released and not is_final
 
     def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:

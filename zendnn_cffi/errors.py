@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 # zendnn_status_t by value; test_errors.py compares with the declarations.
 STATUS_NAMES = (
     "success",
@@ -58,3 +60,19 @@ def check(status: int, doing: str, *about: object) -> None:
     kind = UnsupportedError if status == UNIMPLEMENTED else ZenDNNError
     doing = doing.format(*about) if about else doing
     raise kind(f"{doing}: {status_name(status)} ({status})", status)
+
+
+_NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
+
+
+def is_theirs(module: str) -> bool:
+    """Whether code of this module is neither ours nor PyTorch's, numpy's or Python's."""
+    return module.partition(".")[0] not in _NOT_THEIRS
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether who calls wants to have an error that came up in work of ours: theirs, from a signal handler or a hook.
+
+    Request timeouts are made so: Celery's SoftTimeLimitExceeded, RQ's JobTimeoutException, TimeoutError.
+    """
+    return isinstance(error, TimeoutError) or is_theirs(type(error).__module__)

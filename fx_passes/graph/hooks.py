@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, TypeVar
 
@@ -41,6 +42,21 @@ def hooked_inside(root: nn.Module) -> str:
             if not all(getattr(hook, "__module__", "") == _COLLECTING or _computed_by(hook) for hook in hooks):
                 return path
     return ""
+
+
+def outputs_are_collected() -> bool:
+    """Whether Transformers collects what layers return in the call that runs now: hidden states, attentions."""
+    collecting: Any = sys.modules.get(_COLLECTING)
+    return collecting is not None and bool(collecting._active_collector.get())
+
+
+def hook_owners(root: nn.Module) -> list[Any]:
+    """Return what has hooks of root's modules as methods, or is one itself: who registered them looks into it."""
+    hooks = [
+        hook for module in root.modules() for name in HOOKS for hook in (getattr(module, name, None) or {}).values()
+    ]
+    owners = [getattr(hook, "__self__", hook) for hook in hooks if not _computed_by(hook)]
+    return [owner for owner in owners if not isinstance(owner, nn.Module | functools.partial)]  # these may hold modules
 
 
 def computed_weights(module: nn.Module) -> list[str]:

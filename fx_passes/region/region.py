@@ -44,6 +44,7 @@ from fx_passes.region.programs import Borrowed, Programs, Signature, threads_of
 from zendnn_cffi.engine.brief_waits import Start
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.engine.openmp import release_team
+from zendnn_cffi.errors import interrupts
 from zendnn_cffi.locks import is_awaited, making, new_lock
 from zendnn_cffi.primitives.checks import check_storage, strides_overlap
 from zendnn_cffi.runtime.callers import callers
@@ -385,6 +386,8 @@ class ZenRegion(nn.Module):
         except NotLowered as reason:
             return None, str(reason), turn is not None and turn.left_out > 0
         except Exception as error:
+            if interrupts(error):
+                raise
             with torch.no_grad():
                 self.run_plain(inputs)  # what PyTorch refuses too is no defect of ours: its own error goes out
             log.exception("%s: lowering failed, plain PyTorch runs instead", self.name)

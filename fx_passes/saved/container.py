@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -75,8 +76,13 @@ def write(path: Path, document: Mapping[str, Any], tensors: Mapping[str, torch.T
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of this one in the end.
 
-    It has no name until then, where the system can do so: who is ended meanwhile leaves nothing behind.
+    It has no name until then, where the system can do so: who is ended meanwhile leaves nothing behind. A link goes on
+    pointing there, and the permissions stay. Raises ValueError for what is no file: a device, a pipe, a folder.
     """
+    path = path.resolve()
+    before = path.stat() if path.exists() else None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        raise ValueError(f"{path} is no file that another one could take the place of: give a path of a file")
     # Threads, and containers in which processes have the same number, may write to one path; names may be long.
     partial = path.with_name(f".zendnn_cffi.{os.urandom(8).hex()}.partial")
     nameless = _nameless(path.parent)
@@ -84,6 +90,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         with nameless or partial.open("xb") as file:
             yield file
             file.flush()
+            if before is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
             os.fsync(file.fileno())
             if nameless is not None:
                 opened = file.fileno()  # as a folder it counts for nothing, and makes os.link follow the link

@@ -13,6 +13,7 @@ import numpy
 import torch
 from torch import nn
 
+from fx_passes.graph.hooks import hook_owners
 from fx_passes.trace.arrays import arrays_in, moved, shared, together
 from fx_passes.trace.quiet import structures_copied
 from fx_passes.trace.theirs import fields_of
@@ -32,7 +33,8 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
     own_state       buffers, and tensors in other attributes, get storage of their own: a forward may write to them
     own_parameters  so do parameters, where these are at most 2 GiB: user's code may write to them, too
     Numpy arrays that lie in memory of tensors lie in that of their copies; so do tensors in each other's.
-    Ties (a module or parameter reachable by two names) stay ties. What Python cannot copy (a lock, a file) is shared.
+    Ties (a module or parameter reachable by two names) stay ties. What Python cannot copy (a lock, a file) is shared,
+    and so is what hooks belong to.
     """
     memo: dict[int, Any] = {}
     own_parameters = own_parameters and sum(each.nbytes for each in model.parameters()) <= _MOST_BYTES
@@ -53,6 +55,7 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
         for value in tensors_in([*module._buffers.values(), *module.__dict__.values()]):
             if id(value) not in memo:
                 memo[id(value)] = _own(value) if own_state else _view(value)
+    memo.update((id(owner), owner) for owner in hook_owners(model))
     with structures_copied():
         try:
             copied = _deep_copy(model, dict(memo))

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import types
 from typing import Any
 
 import torch
 from torch import nn
 
-_NOT_THEIRS = frozenset(("torch", "fx_passes", "zendnn_cffi", "numpy", *sys.stdlib_module_names)) - {"__main__"}
+from zendnn_cffi.errors import is_theirs
+
 _SPACES = (types.SimpleNamespace, argparse.Namespace)
 _CODE = (type, types.FunctionType, types.MethodType, types.ModuleType, nn.Module, torch.Tensor)
-
-
-def is_theirs(module: str) -> bool:
-    """Whether code of this module is neither ours nor PyTorch's, numpy's or Python's."""
-    return module.partition(".")[0] not in _NOT_THEIRS
 
 
 def fields_of(value: Any) -> dict[str, Any]:

@@ -157,3 +157,56 @@ def test_a_prompt_is_one_region_whatever_its_length() -> None:
             _assert_close(fast(input_ids=ids(length, 1)), model(input_ids=ids(length, 1)))
     (region,) = fast.regions().values()
     assert len(region.lowered) == 2
+
+
+@pytest.mark.parametrize("way", ["replace_forward", "optimize"])
+def test_layers_that_an_outer_model_collects_outputs_of(way: str) -> None:
+    """The outer forward asks for hidden states, and the part that is optimized has the hooks that collect them."""
+    from transformers import Wav2Vec2Config, Wav2Vec2ForSequenceClassification
+
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        vocab_size=32,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        conv_dim=(16, 16),
+        conv_stride=(5, 2),
+        conv_kernel=(10, 3),
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=4,
+        use_weighted_layer_sum=True,
+    )
+    model = Wav2Vec2ForSequenceClassification(config).eval()
+    eager = copy.deepcopy(model)
+    fast: Any = model
+    if way == "optimize":
+        fast = zendnn_cffi.optimize(model, tune="off")
+    else:
+        zendnn_cffi.replace_forward(model, tune="off")
+    for samples in (2, 2, 3, 2):
+        sound = torch.randn(samples, 800)
+        with torch.no_grad():
+            found = fast(sound).logits
+            assert type(found) is Tensor
+            _assert_close(found, eager(sound).logits)
+
+
+def test_a_part_computes_on_the_engine_where_nothing_is_collected() -> None:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=99)
+    model = BertModel(config).eval()
+    eager = copy.deepcopy(model)
+    replaced = zendnn_cffi.replace_forward(model.encoder, tune="off")
+    given = torch.arange(18).view(2, 9)
+    with torch.no_grad():
+        for asks in (False, True, True, False, True):
+            found, expected = (each(given, output_hidden_states=asks) for each in (model, eager))
+            _assert_close(found.last_hidden_state, expected.last_hidden_state)
+            if asks:
+                _assert_close(found.hidden_states, expected.hidden_states)
+    (fast,) = replaced.modules
+    assert sum(node.became == "inner_product" for node in zendnn_cffi.explain(fast).nodes) >= 6

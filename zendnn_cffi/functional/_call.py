@@ -47,6 +47,8 @@ class Call:
     def take(self, value: Any, name: str, dtypes: Sequence[torch.dtype] | None) -> torch.Tensor:
         """Check an input; it is not an operand yet."""
         tensor = as_input(value, name, dtypes)
+        if not tensor.is_contiguous() and not checks.strides_are_nested(tensor.shape, tensor.stride()):
+            tensor = tensor.contiguous()
         self._saw_torch |= isinstance(value, torch.Tensor)
         self._given[name] = tensor
         return tensor
@@ -80,6 +82,11 @@ class Call:
             result = allocation.empty(shape, dtype, _dense_like(like) if like is not None else strides)
         else:
             result = as_output(out, "out", shape, dtype)
+            if not checks.strides_are_nested(result.shape, result.stride()):
+                raise ValueError(
+                    f"out of shape {list(result.shape)} has strides {list(result.stride())}, which the library does not"
+                    " take: pass one whose rows begin after all of the row before, gaps included"
+                )
             self._check_apart(result, in_place)
             self._out = out
         self.operands[ARG_DST] = self._result = result

@@ -274,3 +274,16 @@ def strides_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def strides_are_nested(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether the library takes such a tensor: each step is over all of what the smaller ones reach, gaps too.
+
+    [:, ::2] of five columns is none: three elements with gaps are six wide, and the next row begins after five.
+    """
+    reach = 0
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
+        if stride < max(reach, 1):
+            return False
+        reach = stride * size
+    return True

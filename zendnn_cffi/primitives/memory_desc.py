@@ -93,7 +93,8 @@ class MemoryDesc(Immutable):
             if status:
                 check(
                     status,
-                    f"describing {_SHORT[code]}{list(dims)} with strides {steps} (two elements may share an address)",
+                    f"describing {_SHORT[code]}{list(dims)} with strides {steps} (each has to be over all"
+                    " that the smaller ones reach, gaps included)",
                 )
         self._adopt(ptr, dims, dtype)
 

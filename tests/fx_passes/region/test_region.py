@@ -498,6 +498,26 @@ def test_defects_end_in_plain_pytorch(gm: Any, model: nn.Module, monkeypatch: py
     assert "a defect" in zendnn_cffi.explain(gm).nodes[0].reason
 
 
+class RanOutOfTime(Exception):
+    """As a signal handler raises it, for a request that takes too long."""
+
+
+@pytest.mark.parametrize("error", [RanOutOfTime, TimeoutError])
+def test_an_interrupted_first_call_raises_and_the_next_one_lowers(
+    gm: Any, model: nn.Module, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise error("enough")
+
+    x = noise(2, 3, 6, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr("fx_passes.region.variants.choose_variant", interrupted)
+        with pytest.raises(error, match="enough"):
+            gm(x)
+    same(gm, model, x)
+    assert all(region(gm).lowered.values())
+
+
 def test_a_primitive_that_fails_is_named(gm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = noise(2, 3, 6, 6)
     gm(x)

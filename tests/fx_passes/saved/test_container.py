@@ -403,6 +403,22 @@ def test_who_is_killed_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["m"]
 
 
+def test_links_and_permissions_stay(tmp_path: Path) -> None:
+    (tmp_path / "v1").touch(0o600)
+    (tmp_path / "v1").chmod(0o600)
+    (tmp_path / "current").symlink_to("v1")
+    write(tmp_path / "current", {}, {"a": torch.ones(3)})
+    assert (tmp_path / "current").is_symlink() and (tmp_path / "v1").stat().st_mode & 0o777 == 0o600
+    assert torch.equal(read(tmp_path / "v1")[1]["a"], torch.ones(3))
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="no file"):
+        write(tmp_path / "pipe", {}, {"a": torch.ones(3)})
+    assert (tmp_path / "pipe").is_fifo() and len([*tmp_path.iterdir()]) == 1
+
+
 def test_weights_lie_on_cache_lines(saved: Saved) -> None:
     _, tensors = read(saved[0])
     assert all(t.data_ptr() % 64 == 0 for name, t in tensors.items() if name.startswith("zendnn_cffi.packed."))

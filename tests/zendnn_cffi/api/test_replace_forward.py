@@ -394,3 +394,37 @@ def test_layers_that_torchao_quantized(config: str) -> None:
         for _ in range(3):
             torch.testing.assert_close(model(x), expected, atol=1e-4, rtol=1e-4)
     assert [len(module.regions()) for module in replaced.modules] == [1]
+
+
+class Steering:
+    """A hook that knows things, as monitoring and interpretability code has it."""
+
+    def __init__(self) -> None:
+        self.scale, self.calls = 1.0, 0
+
+    def hook(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return output * self.scale
+
+    __call__ = hook
+
+
+@pytest.mark.parametrize("way", ["replace_forward", "optimize"])
+@pytest.mark.parametrize("as_method", [True, False])
+def test_what_a_layers_hook_belongs_to_is_the_users_own(way: str, as_method: bool) -> None:
+    model, steering, x = (
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(),
+        Steering(),
+        torch.randn(3, 8),
+    )
+    model[0].register_forward_hook(steering.hook if as_method else steering)
+    fast: Any = model
+    if way == "replace_forward":
+        zendnn_cffi.replace_forward(model, tune="off")
+    else:
+        fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    for scale in (1.0, 5.0, -2.0):
+        steering.scale = scale
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model[2](model[1](scale * (x @ model[0].weight.t() + model[0].bias))))
+    assert steering.calls >= 3

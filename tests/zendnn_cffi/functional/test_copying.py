@@ -72,3 +72,24 @@ def test_bfloat16_of_an_array_is_a_tensor() -> None:
     result = zf.reorder(array, dtype=torch.bfloat16)
     assert isinstance(result, torch.Tensor) and torch.equal(result, torch.from_numpy(array).bfloat16())
     assert zf.reorder(array, out=np.zeros((3, 4), np.int8)).dtype == np.int8
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (3, 7, 5), (2, 9, 9), (2, 3, 9, 5)])
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_every_second_of_an_odd_number(shape: tuple[int, ...], dim: int) -> None:
+    """With its gaps a row is longer than the distance to the next one, which the library does not describe."""
+    whole = randn(*shape)
+    item = [slice(None)] * len(shape)
+    item[dim] = slice(None, None, 2)
+    x = whole[tuple(item)]
+    assert torch.equal(zf.eltwise(x, "relu"), x.relu())
+    assert torch.equal(zf.reorder(x, dtype=torch.float32, layout="contiguous"), x)
+    assert_close(zf.softmax(x, -1), x.double().softmax(-1))
+    assert_close(zf.binary(x, x, "add"), x.double() * 2)
+
+
+def test_results_are_not_written_there() -> None:
+    out = torch.zeros(4, 5)[:, ::2]
+    with pytest.raises(ValueError, match="rows begin after"):
+        zf.eltwise(randn(4, 3), "relu", out=out)
+    assert not out.any()
