@@ -93,7 +93,7 @@ class Aliasing:
 
     def out_of_place(self, node: fx.Node) -> bool:
         """Respell an in-place node out of place if nobody can tell the difference. Return whether it was done."""
-        written = self.writers[node]
+        written = writes(node, self.gm)  # as it is now: one before it may have been respelled
         if len(written) != 1 or not self._has_out_of_place(node) or not self._keeps_dtype(node):
             return False
         source, now = written[0], self.order[node]

@@ -191,8 +191,16 @@ def _schema_writes(node: fx.Node) -> list[fx.Node]:
     return [value for value, alias in _annotated(node) if alias.is_write]
 
 
+# Operators written in terms of others, whose schemas do not say that the result may be the argument, or a view of it.
+_MAY_BE_VIEWS = frozenset(
+    ("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "einsum", "meshgrid", "type_as")
+)
+
+
 def _schema_aliases(node: fx.Node) -> list[fx.Node]:
     """Arguments that an operator's schema marks as what the result is, or is part of."""
+    if node.target._opname in _MAY_BE_VIEWS:
+        return node.all_input_nodes
     results = [r.alias_info for r in node.target._schema.returns if r.alias_info is not None]
     shared = set().union(*(alias.before_set | alias.after_set for alias in results))
     found = [value for value, alias in _annotated(node) if (alias.before_set | alias.after_set) & shared]

@@ -107,6 +107,7 @@ def _find_out(node: Any, rule: Callable[[Any], _Rule], known: dict[fx.Node, Any]
     if isinstance(node, fx.Node) and node in known:
         return known[node]
     waiting = [(node, rule(node))]
+    asking = {node} if isinstance(node, fx.Node) else set()  # a product of a value with itself asks in a circle
     answer = None
     while waiting:
         asked, steps = waiting[-1]
@@ -117,11 +118,15 @@ def _find_out(node: Any, rule: Callable[[Any], _Rule], known: dict[fx.Node, Any]
             answer = stop.value
             if isinstance(asked, fx.Node):
                 known[asked] = answer
+                asking.discard(asked)
             continue
         answer = None
-        if isinstance(source, fx.Node) and source in known:
+        if not isinstance(source, fx.Node):
+            waiting.append((source, rule(source)))
+        elif source in known:
             answer = known[source]
-        else:
+        elif source not in asking:
+            asking.add(source)
             waiting.append((source, rule(source)))
     return answer
 

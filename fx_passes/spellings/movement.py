@@ -219,7 +219,14 @@ def dropout(input: Any, p: Any = 0.5, training: Any = True, inplace: Any = False
     return Alias(input) if training is False else None
 
 
-@spelled(overloads=[aten.dropout.default])
+@spelled(
+    overloads=[
+        aten.dropout.default,
+        aten.feature_dropout.default,
+        aten.alpha_dropout.default,
+        aten.feature_alpha_dropout.default,
+    ]
+)
 def aten_dropout(input: Any, p: Any, train: Any) -> Built:
     return dropout(input, p, train)
 
