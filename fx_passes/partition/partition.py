@@ -35,6 +35,21 @@ from fx_passes.partition.views import is_read_outside, keep_views_outside
 
 log = logging.getLogger("zendnn_cffi.passes")
 
+_RESIZING = frozenset(
+    (
+        "resize_",
+        "resize_as_",
+        "set_",
+        "as_strided_",
+        "t_",
+        "transpose_",
+        "swapaxes_",
+        "swapdims_",
+        "squeeze_",
+        "unsqueeze_",
+    )
+)
+
 Ordering = dict[fx.Node, list[fx.Node]]  # node -> nodes that it has to follow though it does not read them
 Operands = Mapping[fx.Node, Mapping[fx.Node, None]]  # node -> the tensors computed at run time that it needs
 MakeRegion = Callable[[fx.Graph, "Constants", str], nn.Module]
@@ -186,9 +201,18 @@ def ordering(gm: fx.GraphModule) -> Ordering:
     before: Ordering = {}
     for writer, written in aliasing.writers.items():
         for reader in (reader for node in written for reader in aliasing.readers(node) if reader is not writer):
+            if reader.target in ops.SHAPE and not _may_change_sizes(writer):
+                continue
             first, then = sorted((reader, writer), key=aliasing.order.__getitem__)
             before.setdefault(then, []).append(first)
     return before
+
+
+def _may_change_sizes(writer: fx.Node) -> bool:
+    """Whether what writes to a tensor may give it other sizes: numbers that are written to it do not."""
+    is_named = writer.op == "call_method" or isinstance(writer.target, torch._ops.OpOverload)
+    name = str(writer.target).removeprefix("aten.").partition(".")[0]
+    return not is_named or name in _RESIZING
 
 
 def read_in_place(members: list[fx.Node], before: Ordering) -> None:

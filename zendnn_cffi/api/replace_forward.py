@@ -182,7 +182,8 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
              for explain() and profile(). Each kind of call (names, dtypes, dimensions, numbers) has a graph once it
              came, at most 8 of them, as optimize() has it. Calls with other things than tensors, numbers and containers
              of these stay plain PyTorch, such as caches, which a call writes to, as do models whose forward is seen to
-             change their own state; `reasons` names them.
+             change their own state; `reasons` names them. As of optimize(), outputs carry no gradient for parameters,
+             unless an argument asks for one: train in training mode, or after undo().
     Raises   TypeError for what is no module or was optimized already, and for unknown options; ValueError where forward
              was replaced before
     """
@@ -194,8 +195,11 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
     if unknown := options.keys() - allowed:
         raise TypeError(f"replace_forward() takes {', '.join(sorted(allowed))}; not {', '.join(sorted(unknown))}")
     if "forward" in model.__dict__:
+        if isinstance(model.__dict__["forward"], ReplacedForward):
+            raise ValueError(f"the forward of this {type(model).__name__} was replaced before: call its undo()")
         raise ValueError(
-            f"the forward of this {type(model).__name__} was replaced before: call its undo(), or del model.forward"
+            f"the forward of this {type(model).__name__} was replaced before, not by zendnn_cffi: replace it first,"
+            " and let others (accelerate's hooks, mixed precision) wrap the model then, or give the model to optimize()"
         )
     made = ReplacedForward(model, options)
     model.__dict__["forward"] = made

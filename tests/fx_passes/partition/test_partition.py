@@ -181,6 +181,16 @@ def test_reads_and_writes_keep_their_order() -> None:
     assert len(gm.regions()) >= 2
 
 
+def test_sizes_are_read_on_either_side_of_a_write() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        h = m.n(x)
+        x.add_(1)
+        return h @ h.mT / h.shape[-1] ** 0.5
+
+    gm = check(model_of(forward, n=nn.LayerNorm(6)), torch.randn(2, 4, 6, dtype=torch.float64))
+    assert len(gm.regions()) == 1
+
+
 def test_what_is_not_supported_stays_outside() -> None:
     gm = _graph([(True, 0, 1), (True, 2, 1)])
     partition(gm, PlainRegion, supported=lambda node: False)

@@ -396,6 +396,13 @@ def test_layers_that_torchao_quantized(config: str) -> None:
     assert [len(module.regions()) for module in replaced.modules] == [1]
 
 
+def test_a_forward_that_others_replaced_is_theirs() -> None:
+    model = Classifier().eval()
+    model.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"not by zendnn_cffi.*optimize\(\)"):
+        zendnn_cffi.replace_forward(model)
+
+
 class Steering:
     """A hook that knows things, as monitoring and interpretability code has it."""
 
