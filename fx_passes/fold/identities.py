@@ -1,4 +1,4 @@
-"""Remove what changes nothing: copies of which only the values are read, empty borders, and repeated activations.
+"""Remove what changes nothing: copies whose strides nobody sees, empty borders, and repeated activations.
 
 Before: transpose -> contiguous -> reshape      relu -> relu    abs -> relu     concat((x,))    x * 1   x[:, :]
 After:  transpose -> reshape                    relu            abs             x               x       x
@@ -12,6 +12,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import NO_END, finish, is_call, only_values_count, replace
+from fx_passes.graph.strides import strides_seen
 
 _FROM_ZERO = frozenset(("relu", "clamp_min"))
 _BOUNDED = frozenset(("clip", "hardtanh"))
@@ -19,12 +20,17 @@ _BOUNDED = frozenset(("clip", "hardtanh"))
 
 def fold_identities(gm: fx.GraphModule) -> fx.GraphModule:
     """Remove every operation that returns its input's values."""
-    aliasing = Aliasing(gm)
+    aliasing, seen = Aliasing(gm), strides_seen(gm.graph)
     for node in list(gm.graph.nodes):
         source = node.args[0] if is_repeated(node) else copied(node)
-        if source is not None and _may_be(node, source, aliasing):
+        if source is not None and _may_be(node, source, aliasing) and not (_reorders(node) and node in seen):
             replace(node, source)
     return finish(gm)
+
+
+def _reorders(node: fx.Node) -> bool:
+    """Whether node may have other strides than its source: those of what is computed of it follow from them."""
+    return is_call(node, ops.contiguous) and not is_call(node.args[0], *ops.ROW_MAJOR)
 
 
 def _may_be(node: fx.Node, source: fx.Node, aliasing: Aliasing) -> bool:

@@ -100,7 +100,7 @@ def expand(src: Tensor, shape: Sequence[int]) -> Tensor:
     return src.expand(tuple(shape))
 
 
-@op(kind=MOVEMENT, per_sample=True, view=True, shape="same")
+@op(kind=MOVEMENT, per_sample=True, view=True, shape="same", row_major=True)
 def contiguous(src: Tensor) -> Tensor:
     """Return src in row-major order; where only values count, nothing."""
     return src.contiguous()

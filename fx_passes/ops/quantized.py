@@ -182,7 +182,7 @@ def rounded_rows(src: Tensor, how: str, low: int, high: int, eps: float, *, of: 
     return kept.sub_(zero_point).mul_(scale)
 
 
-@op(kind=COMPUTE, post_ops=True, shape="rank")
+@op(kind=COMPUTE, post_ops=True, shape="rank", row_major=True)
 def row_scaled_linear(
     src: Tensor,
     chosen: Tensor,
@@ -203,7 +203,7 @@ def row_scaled_linear(
     return apply_post_ops(found if dtype is None else found.to(dtype), post_ops)
 
 
-@op(kind=COMPUTE, post_ops=True, shape="rank")
+@op(kind=COMPUTE, post_ops=True, shape="rank", row_major=True)
 def dynamic_linear(
     src: Tensor, chosen: Tensor, weight: Tensor, bias: Tensor | None = None, *, post_ops: PostOps = ()
 ) -> Tensor:
@@ -215,7 +215,7 @@ def dynamic_linear(
     return apply_post_ops(F.linear(real, weight, bias), post_ops)
 
 
-@op(kind=COMPUTE, shape="rank", per_sample=True)
+@op(kind=COMPUTE, shape="rank", per_sample=True, row_major=True)
 def int4_linear(
     src: Tensor, packed: Tensor, scales: Tensor, group: int, block: int, bias: Tensor | None = None
 ) -> Tensor:

@@ -42,6 +42,7 @@ class Traits:
     shares_memory    the result may lie in an operand's memory, or an operand in the result's; every view's does
     no_rule          why no rule lowers it; then it is plain PyTorch within a region, or read by who needs it
     writes           writes to its first operand, which is the result
+    row_major        the result lies in row-major order, however the operands lie
     sizes_at         from this positional argument on there are sizes, which may be computed; None: nowhere
     """
 
@@ -59,6 +60,7 @@ class Traits:
     shares_memory: bool = False
     no_rule: str = ""
     writes: bool = False
+    row_major: bool = False
     sizes_at: int | None = None
 
     def __post_init__(self) -> None:

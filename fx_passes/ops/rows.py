@@ -27,7 +27,7 @@ def batch_norm(
     return apply_post_ops(F.batch_norm(src, mean, var, weight, bias, False, 0.0, eps), post_ops)
 
 
-@op(kind=COMPUTE, shape="same", torch_candidate=True)
+@op(kind=COMPUTE, shape="same", torch_candidate=True, row_major=True)
 def layer_norm(
     src: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, *, eps: float
 ) -> Tensor:
@@ -79,7 +79,7 @@ def softmax(src: Tensor, dim: int, log: bool = False) -> Tensor:
     return F.log_softmax(src, dim) if log else F.softmax(src, dim)
 
 
-@op(kind=COMPUTE, light=True, torch_candidate=True)
+@op(kind=COMPUTE, light=True, torch_candidate=True, row_major=True)
 def reduce(src: Tensor, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Return src reduced over dims; kind "mean", "sum", "max" or "min"."""
     function = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}[kind]

@@ -8,7 +8,7 @@ from torch import Tensor
 from fx_passes.ops.registry import COMPUTE, op
 
 
-@op(kind=COMPUTE)
+@op(kind=COMPUTE, row_major=True)
 def selective_scan(delta: Tensor, a: Tensor, drive: Tensor, b: Tensor, c: Tensor, state: Tensor | None) -> Tensor:
     """Return [B, D, T]: what is read of D states of N numbers each, after each of T steps.
 

@@ -14,7 +14,7 @@ from fx_passes.ops.registry import COMPUTE, op
 from zendnn_cffi.runtime.padded_bags import padded_bag
 
 
-@op(kind=COMPUTE, light=True, opens_region=False)
+@op(kind=COMPUTE, light=True, opens_region=False, row_major=True)
 def embedding(weight: Tensor, indices: Tensor) -> Tensor:
     """torch.embedding: rows of the table weight [R, D]; the result has the shape of indices, then D."""
     return torch.embedding(weight, indices)
@@ -98,7 +98,7 @@ def concat_bags(bags: Tensor, before: Sequence[Tensor] = (), after: Sequence[Ten
     return torch.cat([*before, bags.flatten(1), *after], 1)
 
 
-@op(kind=COMPUTE, light=True, opens_region=False)
+@op(kind=COMPUTE, light=True, opens_region=False, row_major=True)
 def take_rows(src: Tensor, indices: Tensor) -> Tensor:
     """Return rows of src [..., C] by their number over all dimensions but the last: [*indices.shape, C]."""
     return torch.embedding(src.flatten(0, -2), indices)

@@ -114,6 +114,8 @@ def _tensors_differ(actual: Tensor, expected: Tensor, where: str) -> float:
     for name in ("dtype", "shape", "requires_grad"):
         if getattr(actual, name) != getattr(expected, name):
             raise Different(f"{where} has {name} {getattr(actual, name)}, eager's {getattr(expected, name)}")
+    if expected.is_contiguous() and not actual.is_contiguous():
+        raise Different(f"{where} has strides {actual.stride()}, eager's {expected.stride()}: view() would fail")
     error = relative_error(actual, expected)
     if error and not expected.is_floating_point():
         raise Different(f"{where}: other integers than eager's")

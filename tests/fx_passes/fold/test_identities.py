@@ -41,6 +41,29 @@ def test_copies_whose_strides_can_be_seen_stay() -> None:
     assert gm(image()).is_contiguous()
 
 
+def _channels_first(m: Any, x: torch.Tensor) -> Any:
+    """Tokens made a picture again, which lies in order, and is added to another."""
+    n, c, h, w = x.shape
+    tokens = m.l(x.permute(0, 2, 3, 1).reshape(n, h * w, c)).reshape(n, h, w, c)
+    return tokens.permute(0, 3, 1, 2).contiguous() + x
+
+
+@pytest.mark.parametrize("last", (lambda m, x: x.relu(), lambda m, x: m.c(x), lambda m, x: torch.sin(m.c(x).abs())))
+def test_copies_whose_order_later_results_have_stay(last: Callable[[Any, torch.Tensor], Any]) -> None:
+    model = model_of(lambda m, x: last(m, _channels_first(m, x)), l=nn.Linear(3, 3), c=nn.Conv2d(3, 4, 1)).float()
+    fast, picture = zendnn_cffi.optimize(model, tune="off"), image(2, 3, 9, 7).float()
+    for x in (picture, picture.contiguous(memory_format=torch.channels_last)):
+        eager, ours = model(x), fast(x)
+        assert ours.stride() == eager.stride()
+        torch.testing.assert_close(ours, eager)
+    assert "inner_product" in {node.became for node in zendnn_cffi.explain(fast).nodes}
+
+
+def test_copies_before_what_makes_rows_disappear() -> None:
+    model = model_of(lambda m, x: m.k(_channels_first(m, x).mean((2, 3))), l=nn.Linear(3, 3), k=nn.Linear(3, 2))
+    assert count(check(model, image(2, 3, 9, 7)))["contiguous"] == 0
+
+
 def test_repeated_activations() -> None:
     def forward(m: Any, x: torch.Tensor) -> Any:
         return x.relu().relu(), F.relu6(x).relu(), F.relu6(x).clamp(-1, 7), F.relu6(x).clamp(1, 7)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from fx_passes import ops
 from fx_passes.candidates.shapes.rules import RULES, infer
-from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, channels_last, row_major
+from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, channels_last, is_contiguous, row_major
 
 F32, BF16 = torch.float32, torch.bfloat16
 SAME = {"stride": (1, 1), "padding_l": (1, 1), "padding_r": (1, 1), "dilation": (1, 1), "groups": 1}
@@ -225,20 +225,40 @@ def specs(draw: st.DrawFn, like: TensorSpec, resized: bool = True) -> TensorSpec
 _UNCHECKED = ops.recurrent, ops.recurrent_layer, ops.recurrent_cell
 
 
+@st.composite
+def varied_calls(draw: st.DrawFn, operation: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call that the rule is clear of, on operands of other strides, sizes and dtypes now and then."""
+    args, kwargs = draw(st.sampled_from(CLEAR[operation]))
+    src = args[0]
+
+    def varied(spec: TensorSpec) -> TensorSpec:
+        resized = operation not in _UNCHECKED or spec is src
+        return draw(specs(spec, resized)) if draw(st.booleans()) else spec
+
+    return tree_map_only(TensorSpec, varied, tuple(args)), kwargs
+
+
+@settings(max_examples=50, deadline=None)
+@pytest.mark.parametrize("operation", sorted(ops.ROW_MAJOR, key=name_of), ids=name_of)
+@given(st.data())
+def test_what_declares_row_major_results_has_them_whatever_the_operands(
+    operation: Callable[..., Any], data: st.DataObject
+) -> None:
+    args, kwargs = data.draw(varied_calls(operation))
+    try:
+        found = on_tensors(operation, args, kwargs)
+    except Exception:
+        return  # eager refuses it, so no graph has it
+    assert is_contiguous(found)
+
+
 @settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize(
     "operation", [o for o in CLEAR if o not in ops.CONSTANT], ids=lambda operation: operation.__name__
 )
 @given(st.data())
 def test_a_rule_is_right_or_unclear_whatever_the_operands(operation: Callable[..., Any], data: st.DataObject) -> None:
-    args, kwargs = data.draw(st.sampled_from(CLEAR[operation]))
-    src = args[0]
-
-    def varied(spec: TensorSpec) -> TensorSpec:
-        resized = operation not in _UNCHECKED or spec is src
-        return data.draw(specs(spec, resized)) if data.draw(st.booleans()) else spec
-
-    args = tree_map_only(TensorSpec, varied, tuple(args))
+    args, kwargs = data.draw(varied_calls(operation))
     try:
         found = infer(operation, args, kwargs)
     except (Unclear, RuntimeError, ValueError, IndexError):
