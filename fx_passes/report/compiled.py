@@ -1,4 +1,4 @@
-"""The optimized modules that live behind torch.compile, and which of them compute a given model."""
+"""The optimized modules behind torch.compile and behind replaced forwards, and which of them compute a given model."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ def behind(compiled: Any) -> list[OptimizedModule]:
         return compiled_modules()
     own = set(map(id, _tensors(owner)))
     return [module for module in compiled_modules() if not own.isdisjoint(map(id, _tensors(module)))]
+
+
+def replaced_forwards(whole: Any) -> dict[str, OptimizedModule | None]:
+    """What computes in place of forwards that replace_forward() replaced, by path; None before the first call.
+
+    whole  a model, or what replace_forward() returned
+    """
+    forwards = {"": whole}
+    if isinstance(whole, nn.Module):
+        forwards = {path: part.__dict__.get("forward") for path, part in whole.named_modules()}
+    return {path: each.optimized for path, each in forwards.items() if getattr(each, "stands_in", False) is True}
 
 
 def _owner(compiled: Any) -> nn.Module | None:

@@ -215,10 +215,10 @@ def _counted(count: int, became: str, implementation: str) -> str:
 def explain(module: Any) -> Explanation:
     """Return what each node of an optimized module became, for every signature its regions were lowered for.
 
-    module  what optimize() or torch.compile(..., backend="zendnn") returned, or a model that holds such. Regions are
-            lowered on the first call: call it once to see implementations. After profile(module, ...) the share of time
-            is that of a call.
-    Raises  TypeError for anything else, and for what was compiled and has no graph yet.
+    module  what optimize(), replace_forward() or torch.compile(..., backend="zendnn") returned, or a model that holds
+            such. Regions are lowered on the first call: call it once to see implementations. After profile(module, ...)
+            the share of time is that of a call.
+    Raises  TypeError for anything else, and for what was compiled or replaced and has no graph yet.
     """
     from fx_passes.module import OptimizedModule
 
@@ -246,21 +246,25 @@ def _explain_parts(whole: Any) -> Explanation:
 
 
 def _parts(whole: Any) -> dict[str, OptimizedModule]:
-    """The optimized modules in it, by path, and those behind torch.compile: graph_0, graph_1."""
+    """The optimized modules in it or in place of forwards, by path; those behind torch.compile: graph_0, graph_1."""
     from fx_passes.module import OptimizedModule
-    from fx_passes.report.compiled import behind, is_compiled
+    from fx_passes.report.compiled import behind, is_compiled, replaced_forwards
 
     inside = whole.named_modules() if isinstance(whole, nn.Module) else ()
     held = {path: module for path, module in inside if isinstance(module, OptimizedModule)}
+    replaced = replaced_forwards(whole)
+    held |= {path: module for path, module in replaced.items() if module is not None}
     was_compiled = is_compiled(whole)
     compiled = behind(whole) if was_compiled else []
     if held or compiled:
         return held | {f"graph_{i}": module for i, module in enumerate(compiled)}
+    if replaced:
+        raise TypeError("explain(): this forward was replaced, and no call was optimized yet: call the model once")
     if was_compiled:
         raise TypeError("explain(): this was compiled, and has no graph yet: call it once under torch.no_grad()")
     raise TypeError(
-        'explain() takes what zendnn_cffi.optimize() or torch.compile(..., backend="zendnn") returned, or a model that'
-        f" holds it, got {type(whole).__name__}"
+        "explain() takes what zendnn_cffi.optimize(), zendnn_cffi.replace_forward() or"
+        f' torch.compile(..., backend="zendnn") returned, or a model that holds it, got {type(whole).__name__}'
     )
 
 

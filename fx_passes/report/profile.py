@@ -83,7 +83,8 @@ class Profile:
 def profile(module: Callable[..., Any], *inputs: Any, runs: int = 20, **named_inputs: Any) -> Profile:
     """Return the time of every call inside a model's regions, on these inputs, beside this machine's peak.
 
-    module        what optimize() returned, a module with such modules in it, or what torch.compile made of one
+    module        what optimize() returned, a module with such modules in it, what torch.compile made of one, or a model
+                  whose forward was replaced
     inputs        arguments of one call, named_inputs those given by name
     runs          calls measured, after three that are not
     Raises        TypeError if there is no region in it, ValueError for runs < 1.
@@ -93,11 +94,12 @@ def profile(module: Callable[..., Any], *inputs: Any, runs: int = 20, **named_in
     import time
 
     from fx_passes.module import OptimizedModule
-    from fx_passes.report.compiled import is_compiled
+    from fx_passes.report.compiled import is_compiled, replaced_forwards
 
     if runs < 1:
         raise ValueError(f"runs must be at least 1, got {runs}")
-    if not _regions(module) and not isinstance(module, OptimizedModule) and not is_compiled(module):
+    waits = isinstance(module, OptimizedModule) or is_compiled(module) or replaced_forwards(module)
+    if not _regions(module) and not waits:
         raise _no_regions(module)
     totals: list[int] = []
     with torch.inference_mode():
@@ -130,8 +132,11 @@ def latest_profile(module: Any) -> Profile | None:
 def _own_regions(module: Any) -> list[Any]:
     from fx_passes.module import OptimizedModule
     from fx_passes.region.region import ZenRegion
+    from fx_passes.report.compiled import replaced_forwards
 
     parts = list(module.modules()) if isinstance(module, torch.nn.Module) else []
+    for fast in filter(None, replaced_forwards(module).values()):
+        parts += [part for each in (fast, *fast.call_kinds.modules) for part in each.modules()]
     for part in (part for part in list(parts) if isinstance(part, OptimizedModule)):
         parts += [inner for each in part.optimized_submodules.values() for inner in each.modules()]
     return [own for part in parts if isinstance(part, ZenRegion) for own in part.with_packed]
@@ -146,8 +151,8 @@ def _regions(module: Any) -> list[Any]:
 
 def _no_regions(module: Any) -> TypeError:
     return TypeError(
-        f"profile() takes what zendnn_cffi.optimize() returned, a module that contains it, or one compiled with"
-        f' backend="zendnn"; {type(module).__name__} runs no region'
+        f"profile() takes what zendnn_cffi.optimize() returned, a module that contains it, one with a replaced forward,"
+        f' or one compiled with backend="zendnn"; {type(module).__name__} runs no region'
     )
 
 

@@ -30,6 +30,8 @@ class ReplacedForward:
     The first call optimizes the model; that module has graphs for the kinds of calls that come (fx_passes.call_kinds).
     """
 
+    stands_in = True  # explain() and profile() look behind it
+
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
         self._reasons: list[str] = []
@@ -43,6 +45,11 @@ class ReplacedForward:
         self._lock = new_lock()
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))  # generate() and pipelines read it
         self.__code__ = getattr(type(model).forward, "__code__", None)  # torch.export reads where it is written
+
+    @property
+    def optimized(self) -> OptimizedModule | None:
+        """The optimized module, which holds those for further kinds of calls; None before the first call."""
+        return self._fast
 
     @property
     def modules(self) -> list[OptimizedModule]:
@@ -178,8 +185,8 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
     model    in evaluation mode when it is called; in training mode it computes as before. Layers, hooks and attributes
              that are replaced or set later are noticed: that call stays plain PyTorch, and the next one optimizes anew
     options  of optimize(): dynamic, dtype, tune, tune_seconds, allow_winograd. release_weights needs optimize() itself.
-    Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, `modules` are
-             for explain() and profile(). Each kind of call (names, dtypes, dimensions, numbers) has a graph once it
+    Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, explain()
+             and profile() take the model. Each kind of call (names, dtypes, dimensions, numbers) has a graph once it
              came, at most 8 of them, as optimize() has it. Calls with other things than tensors, numbers and containers
              of these stay plain PyTorch, such as caches, which a call writes to, as do models whose forward is seen to
              change their own state; `reasons` names them. As of optimize(), outputs carry no gradient for parameters,

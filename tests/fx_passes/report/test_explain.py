@@ -203,5 +203,27 @@ def test_a_region_that_pytorch_runs_counts_by_operations() -> None:
 
 @pytest.mark.parametrize("other", (None, nn.Conv2d(3, 4, 1), 3))
 def test_other_objects(other: Any) -> None:
-    with pytest.raises(TypeError, match=r"explain\(\) takes what zendnn_cffi.optimize\(\) or torch.compile"):
+    with pytest.raises(TypeError, match=r"explain\(\) takes what zendnn_cffi.optimize\(\), zendnn_cffi.replace_f"):
         zendnn_cffi.explain(other)
+
+
+def test_a_model_whose_forward_was_replaced() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    for each in (model, replaced):
+        with pytest.raises(TypeError, match="no call was optimized yet: call the model once"):
+            zendnn_cffi.explain(each)
+    with torch.no_grad():
+        model(noise(2, 8))
+    for each in (model, replaced, nn.ModuleDict({"held": model})):
+        assert [node.became for node in zendnn_cffi.explain(each).nodes] == ["inner_product"]
+    found = zendnn_cffi.profile(model, noise(2, 8), runs=2)
+    assert found.records and zendnn_cffi.explain(model).share_basis == "call"
+
+
+def test_parts_whose_forwards_were_replaced_are_told_apart() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 4)}).eval()
+    for part in model.values():
+        zendnn_cffi.replace_forward(part, tune="off")
+        part(noise(2, 8))
+    assert [node.name.partition(".")[0] for node in zendnn_cffi.explain(model).nodes] == ["a", "b"]
