@@ -38,6 +38,7 @@ from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.quantized_views import quantize_before_views
 from fx_passes.fuse.rotations import fuse_rotations
 from fx_passes.fuse.selective_scans import fuse_selective_scans
+from fx_passes.fuse.weighted_samples import fuse_weighted_samples
 from fx_passes.fuse.written_attention import fuse_written_attention
 from fx_passes.graph.interpreter import run
 from fx_passes.graph.verify import verify
@@ -85,6 +86,7 @@ PASSES: tuple[Pass, ...] = (
     fold_batch_norm,
     fold_channel_scale,
     fuse_selective_scans,
+    fuse_weighted_samples,
     fuse_patterns,
     fuse_written_attention,
     fuse_dynamic_quantization,

@@ -49,6 +49,7 @@ from fx_passes.lower.windows.deconvolution import lower_deconvolution
 from fx_passes.lower.windows.gated_weights import gates_into_weights
 from fx_passes.lower.windows.pooling import lower_adaptive_pool, lower_pool, lower_reduce
 from fx_passes.lower.windows.resampling import lower_resample
+from fx_passes.lower.windows.sampling import lower_weighted_samples
 from zendnn_cffi.runtime.courtesy import give_way
 
 Rule = Callable[[fx.Node, LoweringContext], Operation]
@@ -65,6 +66,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.adaptive_pool: lower_adaptive_pool,
     ops.reduce: lower_reduce,
     ops.resample: lower_resample,
+    ops.weighted_samples: lower_weighted_samples,
     ops.eltwise: lower_eltwise,
     ops.binary: lower_binary,
     ops.prelu: lower_prelu,

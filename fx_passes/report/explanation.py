@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 _NO_COMPUTATION = ("view", "number", "check", "movement", "container")
 
 
+def is_torch(implementation: str) -> bool:
+    """Whether it is a kernel of PyTorch's: "torch", or "torch:" and which one."""
+    return implementation.partition(":")[0] == "torch"
+
+
 @dataclass(frozen=True)
 class NodeExplanation:
     """One node of the optimized graph.
@@ -56,4 +61,4 @@ class NodeExplanation:
     @property
     def in_engine(self) -> bool:
         """Whether its time is the engine's: a region may have PyTorch's own kernel called by a program."""
-        return self.offloaded and self.implementation != "torch"
+        return self.offloaded and not is_torch(self.implementation)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from fx_passes.report.explanation import is_torch
 from fx_passes.report.records import PrimitiveTime
 from zendnn_cffi.engine.host import cpu_generation, cpu_name
 
@@ -39,7 +40,7 @@ class Profile:
     @property
     def engine_ns(self) -> int:
         """Time inside calls of the library's primitives."""
-        return sum(record.time_ns for record in self.records if record.implementation != "torch")
+        return sum(record.time_ns for record in self.records if not is_torch(record.implementation))
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return a dict per record, rates and shares included: pandas.DataFrame(profile.to_dicts())."""

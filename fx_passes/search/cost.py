@@ -55,6 +55,8 @@ _SHARES = (
     ("x64:gemm_s8u8s32", 0.02),  # of a depthwise convolution 0.005 was seen, of 1x1 0.4: taken where there is no other
     ("x64:gemm", 0.35),
     ("ref", 0.004),
+    ("torch:bags", 0.06),  # 300 and 8,400 queries of 12 samples, in maps of up to 80 x 80
+    ("torch:grid_sample", 0.006),
 )
 
 _SHARE_OF_RECURRENT = 0.6
@@ -103,6 +105,8 @@ def _share(candidate: Candidate) -> float:
     if isinstance(template, PrimitiveTemplate) and template.kind == "rnn":
         return _SHARE_OF_RECURRENT  # "ref" names what calls products of its own
     name = template.pd.implementation if isinstance(template, PrimitiveTemplate) else ""
+    if isinstance(template, TorchTemplate):
+        name = candidate.implementation
     return _vector_share(candidate) * next((share for start, share in _SHARES if name.startswith(start)), 0.5)
 
 

@@ -16,7 +16,10 @@ from fx_passes.spellings.registry import Alias, Built, Call, Parameter, is_numbe
 aten = torch.ops.aten
 
 
-@spelled(functions=[torch.cat, torch.concat, torch.concatenate], overloads=[aten.cat.default])
+@spelled(
+    functions=[torch.cat, torch.concat, torch.concatenate],
+    overloads=[aten.cat.default, aten.concat.default, aten.concatenate.default],
+)
 def concat(tensors: Any, dim: Any = 0, *, out: Any = None, axis: Any = None) -> Built:
     dim = dim if axis is None else axis
     if out is not None or not isinstance(tensors, list | tuple) or not isinstance(dim, int):

@@ -74,6 +74,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.pool: windows.pool,
     ops.adaptive_pool: windows.adaptive_pool,
     ops.resample: windows.resample,
+    ops.weighted_samples: windows.weighted_samples,
     ops.pad: windows.padded,
     ops.linear: products.linear,
     ops.int4_linear: products.int4_linear,

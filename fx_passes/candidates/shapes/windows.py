@@ -188,3 +188,19 @@ def resample(
     if len(sizes) != 2 or not all(isinstance(n, int) for n in sizes):
         raise Unclear
     return row_major((*src.shape[:2], *sizes), src.dtype)
+
+
+def weighted_samples(
+    maps: Sequence[TensorSpec], grids: Sequence[TensorSpec], weights: TensorSpec, align_corners: bool = False
+) -> TensorSpec:
+    """ops.weighted_samples of [N, D, h, w] each."""
+    check_floating(*maps, *grids, weights)
+    samples, width = maps[0].shape[:2]
+    queries, points = grids[0].shape[1], sum(grid.shape[2] for grid in grids)
+    fits = all(each.ndim == 4 and each.shape[:2] == (samples, width) for each in maps)
+    fits = fits and all(each.ndim == 4 and each.shape[:2] == (samples, queries) for each in grids)
+    if not fits or len(maps) != len(grids) or weights.shape != (samples, 1, queries, points):
+        raise Unclear
+    if any(grid.shape[3] != 2 for grid in grids):
+        raise Unclear
+    return row_major((samples, width, queries), maps[0].dtype)

@@ -173,6 +173,10 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ops.unsqueeze: [((TOKENS, 1), {})],
     ops.expand: [((tensor(1, 1, 8), (2, -1, 8)), {})],
     ops.chunk: [((Y, 2, 1), {})],
+    ops.weighted_samples: [
+        (([X, Y], [tensor(2, 5, 3, 2), tensor(2, 5, 1, 2)], tensor(2, 1, 5, 4), corners), {})
+        for corners in (False, True)
+    ],
     ops.split_at: [((Y, (1,), 1), {})],
     ops.split: [((X, (3, 5), 1), {}), ((X, 3, 1), {})],
 }
