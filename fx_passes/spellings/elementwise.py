@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from fx_passes import ops
@@ -21,7 +22,7 @@ def unary(kind: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[..., Bui
 
 row(unary("relu"), "relu", modules={nn.ReLU: ()})
 row(unary("hardtanh", 0.0, 6.0), "relu6", modules={nn.ReLU6: ()})
-row(unary("logistic"), "sigmoid", modules={nn.Sigmoid: ()})
+row(unary("logistic"), "sigmoid", "special_expit", functions=[torch.special.expit], modules={nn.Sigmoid: ()})
 row(unary("tanh"), "tanh", modules={nn.Tanh: ()})
 row(unary("swish", 1.0), "silu", modules={nn.SiLU: ()})
 row(unary("hardswish"), "hardswish", modules={nn.Hardswish: ()})
@@ -29,6 +30,7 @@ row(unary("hardsigmoid"), "hardsigmoid", modules={nn.Hardsigmoid: ()})
 row(unary("mish"), "mish", modules={nn.Mish: ()})
 for _kind in ("exp", "log", "sqrt", "rsqrt", "square", "abs", "round"):
     row(unary(_kind), _kind)
+row(unary("abs"), "absolute")
 
 
 @spelled("leaky_relu", modules={nn.LeakyReLU: ("negative_slope",)})
@@ -78,7 +80,7 @@ def power(input: Any, exponent: Any, *, out: Any = None) -> Built:
     return Call(ops.eltwise, (input, *entry))
 
 
-@spelled("neg", functions=[operator.neg])
+@spelled("neg", "negative", functions=[operator.neg])
 def negative(input: Any, *, out: Any = None) -> Built:
     return None if out is not None else Call(ops.binary, (input, -1, "mul"))
 

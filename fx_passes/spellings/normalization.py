@@ -156,7 +156,7 @@ def aten_softmax(log: bool) -> Callable[..., Built]:
 
 row(softmax(False), functions=[F.softmax], modules={nn.Softmax: ("dim",)})
 row(softmax(True), functions=[F.log_softmax], modules={nn.LogSoftmax: ("dim",)})
-row(method_softmax(False), "softmax")
-row(method_softmax(True), "log_softmax")
+row(method_softmax(False), "softmax", "special_softmax", functions=[torch.special.softmax])
+row(method_softmax(True), "log_softmax", "special_log_softmax", functions=[torch.special.log_softmax])
 row(aten_softmax(False), overloads=[aten._softmax.default])
 row(aten_softmax(True), overloads=[aten._log_softmax.default])
