@@ -180,7 +180,9 @@ class OptimizedModule(WatchedModule):
             module._is_open = self._is_open
             return module._call(args, kwargs)
         with self.call_kinds.example(self, args, kwargs) as is_example:
-            result = self._by_pytorch(*args, **kwargs)
+            tracks = torch.is_grad_enabled() and (not is_example or _ask_for_gradients(args, kwargs))
+            with torch.set_grad_enabled(tracks):  # as the calls of this kind that follow
+                result = self._by_pytorch(*args, **kwargs)
         self._calls_of_others += not is_example
         return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -22,6 +23,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 _CALLS = frozenset(kind.__call__ for kind in (WeightNorm, SpectralNorm))
 _BEFORE = "_forward_pre_hooks"
 _COLLECTING = "transformers.utils.output_capturing"
+_ASKING = "output_"
+_BY_CONFIGURATION = ("output_hidden_states", "output_attentions")
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -48,6 +51,36 @@ def outputs_are_collected() -> bool:
     """Whether Transformers collects what layers return in the call that runs now: hidden states, attentions."""
     collecting: Any = sys.modules.get(_COLLECTING)
     return collecting is not None and bool(collecting._active_collector.get())
+
+
+def let_outputs_be_collected(root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Have Transformers put its hooks on layers where a call asks for what these collect: it does so in the first one.
+
+    Tracing would find a forward that changes its layers' hooks, and keep the model in parts.
+    """
+    collecting: Any = sys.modules.get(_COLLECTING)
+    asked = {name for name, value in kwargs.items() if name.startswith(_ASKING) and value}
+    if collecting is None or not (asked or any(map(_collects_always, root.modules()))):
+        return
+    for module in root.modules():
+        if _is_collected_from(module):
+            collecting.maybe_install_capturing_hooks(module)
+
+
+def _collects_always(module: nn.Module) -> bool:
+    """Whether a model's configuration asks for what its layers return."""
+    config = getattr(module, "config", None)
+    return _is_collected_from(module) and any(getattr(config, name, False) for name in _BY_CONFIGURATION)
+
+
+def _is_collected_from(module: nn.Module) -> bool:
+    """Whether the module's forward is one that Transformers put a collecting function around."""
+    function: Any = type(module).forward
+    while function is not None:
+        if getattr(function, "__globals__", {}).get("__name__") == _COLLECTING:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def hook_owners(root: nn.Module) -> list[Any]:

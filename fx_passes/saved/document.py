@@ -113,6 +113,9 @@ def _written(gm: OptimizedModule, layouts: Layouts, packed: dict[str, torch.Tens
         _check_layer(gm, name)
     reading = [gm.graph, *(part.graph for part in parts.values() if not isinstance(part.constants, Kept))]
     check_reads(tree, reading)
+    if traced.example is not None:
+        with torch.no_grad():
+            traced.arrange(*traced.example)  # whose sizes are known to be right then, where no call came
     row = {"graph": encode_graph(gm.graph), "parts": described, "arguments": encode_arguments(traced)}
     return Written(gm, row, parts, reading)
 

@@ -27,7 +27,7 @@ from torch import fx, nn
 
 from fx_passes.aliasing.effects import is_known_function, may_write_to_held, qualified_name
 from fx_passes.graph.graph import is_call
-from fx_passes.graph.hooks import hooked_inside
+from fx_passes.graph.hooks import hooked_inside, let_outputs_be_collected
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.call_kind import kind_of
 from fx_passes.trace.compared import differs_on_example
@@ -171,6 +171,8 @@ def _trace(
     left: TimeLeft,
 ) -> Traced:
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
+    if example is not None:
+        let_outputs_be_collected(root, *example)
     traced = _trace_root(root, example, specialized, given, sizes, left)
     if example is not None:
         traced.kind = kind_of(traced.parameters, *example)

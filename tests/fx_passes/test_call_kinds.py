@@ -337,6 +337,13 @@ def test_gradients_ask_for_plain_pytorch() -> None:
     check(fast, model, X, MASK)
 
 
+def test_outputs_of_each_kind_carry_no_gradient_from_its_first_call_on() -> None:
+    fast = optimized(Attending())
+    for args in ((X,), (X, MASK), (X, MASK), (X, None, 2.0), (X, None, 2.0), (X, None, 2.0)):
+        assert not fast(*args)["out"].requires_grad
+    assert len(fast.call_kinds.modules) == 2
+
+
 def test_released_weights_allow_one_kind() -> None:
     model = Attending()
     fast = optimized(model, release_weights=True)

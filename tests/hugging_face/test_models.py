@@ -210,3 +210,28 @@ def test_a_part_computes_on_the_engine_where_nothing_is_collected() -> None:
                 _assert_close(found.hidden_states, expected.hidden_states)
     (fast,) = replaced.modules
     assert sum(node.became == "inner_product" for node in zendnn_cffi.explain(fast).nodes) >= 6
+
+
+@pytest.mark.parametrize("way", ["optimize", "replace_forward"])
+@pytest.mark.parametrize("asks", ["output_hidden_states", "output_attentions"])
+def test_a_first_call_that_collects_leaves_one_graph_for_each_kind(way: str, asks: str) -> None:
+    """Transformers puts its hooks on layers in the first such call: tracing must not take that for state."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = BertConfig(vocab_size=99, attn_implementation="eager", **sizes)
+    model = BertForSequenceClassification(config).eval()
+    eager, given = copy.deepcopy(model), torch.arange(18).view(2, 9)
+    fast: Any = zendnn_cffi.optimize(model, tune="off") if way == "optimize" else model
+    replaced = None if way == "optimize" else zendnn_cffi.replace_forward(model, tune="off")
+    with torch.no_grad():
+        for options in ({asks: True}, {}, {}, {asks: True}, {asks: True}):
+            found, expected = fast(given, **options), eager(given, **options)
+            assert type(found) is type(expected) and found.keys() == expected.keys()
+            for name, value in expected.items():
+                _assert_close(found[name], value)
+    modules = [fast, *fast.call_kinds.modules] if replaced is None else replaced.modules
+    assert len(modules) == 2 and not any(module.leaves for module in modules)
+    for module in modules:
+        assert sum(node.became == "inner_product" for node in zendnn_cffi.explain(module).nodes) >= 6

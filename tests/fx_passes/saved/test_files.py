@@ -328,6 +328,29 @@ def test_code_is_refused_with_what_to_do(tmp_path: Path) -> None:
         zendnn_cffi.save(nn.Linear(2, 2), tmp_path / "m")  # type: ignore[arg-type]
 
 
+class Branching(nn.Module):
+    """torch.export gives a graph of it, for the sizes that go one way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.layer(x if x.shape[0] < 100 else x + 1)}
+
+
+def test_a_module_that_was_never_called_is_saved_for_calls_like_its_example(tmp_path: Path) -> None:
+    model = Branching().eval()
+    zendnn_cffi.save(zendnn_cffi.optimize(model, {"x": noise(4, 16)}, tune="off"), tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    for rows in (4, 5, 4):
+        x = noise(rows, 16)
+        torch.testing.assert_close(loaded(x=x), model(x))
+    assert [node.became for node in zendnn_cffi.explain(loaded).nodes if node.computes] == ["inner_product"] * 2
+    with pytest.raises(ValueError, match="saved for other arguments"):
+        loaded(x=noise(200, 16))
+
+
 def test_what_is_no_saved_module_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="zendnn_cffi.save writes such files"):
         zendnn_cffi.load(tmp_path / "none")
