@@ -14,7 +14,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-_LOGS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor", "torch.utils._pytree")
+_LOGS = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._subclasses.fake_tensor",
+    "torch.utils._pytree",
+    "torch.export._trace",
+    "torch._dynamo.variables.ctx_manager",
+)
 
 
 class _OfOthers:

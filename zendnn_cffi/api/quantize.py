@@ -6,7 +6,6 @@ into it, optimize() does the rest. The parts are in zendnn_cffi/api/quantization
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from torch import fx, nn
 
 from zendnn_cffi.api.quantization.attempt import Attempt
 from zendnn_cffi.api.quantization.attention import mark_attention
+from zendnn_cffi.api.quantization.checks import accuracy_of, check_limits, check_model, check_options
 from zendnn_cffi.api.quantization.choose import Limits
 from zendnn_cffi.api.quantization.gates import share_observers
 from zendnn_cffi.api.quantization.inputs import call_of, calls_of, kept_calls
@@ -75,28 +75,26 @@ def quantize(
     compare       whether both modules are run side by side, for the times in the report
     Returns       Quantization: module, report, converted; weights have a scale for each output channel, activations
                   one. With budget or accuracy, the module keeps to them, if need be as the float model, in float32.
-    Raises        ImportError without torchao; ValueError for a model in training mode, one of another dtype, or one
-                  that torch.export cannot follow, for calibration data that are none or no calls of it, or hold NaN,
-                  and for bad limits; TypeError
+    Raises        ImportError without torchao; ValueError for a model in training mode, of another dtype or device, one
+                  that was optimized, or that torch.export cannot follow, for NaN in it or in calibration data, for data
+                  that are none or no calls of it, and for bad options and limits; TypeError. Options and the model are
+                  looked at before anything is computed.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if model.training:
-        raise ValueError("model is in training mode: quantize() is for inference, call model.eval() first")
-    _check_dtype(model)
-    _check_limits(budget, accuracy, max_drop)
+    check_model(model)
+    check_limits(budget, accuracy, max_drop)
+    flags = {"dynamic": dynamic, "correct_bias": correct_bias, "smooth": smooth, "attention": attention}
+    check_options(dtype, tune, compare=compare, **flags)
+    example = None if example_inputs is None else call_of(example_inputs, "example_inputs")
     pt2e = torchao()
     calls = calls_of(calibration)
     kept = kept_calls(calls)
-    if not kept:
-        raise ValueError(
-            "calibration is empty: give inputs like those to come, each a tensor or a sequence of arguments"
-        )
     with _buffers_restored(model):
-        if example_inputs is None:
+        with torch.no_grad():
+            float_accuracy = accuracy_of(model, accuracy)
+        if example is None:
             exported = exported_graph(model, kept[0])
         else:
-            exported = exported_graph(model, call_of(example_inputs), "example_inputs")
+            exported = exported_graph(model, example, "example_inputs")
         if smooth:
             smooth_linears(exported, kept)
         if attention and not dynamic:
@@ -111,9 +109,6 @@ def quantize(
             if budget is None and accuracy is None:
                 attempt.compile(None)
             else:
-                float_accuracy = 0.0 if accuracy is None else float(accuracy(model))
-                if not math.isfinite(float_accuracy):
-                    raise ValueError(f"accuracy of the float model must be a finite number, got {float_accuracy}")
                 attempt.search(Limits(budget, accuracy, max_drop or 0.0, float_accuracy))
             return Quantization(attempt.fast, attempt.report(compare), attempt.converted)
 
@@ -130,26 +125,3 @@ def _buffers_restored(model: nn.Module) -> Iterator[None]:
             for buffer, was in zip(held, before, strict=True):
                 if not torch.equal(buffer, was):
                     buffer.copy_(was)
-
-
-def _check_dtype(model: nn.Module) -> None:
-    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    for path, module in model.named_modules():
-        dtype = module.weight.dtype if isinstance(module, layers) else torch.float32
-        if dtype in (torch.float16, torch.bfloat16, torch.float64):
-            name = f"{path}.weight".lstrip(".")
-            raise ValueError(f"quantize() is for models of float32, and {name} is {dtype}: call model.float() first")
-
-
-def _check_limits(budget: Any, accuracy: Any, max_drop: Any) -> None:
-    for name, value in (("budget", budget), ("max_drop", max_drop)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise TypeError(f"{name} must be a number or None, got {type(value).__name__}")
-    if budget is not None and math.isnan(budget):
-        raise ValueError("budget is not a number: give the least signal to noise ratio in dB, such as 30")
-    if accuracy is not None and not callable(accuracy):
-        raise TypeError(f"accuracy must be a function of a module, got {type(accuracy).__name__}")
-    if (accuracy is None) != (max_drop is None):
-        raise ValueError("accuracy and max_drop go together: how the model is judged, and how far it may fall")
-    if max_drop is not None and not max_drop >= 0:
-        raise ValueError(f"max_drop must be at least 0, got {max_drop}")

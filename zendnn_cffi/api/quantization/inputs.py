@@ -23,22 +23,38 @@ def calls_of(calibration: Iterable[Any]) -> Iterator[Call]:
         kind = type(calibration).__name__
         raise TypeError(f"calibration must be an iterable of inputs, such as a list or a DataLoader, got {kind}")
     for number, each in enumerate(calibration, 1):
-        call = call_of(each)
-        for leaf in pytree.tree_leaves(call):
-            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and _spoils_ranges(leaf):
-                raise ValueError(f"calibration input {number} holds NaN or infinity: ranges of values cannot tell such")
-        yield call
+        name = f"calibration input {number}"
+        call = call_of(each, name)
+        tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
+        for tensor in tensors:
+            _check_tensor(tensor, name)
+        if not tensors or any(tensor.numel() for tensor in tensors):  # others tell nothing of ranges
+            yield call
 
 
-def call_of(each: Any) -> Call:
-    """One input as positional and keyword arguments."""
+def call_of(each: Any, name: str) -> Call:
+    """One input as positional and keyword arguments; errors call it by that name."""
     if isinstance(each, torch.Tensor):
         return (each,), {}
     if isinstance(each, Mapping):
+        for key in each:
+            if not isinstance(key, str):
+                raise TypeError(f"{name} is a mapping, so its keys must be names of arguments, got {key!r}")
         return (), dict(each)
     if isinstance(each, Sequence) and not isinstance(each, str):
         return tuple(each), {}
-    raise TypeError(f"inputs of quantize() are tensors, sequences or mappings, got {type(each).__name__}")
+    kind = type(each).__name__
+    hint = ": torch.from_numpy() makes a tensor of it" if kind == "ndarray" else ""
+    raise TypeError(f"{name} must be one of tensors, sequences or mappings, got {kind}{hint}")
+
+
+def _check_tensor(tensor: torch.Tensor, name: str) -> None:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} is on {tensor.device}: quantize() runs on the CPU, give tensors that are there")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} is a sparse tensor ({tensor.layout}): give dense ones, such as by to_dense()")
+    if tensor.is_floating_point() and _spoils_ranges(tensor):
+        raise ValueError(f"{name} holds NaN or infinity: ranges of values cannot tell such")
 
 
 def _spoils_ranges(values: torch.Tensor) -> bool:
@@ -67,7 +83,10 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
 
 
 def kept_calls(calls: Iterator[Call]) -> list[Call]:
-    """The first 64 calls, or so many as take 256 MB, one at least: corrections and errors need them again."""
+    """The first 64 calls, or so many as take 256 MB, one at least: corrections and errors need them again.
+
+    Raises ValueError where there is none.
+    """
     kept: list[Call] = []
     size_bytes = 0
     for call in itertools.islice(calls, _MOST_KEPT):
@@ -75,4 +94,9 @@ def kept_calls(calls: Iterator[Call]) -> list[Call]:
         size_bytes += sum(x.nbytes for x in pytree.tree_leaves(call) if isinstance(x, torch.Tensor))
         if size_bytes >= _MOST_KEPT_BYTES:
             break
+    if not kept:
+        raise ValueError(
+            "calibration is empty, or all its tensors are: give inputs like those to come, each a tensor or a sequence"
+            " of arguments; a generator or DataLoader that was used up gives none"
+        )
     return kept

@@ -29,6 +29,7 @@ _PRODUCTS = frozenset(
 )
 ATTENTION = "scaled_dot_product_attention"  # one more where its operands are rounded
 _SUMS = frozenset(("add", "add_"))
+_NOT_FINITE = ("is not finite", "should be less than max")  # what observers say of NaN and infinity
 ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
 Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
@@ -55,6 +56,8 @@ def calibrating_with(number: int) -> Iterator[None]:
         yield
     except Exception as error:  # whatever the graph, its guards or observers raise
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if any(words in reason for words in _NOT_FINITE):
+            reason = f"the model computes NaN or infinity of it ({reason})"
         message = f"calibration input {number} fails in the graph that the first one gave: {reason}"
         raise ValueError(message) from error
 

@@ -1,0 +1,158 @@
+"""Models and arguments that quantize() refuses before it does any work."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zendnn_cffi
+from tests.support.lowering import net, noise
+
+BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "dtype": ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32, torch.bfloat16 or None"),
+    "tune": ({"tune": "always"}, ValueError, "tune must be one of 'auto', 'off', 'full', got 'always'"),
+    "dynamic": ({"dynamic": 1}, TypeError, "dynamic must be True or False, got 1"),
+    "smooth": ({"smooth": "no"}, TypeError, "smooth must be True or False"),
+    "attention": ({"attention": None}, TypeError, "attention must be True or False"),
+    "compare": ({"compare": None}, TypeError, "compare must be True or False"),
+    "correct_bias": ({"correct_bias": 0}, TypeError, "correct_bias must be True or False"),
+    "budget": ({"budget": "30"}, TypeError, "budget must be a number or None, got str"),
+    "accuracy alone": ({"accuracy": len}, ValueError, "accuracy and max_drop go together"),
+    "example_inputs": ({"example_inputs": 3}, TypeError, "example_inputs must be one of tensors, .* got int"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_arguments_are_checked_before_any_work(case: str) -> None:
+    """Some were refused by optimize(), after hours of calibration."""
+    options, error, message = BAD_OPTIONS[case]
+
+    def calibration() -> Iterator[torch.Tensor]:
+        raise AssertionError("calibration inputs were asked for")
+        yield
+
+    with pytest.raises(error, match=message):
+        zendnn_cffi.quantize(nn.Linear(3, 3).eval(), calibration(), **options)
+
+
+def with_number(module: nn.Module, name: str, number: float) -> nn.Module:
+    module.get_parameter(name).data.view(-1)[1] = number
+    return module
+
+
+def replaced() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3)).eval()
+    zendnn_cffi.replace_forward(model)
+    return model
+
+
+def partly_training() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    model[1].train()
+    return model
+
+
+def with_nan_statistics() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    model.get_buffer("1.running_var")[0] = math.nan
+    return model
+
+
+BAD_MODELS: dict[str, tuple[Any, str]] = {
+    "a NaN": (
+        lambda: with_number(nn.Sequential(nn.ReLU(), nn.Linear(3, 3)).eval(), "1.weight", math.nan),
+        "1.weight holds NaN",
+    ),
+    "a NaN in a bias": (lambda: with_number(nn.Linear(3, 3).eval(), "bias", math.nan), "bias holds NaN"),
+    "a NaN in statistics": (with_nan_statistics, "1.running_var holds NaN"),
+    "an infinity": (lambda: with_number(nn.Linear(3, 3).eval(), "weight", math.inf), "weight holds infinity"),
+    "of no memory": (
+        lambda: nn.Sequential(nn.Linear(3, 3, device="meta")).eval(),
+        "0.weight is on meta: load its weights",
+    ),
+    "optimized": (lambda: zendnn_cffi.optimize(nn.Linear(3, 3).eval()), "model is what optimize.* the original model"),
+    "optimized in part": (
+        lambda: nn.Sequential(zendnn_cffi.optimize(nn.Linear(3, 3).eval())).eval(),
+        "its submodule 0 is what optimize",
+    ),
+    "replaced": (replaced, r"replaced by replace_forward\(\): call its undo\(\)"),
+    "training in part": (partly_training, r"1 \(BatchNorm1d\) is in training mode, though the model is not"),
+    "of float64": (lambda: nn.ConvTranspose2d(3, 3, 1).double().eval(), "weight is torch.float64: call model.float"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MODELS)
+def test_models_are_checked_before_any_work(case: str) -> None:
+    make, message = BAD_MODELS[case]
+    with pytest.raises(ValueError, match=message):
+        zendnn_cffi.quantize(make(), [torch.ones(1, 3)])
+
+
+def test_what_changes_nothing_in_training_mode_is_no_fault() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.0)).eval()
+    model[1].train()
+    model[2].train()
+    assert zendnn_cffi.quantize(model, [noise(2, 8)], tune="off", compare=False).report.sqnr_db > 25
+
+
+@pytest.mark.parametrize(
+    "calibration, error, message",
+    (
+        ([torch.ones(1, 3, device="meta")], ValueError, "calibration input 1 is on meta"),
+        ([torch.ones(1, 3), torch.ones(1, 3).to_sparse()], ValueError, "calibration input 2 is a sparse tensor"),
+        ([torch.ones(1, 3).numpy()], TypeError, r"calibration input 1 .* got ndarray: torch.from_numpy\(\)"),
+        ([{0: torch.ones(1, 3)}], TypeError, "its keys must be names of arguments, got 0"),
+        ([torch.ones(0, 3)], ValueError, "calibration is empty, or all its tensors are"),
+        (iter(()), ValueError, "calibration is empty, .* used up"),
+    ),
+)
+def test_calibration_inputs_that_tell_nothing(calibration: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        zendnn_cffi.quantize(nn.Linear(3, 3).eval(), calibration)
+
+
+def test_empty_inputs_are_passed_over() -> None:
+    """A first one would be the example for torch.export, which took an empty batch for fixed."""
+    calibration = (noise(rows, 8, seed=rows) for rows in (0, 4, 0, 2))
+    model = nn.Linear(8, 8).eval()
+    assert zendnn_cffi.quantize(model, calibration, tune="off", compare=False).report.sqnr_db > 25
+
+
+@pytest.mark.parametrize(
+    "given, error, message",
+    (
+        (None, TypeError, "accuracy must return a number, got NoneType"),
+        (torch.ones(2), TypeError, r"accuracy must return a number, got float32\[2\]"),
+        (math.nan, ValueError, "accuracy of the float model must be a finite number, got nan"),
+    ),
+)
+def test_accuracies_that_are_no_numbers(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        zendnn_cffi.quantize(nn.Linear(3, 3).eval(), [torch.ones(1, 3)], accuracy=lambda module: given, max_drop=1.0)
+
+
+def test_a_model_that_computes_nan() -> None:
+    model = net(lambda m, x: m[1](torch.log(m[0](x))), nn.Linear(8, 8), nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="calibration input 1 fails .* the model computes NaN or infinity of it"):
+        zendnn_cffi.quantize(model, [noise(4, 8)])
+
+
+def test_nothing_is_logged_of_a_call_that_the_model_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.export logged "always_classified is unsupported" for each attempt."""
+    heard = logging.Handler()
+    records: list[logging.LogRecord] = []
+    monkeypatch.setattr(heard, "emit", records.append)
+    log = logging.getLogger("torch.export._trace")
+    log.addHandler(heard)
+    try:
+        with pytest.raises(ValueError, match="Linear itself fails on the first calibration input"):
+            zendnn_cffi.quantize(nn.Linear(3, 3).eval(), [torch.ones(1, 4)])
+    finally:
+        log.removeHandler(heard)
+    assert not records

@@ -1,0 +1,129 @@
+"""What quantize() refuses before it does any work: a model that cannot be right, and arguments that are none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from fx_passes.module import OptimizedModule
+from fx_passes.trace.export import is_exported
+from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES
+from zendnn_cffi.api.replace_forward import ReplacedForward
+from zendnn_cffi.primitives import checks
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_OTHER_DTYPES = (torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_model(model: Any) -> None:
+    """Raise TypeError or ValueError for a model that is none, or that integers could not stand in for."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    _check_is_original(model)
+    _check_mode(model)
+    _check_dtype(model)
+    for name, tensor in _own_tensors(model):
+        if tensor.device.type != "cpu":
+            what = "load its weights" if tensor.device.type == "meta" else "call model.cpu()"
+            raise ValueError(f"quantize() is for models on the CPU, and {name} is on {tensor.device}: {what} first")
+    _check_numbers(model)
+
+
+def check_options(dtype: Any, tune: Any, **flags: Any) -> None:
+    """Raise ValueError for what optimize() would refuse, TypeError for flags that are neither True nor False."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}")
+    if tune not in TUNE_MODES:
+        raise ValueError(f"tune must be one of {', '.join(map(repr, TUNE_MODES))}, got {tune!r}")
+    for name, value in flags.items():
+        checks.as_bool(value, name)
+
+
+def check_limits(budget: Any, accuracy: Any, max_drop: Any) -> None:
+    """Raise TypeError or ValueError for limits that cannot be kept to."""
+    for name, value in (("budget", budget), ("max_drop", max_drop)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise TypeError(f"{name} must be a number or None, got {type(value).__name__}")
+    if budget is not None and math.isnan(budget):
+        raise ValueError("budget is not a number: give the least signal to noise ratio in dB, such as 30")
+    if accuracy is not None and not callable(accuracy):
+        raise TypeError(f"accuracy must be a function of a module, got {type(accuracy).__name__}")
+    if (accuracy is None) != (max_drop is None):
+        raise ValueError("accuracy and max_drop go together: how the model is judged, and how far it may fall")
+    if max_drop is not None and not max_drop >= 0:
+        raise ValueError(f"max_drop must be at least 0, got {max_drop}")
+
+
+def accuracy_of(model: nn.Module, accuracy: Callable[[Any], float] | None) -> float:
+    """What the float model reaches, NaN where nobody asks. Raises TypeError, ValueError for what is no number."""
+    if accuracy is None:
+        return math.nan
+    found = accuracy(model)
+    try:
+        number = float(found)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
+        raise TypeError(f"accuracy must return a number, got {checks.describe(found)}") from error
+    if not math.isfinite(number):
+        raise ValueError(f"accuracy of the float model must be a finite number, got {number}")
+    return number
+
+
+def _check_is_original(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        name = f"its submodule {path}" if path else "model"
+        if isinstance(module, OptimizedModule):
+            raise ValueError(f"{name} is what optimize() or quantize() returned: give quantize() the original model")
+        if isinstance(module.__dict__.get("forward"), ReplacedForward):
+            raise ValueError(f"the forward of {name} was replaced by replace_forward(): call its undo() first")
+
+
+def _check_mode(model: nn.Module) -> None:
+    if is_exported(model):  # its mode is that of the export, whatever its flag says
+        return
+    if model.training:
+        raise ValueError("model is in training mode: quantize() is for inference, call model.eval() first")
+    for path, module in model.named_modules():
+        if module.training and _computes_otherwise(module):
+            kind = type(module).__name__
+            raise ValueError(f"{path} ({kind}) is in training mode, though the model is not: call model.eval() first")
+
+
+def _computes_otherwise(module: nn.Module) -> bool:
+    """Whether module does something else in training mode."""
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return bool(module.dropout)
+    return isinstance(module, _BatchNorm) or (isinstance(module, _DropoutNd) and module.p > 0)
+
+
+def _check_dtype(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        dtype = module.weight.dtype if isinstance(module, _LAYERS) else torch.float32
+        if dtype in _OTHER_DTYPES:
+            name = f"{path}.weight".lstrip(".")
+            raise ValueError(f"quantize() is for models of float32, and {name} is {dtype}: call model.float() first")
+
+
+def _check_numbers(model: nn.Module) -> None:
+    weights = {id(module.weight) for module in model.modules() if isinstance(module, _LAYERS)}
+    for name, tensor in _own_tensors(model):
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.sum().isfinite():
+            continue
+        if tensor.isnan().any():
+            raise ValueError(f"{name} holds NaN: a model that computes NaN cannot be quantized, load its weights again")
+        if id(tensor) in weights and tensor.isinf().any():
+            raise ValueError(f"{name} holds infinity, which no integer stands for: load the model's weights again")
+
+
+def _own_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, and statistics of batch normalizations, under their names; tensors of other classes left out."""
+    buffers = [(name, x) for name, x in model.named_buffers() if name.rpartition(".")[2].startswith("running_")]
+    for name, tensor in (*model.named_parameters(), *buffers):
+        if type(tensor) in (Tensor, nn.Parameter) and not is_lazy(tensor):
+            yield name, tensor
