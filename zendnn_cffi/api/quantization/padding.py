@@ -1,7 +1,6 @@
 """Padding of convolutions, written out: torchao's quantizer raises for what else nn.Conv2d does than aten.conv2d.
 
 conv2d(x, w, b, 1, "same")                    conv2d(constant_pad_nd(x, ...), w, b, 1, ...)
-pad(x, "reflect") -> conv2d, both nn.Conv2d's pad(x, "reflect"), its own -> conv2d
 """
 
 from __future__ import annotations
@@ -9,15 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.nn import functional
+from torch import fx
 
 from fx_passes.graph.graph import get_attribute
-from zendnn_cffi.api.quantization.layers import kind
+from zendnn_cffi.api.quantization.sources import SOURCE
 
-_SOURCE = "source_fn_stack"  # torch.export's key in node.meta: the modules and functions that a node comes from
-_SEEN = (nn.Conv2d, functional.conv2d, nn.Linear, functional.linear)  # those that the quantizer looks for
-_KINDS = ("conv2d", "linear")
 _WITH_TEXT = {
     torch.ops.aten.conv1d.padding: torch.ops.aten.conv1d.default,
     torch.ops.aten.conv2d.padding: torch.ops.aten.conv2d.default,
@@ -26,14 +21,10 @@ _WITH_TEXT = {
 
 
 def write_out_padding(exported: fx.GraphModule) -> None:
-    """Let convolutions have numbers as padding, and what pads before them be no part of their modules."""
+    """Let convolutions have numbers as padding."""
     for node in list(exported.graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target in _WITH_TEXT:
+        if node.op == "call_function" and node.target in _WITH_TEXT:
             _with_numbers(exported, node)
-        elif (stack := node.meta.get(_SOURCE)) and stack[-1][1] in _SEEN and kind(node) not in _KINDS:
-            node.meta[_SOURCE] = [*stack[:-1], (node.name, node.target)]
     exported.recompile()
 
 
@@ -51,7 +42,7 @@ def _with_numbers(exported: fx.GraphModule, node: fx.Node) -> None:
         with exported.graph.inserting_before(node):
             padded = exported.graph.call_function(torch.ops.aten.constant_pad_nd.default, (src, pads))
         padded.meta = {name: note for name, note in node.meta.items() if name == "nn_module_stack"}
-        padded.meta[_SOURCE] = [(padded.name, padded.target)]
+        padded.meta[SOURCE] = [(padded.name, padded.target)]
         padded.meta["val"] = torch.ops.aten.constant_pad_nd.default(src.meta["val"], pads)
         src = padded
     node.target = _WITH_TEXT[node.target]

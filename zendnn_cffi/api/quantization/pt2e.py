@@ -14,10 +14,13 @@ from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
+from zendnn_cffi.api.quantization.constants import LAYERS, fold_constants
 from zendnn_cffi.api.quantization.inputs import FIRST, why_not_exported
 from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, calibrating_with, kind
+from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_norms
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
+from zendnn_cffi.api.quantization.sources import name_sources
 
 
 class Pt2e:
@@ -51,6 +54,8 @@ class Pt2e:
             for node in model.graph.nodes:
                 if dynamic and kind(node) != "linear":
                     node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
+                if kind(node) in LAYERS and getattr(node.args[1], "op", "") != "get_attr":
+                    node.meta.pop(ANNOTATION, None)  # nor weights that each call computes
                 specs = _other_product(node, config.input_activation, config.weight)
                 if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
                     found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
@@ -58,13 +63,18 @@ class Pt2e:
             return model
 
         quantizer.annotate = annotate_all
-        prepared: fx.GraphModule = self._functions.prepare_pt2e(exported, quantizer)
+        with hidden_norms(exported):
+            prepared: fx.GraphModule = self._functions.prepare_pt2e(exported, quantizer)
+        show_norms(prepared)
         return prepared
 
     def convert(self, prepared: fx.GraphModule) -> fx.GraphModule:
         """Write quantize and dequantize operators; scales that calls choose become those of rows."""
         one_sided = one_sided_values(prepared)
-        return scale_rows(self._functions.convert_pt2e(prepared), one_sided)
+        with hidden_norms(prepared):
+            converted = self._functions.convert_pt2e(prepared)
+        show_norms(converted)
+        return scale_rows(converted, one_sided)
 
 
 def _other_product(node: fx.Node, activation: Any, weight: Any) -> dict[fx.Node, Any]:
@@ -102,12 +112,20 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
                 warnings.simplefilter("ignore")
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=True)
                 found: fx.GraphModule = program.module()
-                found.graph.eliminate_dead_code()  # torchao's quantizer fails on layers that nobody reads
-                write_out_padding(found)
-                return found
+                return _written_out(found)
         except Exception as error:  # whatever the model's own code or torch.export raises
             refused = error
     raise ValueError(why_not_exported(model, example, name, refused)) from refused
+
+
+def _written_out(exported: fx.GraphModule) -> fx.GraphModule:
+    """In the form that torchao's quantizer takes, in place."""
+    exported.graph.eliminate_dead_code()  # it fails on layers that nobody reads
+    fold_constants(exported)
+    fold_norms(exported)
+    write_out_padding(exported)
+    name_sources(exported)
+    return exported
 
 
 def calibrate(prepared: fx.GraphModule, kept: Sequence[Call], others: Iterable[Call]) -> None:

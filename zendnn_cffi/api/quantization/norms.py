@@ -1,0 +1,124 @@
+"""Batch normalizations in the layer before them, where that computes the same.
+
+    Before: x -> conv(W, b) -> batch_norm(mean, variance, g, h)
+    After:  x -> conv(W * f, (b - mean) * f + h)                    f = g / sqrt(variance + eps)
+
+torchao folds them, too, but whoever else reads the layer's result, another layer with the same weights, and a second
+normalization behind the first got wrong numbers by that. So those that are left are hidden from it. That also saves its
+convert_pt2e from exporting 96 patterns of training, which took 20 s for a network of two layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fx_passes.graph.graph import get_attribute
+from zendnn_cffi.api.quantization.constants import LAYERS, TRANSPOSED, is_constant
+from zendnn_cffi.api.quantization.layers import kind, replace_constant
+
+aten = torch.ops.aten
+_GROUPS_OF_TRANSPOSED = 6  # the position of that argument
+_BY_BATCH = 5  # and of the flag that statistics are those of the batch
+
+
+def _batch_norm(*args: Any, **kwargs: Any) -> Any:
+    return aten.batch_norm.default(*args, **kwargs)
+
+
+def _decomposed_batch_norm(*args: Any, **kwargs: Any) -> Any:
+    return aten._native_batch_norm_legit_no_training.default(*args, **kwargs)
+
+
+_STAND_INS: dict[Any, Any] = {
+    aten.batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _decomposed_batch_norm,
+}
+_ORIGINALS = {stand_in: original for original, stand_in in _STAND_INS.items()}
+
+
+def fold_norms(exported: fx.GraphModule) -> list[str]:
+    """Fold batch normalizations into convolutions and linear layers, in place; return the names of these."""
+    folded = []
+    for norm in exported.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
+        layer = _layer_before(norm)
+        if layer is not None:
+            _fold(exported, layer, norm)
+            folded.append(layer.name)
+    exported.graph.eliminate_dead_code()
+    exported.recompile()
+    return folded
+
+
+@contextmanager
+def hidden_norms(gm: fx.GraphModule) -> Iterator[None]:
+    """Let torchao see no batch normalizations in gm; show_norms() undoes that on what it returns."""
+    _retarget(gm, _STAND_INS)
+    try:
+        yield
+    finally:
+        show_norms(gm)
+
+
+def show_norms(gm: fx.GraphModule) -> None:
+    """Let a graph that was made of a hidden one have its batch normalizations again, in place."""
+    _retarget(gm, _ORIGINALS)
+
+
+def _retarget(gm: fx.GraphModule, targets: dict[Any, Any]) -> None:
+    found = [node for node in gm.graph.nodes if node.op == "call_function" and node.target in targets]
+    for node in found:
+        node.target = targets[node.target]
+    if found:
+        gm.recompile()
+
+
+def _layer_before(norm: fx.Node) -> fx.Node | None:
+    """The layer that norm can be folded into: nobody else reads its result, and all numbers are constants."""
+    layer, statistics = norm.args[0], norm.args[1:_BY_BATCH]
+    if not isinstance(layer, fx.Node) or kind(layer) not in LAYERS or set(layer.users) != {norm}:
+        return None
+    if layer.kwargs or norm.kwargs or norm.args[_BY_BATCH] or not is_constant(layer.args[1]):
+        return None
+    bias = layer.args[2] if len(layer.args) > 2 else None
+    if not all(arg is None or is_constant(arg) for arg in (bias, *statistics)) or None in statistics[2:]:
+        return None
+    if kind(layer) == "linear" and _rank(layer.args[0]) != 2:
+        return None  # its channels are the last axis, those of a normalization the second
+    return layer
+
+
+def _rank(node: Any) -> int | None:
+    value = node.meta.get("val")
+    return value.ndim if isinstance(value, Tensor) else None
+
+
+def _fold(gm: fx.GraphModule, layer: fx.Node, norm: fx.Node) -> None:
+    _, scale, shift, mean, variance, _, _, eps, *_ = (_constant(gm, arg) for arg in norm.args)
+    weight, bias = _constant(gm, layer.args[1]), _constant(gm, layer.args[2] if len(layer.args) > 2 else None)
+    factor = (variance.double() + eps).rsqrt()
+    factor = factor if scale is None else factor * scale.double()
+    moved = -mean.double() if bias is None else bias.double() - mean.double()
+    moved = moved * factor if shift is None else moved * factor + shift.double()
+    replace_constant(gm, layer, 1, (weight.double() * _for_weight(factor, layer, weight)).to(weight.dtype))
+    replace_constant(gm, layer, 2, moved.to(weight.dtype))
+    norm.replace_all_uses_with(layer)
+    gm.graph.erase_node(norm)
+
+
+def _for_weight(factor: Tensor, layer: fx.Node, weight: Tensor) -> Tensor:
+    """A factor for each output channel, in a shape that the weights are multiplied by."""
+    if kind(layer) not in TRANSPOSED:
+        return factor.reshape(-1, *[1] * (weight.ndim - 1))
+    groups = layer.args[_GROUPS_OF_TRANSPOSED] if len(layer.args) > _GROUPS_OF_TRANSPOSED else 1
+    assert isinstance(groups, int)
+    by_group = factor.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
+    return by_group.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
+
+
+def _constant(gm: fx.GraphModule, arg: Any) -> Any:
+    return get_attribute(gm, str(arg.target)).detach() if isinstance(arg, fx.Node) and arg.op == "get_attr" else arg
