@@ -24,7 +24,7 @@ def as_module(model: Any) -> tuple[nn.Module, Arguments | None]:
         return model, None
     if isinstance(model, str | os.PathLike):
         model = _load(Path(model))
-    if not _is_program(model):
+    if not is_program(model):
         kinds = "a torch.nn.Module, a torch.export.ExportedProgram or the path of a .pt2 file"
         raise TypeError(f"model must be {kinds}, got {type(model).__name__}")
     if model.example_inputs is None:
@@ -35,7 +35,7 @@ def as_module(model: Any) -> tuple[nn.Module, Arguments | None]:
     return model.module(), Arguments(tuple(args), dict(kwargs))
 
 
-def _is_program(model: object) -> bool:
+def is_program(model: object) -> bool:
     """Whether it is an ExportedProgram; whoever has one has imported torch.export, which takes a second."""
     module = sys.modules.get("torch.export")
     return module is not None and isinstance(model, module.ExportedProgram)

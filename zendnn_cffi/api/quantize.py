@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from zendnn_cffi.api.quantization.attempt import Attempt
 from zendnn_cffi.api.quantization.attention import mark_attention
-from zendnn_cffi.api.quantization.checks import accuracy_of, check_limits, check_model, check_options
+from zendnn_cffi.api.quantization.checks import accuracy_of, as_model, check_limits, check_options
 from zendnn_cffi.api.quantization.choose import Limits
 from zendnn_cffi.api.quantization.gates import share_observers
 from zendnn_cffi.api.quantization.inputs import call_of, calls_of, kept_calls
@@ -39,7 +39,7 @@ class Quantization(NamedTuple):
 
 
 def quantize(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram,
     calibration: Iterable[Any],
     *,
     example_inputs: Any = None,
@@ -56,7 +56,8 @@ def quantize(
 ) -> Quantization:
     """Return the model with weights and activations in 8-bit integers, optimized, with a report.
 
-    model         in evaluation mode, of float32; not changed
+    model         in evaluation mode, of float32; not changed. An ExportedProgram, or what its module() returns, keeps
+                  the sizes that were free in that export.
     calibration   inputs like those to come, each a tensor, a sequence of positional or a mapping of keyword arguments.
                   All of them are run once. A hundred or so do.
     example_inputs  the example for torch.export, written like one of these (default: the first of them). It may take
@@ -80,7 +81,7 @@ def quantize(
                   that are none or no calls of it, and for bad options and limits; TypeError. Options and the model are
                   looked at before anything is computed.
     """
-    check_model(model)
+    model = as_model(model)
     check_limits(budget, accuracy, max_drop)
     flags = {"dynamic": dynamic, "correct_bias": correct_bias, "smooth": smooth, "attention": attention}
     check_options(dtype, tune, compare=compare, **flags)

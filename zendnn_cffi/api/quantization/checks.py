@@ -14,7 +14,9 @@ from torch.nn.parameter import is_lazy
 
 from fx_passes.module import OptimizedModule
 from fx_passes.trace.export import is_exported
+from zendnn_cffi.api.exported import as_module, is_program
 from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES
+from zendnn_cffi.api.quantization.layers import kind
 from zendnn_cffi.api.replace_forward import ReplacedForward
 from zendnn_cffi.primitives import checks
 
@@ -22,10 +24,12 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.Co
 _OTHER_DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 
 
-def check_model(model: Any) -> None:
-    """Raise TypeError or ValueError for a model that is none, or that integers could not stand in for."""
+def as_model(given: Any) -> nn.Module:
+    """The module to quantize. Raises TypeError, ValueError for what is none, or what integers cannot stand in for."""
+    model = as_module(given)[0] if is_program(given) else given
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        kinds = "a torch.nn.Module or a torch.export.ExportedProgram"
+        raise TypeError(f"model must be {kinds}, got {type(model).__name__}")
     _check_is_original(model)
     _check_mode(model)
     _check_dtype(model)
@@ -34,6 +38,7 @@ def check_model(model: Any) -> None:
             what = "load its weights" if tensor.device.type == "meta" else "call model.cpu()"
             raise ValueError(f"quantize() is for models on the CPU, and {name} is on {tensor.device}: {what} first")
     _check_numbers(model)
+    return model
 
 
 def check_options(dtype: Any, tune: Any, **flags: Any) -> None:
@@ -86,6 +91,7 @@ def _check_is_original(model: nn.Module) -> None:
 
 def _check_mode(model: nn.Module) -> None:
     if is_exported(model):  # its mode is that of the export, whatever its flag says
+        _check_exported(model)
         return
     if model.training:
         raise ValueError("model is in training mode: quantize() is for inference, call model.eval() first")
@@ -93,6 +99,19 @@ def _check_mode(model: nn.Module) -> None:
         if module.training and _computes_otherwise(module):
             kind = type(module).__name__
             raise ValueError(f"{path} ({kind}) is in training mode, though the model is not: call model.eval() first")
+
+
+def _check_exported(model: Any) -> None:
+    for node in model.graph.nodes:
+        what = kind(node)
+        if what.startswith(("quantize_per_", "quantize_affine")):
+            raise ValueError(f"model is quantized already ({node.name} does it): give it to optimize()")
+        if (what == "batch_norm" and node.args[3] is not None and node.args[5]) or (
+            what in ("dropout", "dropout_") and node.args[1] and node.args[2]
+        ):
+            raise ValueError(
+                f"model was exported in training mode ({node.name} computes so): call eval() before torch.export.export"
+            )
 
 
 def _computes_otherwise(module: nn.Module) -> bool:

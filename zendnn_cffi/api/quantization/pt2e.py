@@ -11,12 +11,13 @@ import torch
 from torch import fx, nn
 
 from fx_passes.search.progress import ProgressBar
+from fx_passes.trace.export import is_exported
 from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.constants import LAYERS, fold_constants
 from zendnn_cffi.api.quantization.inputs import FIRST, why_not_exported
-from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, calibrating_with, kind
+from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, calibrating_with, kind, sharing_weights
 from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_norms
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
@@ -102,7 +103,13 @@ def torchao() -> Pt2e:
 
 
 def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.GraphModule:
-    """The model's graph, with as many sizes free as can be; errors call the example by that name."""
+    """The model's graph, with as many sizes free as can be; errors call the example by that name.
+
+    What was exported before keeps the sizes of that export.
+    """
+    if is_exported(model):
+        assert isinstance(model, fx.GraphModule)
+        return _written_out(sharing_weights(model))
     args, kwargs = example
     refused: Exception | None = None
     for attempt in attempts():
