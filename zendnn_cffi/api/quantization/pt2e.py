@@ -57,7 +57,7 @@ class Pt2e:
                     node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
                 if kind(node) in LAYERS and getattr(node.args[1], "op", "") != "get_attr":
                     node.meta.pop(ANNOTATION, None)  # nor weights that each call computes
-                specs = _other_product(node, config.input_activation, config.weight)
+                specs = _other_product(node, config.input_activation, config.weight, dynamic)
                 if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
                     found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
                     node.meta[ANNOTATION] = found
@@ -78,17 +78,19 @@ class Pt2e:
         return scale_rows(converted, one_sided)
 
 
-def _other_product(node: fx.Node, activation: Any, weight: Any) -> dict[fx.Node, Any]:
+def _other_product(node: fx.Node, activation: Any, weight: Any, dynamic: bool) -> dict[fx.Node, Any]:
     """How a product keeps its operands that the quantizer does not see: it looks for linear layers by their module.
 
-    Those of nn.MultiheadAttention are functions in another module. Keys are counted from 0 (attention.py).
+    Those of nn.MultiheadAttention are functions in another module. Of convolutions it knows those of images, and those
+    of sequences before a relu. Keys are counted from 0 (attention.py).
     """
     if node.meta.get(OBSERVED):
         keys = dataclasses.replace(
             activation, dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric
         )
         return {node.args[0]: activation, node.args[1]: keys}
-    if node.op == "call_function" and kind(node) == "linear" and node.args[1].op == "get_attr":
+    kinds = ("linear",) if dynamic else ("linear", "conv1d", "conv3d")
+    if node.op == "call_function" and kind(node) in kinds and node.args[1].op == "get_attr":
         return {node.args[0]: activation, node.args[1]: weight}
     return {}
 
