@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes import first_call
@@ -28,6 +29,7 @@ from fx_passes.graph.hooks import outputs_are_collected
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
 from fx_passes.submodule import SubmoduleForward, plain_forward
 from fx_passes.trace.assumptions import Assumption
+from fx_passes.trace.quiet import structures_copied
 from fx_passes.trace.traced import Traced
 from fx_passes.watched_module import Build, WatchedModule
 from fx_passes.whole_model import is_whole_model_graph
@@ -39,6 +41,10 @@ log = logging.getLogger("zendnn_cffi.passes")
 _SHARED = (
     "inputs share memory, one of which this module writes to: a module from a file has no order of reads and writes for"
     " that. Give it copies, or call the original"
+)
+_EXPORTED = (
+    "a module that optimize() made of an exported graph, as quantize() does, cannot be pickled, as PyTorch's exported"
+    " modules cannot: zendnn_cffi.save(module, path) writes it to a file, and zendnn_cffi.load(path) reads that"
 )
 _KEPT = "zendnn_cffi: release_weights=True changes nothing, all parameters are kept: {}"
 
@@ -360,7 +366,9 @@ class OptimizedModule(WatchedModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         self.follow_changes()
         traced, build, options = self._source
-        again: OptimizedModule = build(traced.copy(copy.deepcopy(traced.root, memo)), **copy.deepcopy(options, memo))
+        with structures_copied():
+            root = copy.deepcopy(traced.root, memo)
+        again: OptimizedModule = build(traced.copy(root), **copy.deepcopy(options, memo))
         for further in self.call_kinds.modules:
             traced, build, options = further._source
             again.call_kinds.renew(again, [(traced.copy(again._tree), build, copy.deepcopy(options, memo))])
@@ -370,6 +378,11 @@ class OptimizedModule(WatchedModule):
         return again
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._tree, fx.GraphModule):
+            from fx_passes.trace.export import is_exported  # which a module from a file does without
+
+            if is_exported(self._tree):
+                raise pickle.PicklingError(_EXPORTED)
         self.follow_changes()
         further = [module._source for module in self.call_kinds.modules]
         return _rebuild, (*self._source, self._is_open, self._release_due, further)

@@ -43,7 +43,7 @@ def optimize(
     model           in evaluation mode; not changed. Weights are shared with it until prepacked. An ExportedProgram,
                     what its module() returns, or the path of a file that torch.export.save wrote: what is exported is
                     optimized, and calls that the export is not made for raise as there. Exported modules cannot be
-                    pickled, nor can the result.
+                    pickled, nor can the result: save() writes it.
     example_inputs  a tensor, the positional arguments of one call, or a mapping of its keyword arguments: what
                     torch.export is given where torch.fx cannot trace symbolically. A model that is no graph (a
                     detector) is called with them once or a few times: its submodules that are graphs are optimized.

@@ -27,7 +27,7 @@ from zendnn_cffi.api.quantization_report import QuantizationReport
 class Quantization(NamedTuple):
     """What quantize() returns.
 
-    module     the optimized module
+    module     the optimized module; save() writes it, pickle takes no exported graphs
     report     a row for each layer, and the whole
     converted  the graph with quantize and dequantize operators, which torch.export.export takes and torch.export.save
                saves

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +118,32 @@ def test_keyword_arguments_stay_keyword_arguments(model: Model) -> None:
 
 
 @torch.no_grad()
-def test_it_can_be_copied(model: Model) -> None:
-    """It cannot be pickled, as PyTorch's exported modules cannot."""
-    other = copy.deepcopy(zendnn_cffi.optimize(export(model), tune="off"))
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])
+def test_it_can_be_copied(again: Callable[[Any], Any], model: Model, recwarn: pytest.WarningsRecorder) -> None:
+    fast = zendnn_cffi.optimize(export(model), tune="off")
+    recwarn.clear()
+    other = again(fast)
+    assert not recwarn.list  # PyTorch warns of a class that its own graphs hold
     assert difference(other(images()), model(images())) <= TOLERANCE
     assert "convolution" in offloaded(other)
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, lambda fast: torch.save(fast, io.BytesIO())])
+@pytest.mark.parametrize("release", [False, True])
+def test_it_cannot_be_pickled_and_says_what_writes_it(
+    release: bool, how: Callable[[Any], Any], model: Model, tmp_path: Path
+) -> None:
+    """As PyTorch's exported modules cannot: the error named a local function of theirs."""
+    fast: Any = zendnn_cffi.optimize(export(model), tune="off", release_weights=release)
+    with torch.no_grad():
+        fast(images())
+    with pytest.raises(pickle.PicklingError, match=r"zendnn_cffi\.save\(module, path\) writes it"):
+        how(fast)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    with torch.no_grad():
+        for other in (loaded, pickle.loads(pickle.dumps(loaded))):
+            assert difference(other(images()), model(images())) <= TOLERANCE
 
 
 @torch.no_grad()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,19 @@ def test_it_is_saved_with_its_integers(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(converted, (x,)), tmp_path / "m.pt2")
     again = zendnn_cffi.optimize(tmp_path / "m.pt2", tune="off")
     assert sqnr_db(called(module, x), called(again, x)) > 30  # steps may differ where layers compute in float
+
+
+def test_it_is_copied_and_says_what_writes_it() -> None:
+    torch.manual_seed(0)
+    x = noise(2, 3, 32, 32)
+    found = zendnn_cffi.quantize(Net().eval(), [x], tune="off", compare=False)
+    copied = copy.deepcopy(found)
+    assert torch.equal(called(copied.module, x), called(found.module, x)) and ran(copied.module) == ran(found.module)
+    assert torch.equal(called(copied.converted, x), called(found.converted, x)) and copied.report == found.report
+    for what in (found, found.module):
+        with pytest.raises(pickle.PicklingError, match=r"zendnn_cffi\.save"):
+            pickle.dumps(what)
+    assert pickle.loads(pickle.dumps(found.report)) == found.report
 
 
 def test_names_come_in_any_order() -> None:
