@@ -275,12 +275,12 @@ def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
 @contextlib.contextmanager
 def _followed(root: nn.Module, mode: AbstractContextManager[Any]) -> Iterator[None]:
     """In the mode of an attempt, what holds while torch.export follows root: it does what it does in eager."""
-    with _written_out(), refuse_seeding(), sizes_written(), mode, without_cache(), as_operators(root):
+    with written_out(), refuse_seeding(), sizes_written(), mode, without_cache(), as_operators(root):
         yield
 
 
 @contextlib.contextmanager
-def _written_out() -> Iterator[None]:
+def written_out() -> Iterator[None]:
     """Let nn.MultiheadAttention and nn.TransformerEncoderLayer call their parts, not one operator for all of them.
 
     A mask given without is_causal is a mask: PyTorch looks whether it is causal, which changes no number.

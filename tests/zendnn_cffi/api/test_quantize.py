@@ -368,6 +368,20 @@ def test_projections_of_multihead_attention_are_quantized(dynamic: bool) -> None
     assert len(linear) == 4 - dynamic  # queries and keys, too, where scales are constants
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("options", ({}, {"norm_first": True}, {"activation": "gelu", "batch_first": False}))
+def test_encoder_layers_are_quantized(options: dict[str, Any], dynamic: bool) -> None:
+    """PyTorch's fast path is one operator for the whole layer, which was left float without a word."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(32, 4, 64, **{"batch_first": True} | options).eval()
+    x = noise(2, 9, 32)
+    fast, report, _ = zendnn_cffi.quantize(model, [x], dynamic=dynamic, tune="off", compare=False)
+    kinds = ["linear", "scaled_dot_product_attention", "linear", "linear", "linear"]
+    assert [layer.kind for layer in report.layers] == [kind for kind in kinds if not dynamic or kind == "linear"]
+    assert {layer.computes_in for layer in report.layers} == {"int8"}
+    assert sqnr_db(called(model, x), called(fast, x)) > 30
+
+
 def test_nothing_is_printed_of_what_torchao_and_torch_export_try(run_python: Any) -> None:
     """torchao tells of libraries for GPUs, torch.export of sizes it cannot compare, at length."""
     code = """

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes.search.progress import ProgressBar
-from fx_passes.trace.export import is_exported
+from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
@@ -111,23 +111,23 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
     """
     if is_exported(model):
         assert isinstance(model, fx.GraphModule)
-        return _written_out(sharing_weights(model))
+        return _as_quantizable(sharing_weights(model))
     args, kwargs = example
     refused: Exception | None = None
     for attempt in attempts():
         try:
             shapes = attempt.shapes(model, example)
-            with torch.no_grad(), attempt.mode, warnings.catch_warnings(), kept_quiet():
+            with torch.no_grad(), attempt.mode, written_out(), warnings.catch_warnings(), kept_quiet():
                 warnings.simplefilter("ignore")
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=True)
                 found: fx.GraphModule = program.module()
-                return _written_out(found)
+                return _as_quantizable(found)
         except Exception as error:  # whatever the model's own code or torch.export raises
             refused = error
     raise ValueError(why_not_exported(model, example, name, refused)) from refused
 
 
-def _written_out(exported: fx.GraphModule) -> fx.GraphModule:
+def _as_quantizable(exported: fx.GraphModule) -> fx.GraphModule:
     """In the form that torchao's quantizer takes, in place."""
     exported.graph.eliminate_dead_code()  # it fails on layers that nobody reads
     fold_constants(exported)
