@@ -125,7 +125,9 @@ class QuantizationReport:
         if self.accuracies is not None:
             lines.append(f"accuracy {self.accuracies[0]:.4g} in float, {self.accuracies[1]:.4g} quantized")
         if self.chosen == 0:
-            lines.append("no layer is quantized: nothing else keeps to the limits")
+            could_be = any(row.alone_db is not None for row in self.layers)
+            why = "nothing else keeps to the limits" if could_be else "the model has none that can be"
+            lines.append(f"no layer is quantized: {why}")
         return lines
 
     def draw(self, path: str | os.PathLike[str]) -> Path:

@@ -49,6 +49,8 @@ class Attempt:
         self._biases: dict[str, torch.Tensor] = {}
         self._choice: Choice | None = None
         self._plain: Any = None
+        if not self._fake.layers:
+            log.warning("%s stays float: no layer of it can be quantized", type(model).__name__)
         self._verified = math.nan, math.nan  # noise and accuracy of the last module that was checked
 
     def correct_biases(self) -> None:
@@ -81,7 +83,8 @@ class Attempt:
                 self._plain = self._optimized(self.converted)
                 self._keeps_to(limits, self._plain)
             self.fast = self._plain
-            log.warning("no layer of %s is in int8: nothing else keeps to the limits", type(self._model).__name__)
+            if names:
+                log.warning("no layer of %s is in int8: nothing else keeps to the limits", type(self._model).__name__)
         self._choice = Choice(tuple(layers), search.alone, gains, tuple(search.frontier(*times_ms)), limits)
 
     def _compiled_within(self, search: Search, limits: Limits) -> list[str]:

@@ -30,6 +30,8 @@ def as_model(given: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         kinds = "a torch.nn.Module or a torch.export.ExportedProgram"
         raise TypeError(f"model must be {kinds}, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"model is TorchScript ({type(model).__name__}): give quantize() the model that it was made of")
     _check_is_original(model)
     _check_mode(model)
     _check_dtype(model)

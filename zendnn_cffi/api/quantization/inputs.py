@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from zendnn_cffi.api.quantization.layers import Call
 
+_IN_RESULTS = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 FIRST = "the first calibration input"
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 2**28
 
@@ -74,10 +76,17 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
         )
     try:
         with torch.no_grad():
-            model(*args, **kwargs)
+            result = model(*args, **kwargs)
     except Exception as error:  # whatever the model's own code raises
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         return f"{kind} itself fails on {name}: {reason}"
+    for leaf in pytree.tree_leaves(result):
+        if is_dataclass(leaf):
+            cls = type(leaf).__name__
+            return f"{kind} returns a {cls}, unknown to torch.export: call torch.export.register_dataclass({cls}) first"
+        if not isinstance(leaf, _IN_RESULTS):
+            cls = type(leaf).__name__
+            return f"{kind} returns a {cls}, unknown to torch.export: return its tensors in a tuple, list or dictionary"
     reason = str(refused).partition("\n")[0]
     return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -156,3 +157,68 @@ def test_nothing_is_logged_of_a_call_that_the_model_refuses(monkeypatch: pytest.
     finally:
         log.removeHandler(heard)
     assert not records
+
+
+@dataclass
+class Result:
+    """What a model returns."""
+
+    values: torch.Tensor
+    number: int
+
+
+class Holder:
+    """The same, of a class that torch.export cannot be told of."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+
+RESULTS: dict[str, tuple[Any, str]] = {
+    "a dataclass": (
+        lambda m, x: {"a": Result(m[0](x), 3)},
+        r"returns a Result, unknown .* torch.export.register_dataclass\(Result\) first",
+    ),
+    "another object": (lambda m, x: [Holder(m[0](x))], "returns a Holder, .* return its tensors in a tuple"),
+}
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_results_that_torch_export_does_not_know(case: str) -> None:
+    """The error was an assertion of TorchDynamo's about a variable."""
+    fn, message = RESULTS[case]
+    with pytest.raises(ValueError, match=message):
+        zendnn_cffi.quantize(net(fn, nn.Linear(3, 3)), [torch.ones(2, 3)])
+
+
+def test_dataclasses_that_it_was_told_of() -> None:
+    @dataclass
+    class Known:
+        values: torch.Tensor
+        number: int
+
+    torch.export.register_dataclass(Known)
+    model = net(lambda m, x: Known(m[0](x), 3), nn.Linear(8, 8))
+    x = noise(4, 8)
+    fast, report, _ = zendnn_cffi.quantize(model, [x], budget=20.0, tune="off", compare=False)
+    with torch.no_grad():
+        found: Any = fast(x)
+    assert (type(found), found.number, len(report.layers)) == (Known, 3, 1) and math.isfinite(report.sqnr_db)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("make", (torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(2, 3))))
+def test_torchscript_is_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match="model is TorchScript .* the model that it was made of"):
+        zendnn_cffi.quantize(make(nn.Linear(3, 3).eval()), [torch.ones(2, 3)])
+
+
+@pytest.mark.parametrize("limits", ({}, {"budget": 30.0}))
+def test_a_model_without_layers_says_so(limits: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """With a budget, the report said that nothing else keeps to it."""
+    model, x = nn.Embedding(10, 4).eval(), torch.arange(6)
+    fast, report, _ = zendnn_cffi.quantize(model, [x], tune="off", compare=False, **limits)
+    assert "Embedding stays float: no layer of it can be quantized" in caplog.text
+    assert "nothing else" not in caplog.text + str(report)
+    assert not limits or "no layer is quantized: the model has none that can be" in str(report)
+    assert torch.equal(fast(x), model(x))
