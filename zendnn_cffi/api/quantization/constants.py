@@ -46,7 +46,7 @@ def _fold(gm: fx.GraphModule, node: fx.Node, position: int, known: dict[fx.Node,
     with torch.no_grad():
         value = _value(gm, arg, known)
     if isinstance(value, Tensor):
-        replace_constant(gm, node, position, value.clone())
+        replace_constant(gm, node, position, value.clone(), "folded")
 
 
 def _depends_on_constants(node: fx.Node, seen: dict[fx.Node, Any]) -> bool:

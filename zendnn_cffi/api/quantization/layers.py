@@ -191,13 +191,19 @@ def _add_to_bias(gm: fx.GraphModule, layer: fx.Node, shift: Tensor) -> None:
     replace_constant(gm, layer, 2, shift)
 
 
-def replace_constant(gm: fx.GraphModule, node: fx.Node, position: int, value: Tensor) -> None:
-    """Make argument `position` of a node a new buffer of the module; what was there may have other readers."""
+def replace_constant(gm: fx.GraphModule, node: fx.Node, position: int, value: Tensor, what: str = "corrected") -> None:
+    """Make argument `position` of a node a new buffer of the module; what was there may have other readers.
+
+    what  part of its name. A "folded" one stands where the one before did, if nobody else reads that: shipped times are
+          found by names, which depend on the order of nodes and on how many of a kind there are.
+    """
+    before = node.args[position] if len(node.args) > position else None
+    stays = what == "folded" and isinstance(before, fx.Node) and before.op == "get_attr" and len(before.users) == 1
     number = 0
-    while hasattr(gm, name := f"_corrected_{number}"):
+    while hasattr(gm, name := f"_{what}_{number}"):
         number += 1
     gm.register_buffer(name, value.detach().contiguous())
-    with gm.graph.inserting_before(node):
+    with gm.graph.inserting_before(before if stays else node):
         constant = gm.graph.get_attr(name)
     fakes = [
         other.meta["val"].fake_mode for other in node.all_input_nodes if hasattr(other.meta.get("val"), "fake_mode")

@@ -104,8 +104,8 @@ def _fold(gm: fx.GraphModule, layer: fx.Node, norm: fx.Node) -> None:
     factor = factor if scale is None else factor * scale.double()
     moved = -mean.double() if bias is None else bias.double() - mean.double()
     moved = moved * factor if shift is None else moved * factor + shift.double()
-    replace_constant(gm, layer, 1, (weight.double() * _for_weight(factor, layer, weight)).to(weight.dtype))
-    replace_constant(gm, layer, 2, moved.to(weight.dtype))
+    replace_constant(gm, layer, 1, (weight.double() * _for_weight(factor, layer, weight)).to(weight.dtype), "folded")
+    replace_constant(gm, layer, 2, moved.to(weight.dtype), "folded")
     norm.replace_all_uses_with(layer)
     gm.graph.erase_node(norm)
 
