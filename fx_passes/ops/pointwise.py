@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fx_passes.ops.broadcasting import in_long_runs, is_plain
 from fx_passes.ops.registry import COMPUTE, op
 
 PostOps = Sequence[tuple[Any, ...]]
@@ -78,6 +79,8 @@ def eltwise(src: Tensor, kind: str, alpha: float = 0.0, beta: float = 0.0) -> Te
 @op(kind=COMPUTE, light=True, torch_candidate=True)
 def binary(a: Any, b: Any, kind: str) -> Any:
     """Return kind(a, b), broadcast and promoted as eager does; either side may be a number; kinds in BINARY."""
+    if is_plain(a, b):
+        a, b = in_long_runs(a, b)
     return BINARY[kind](a, b)
 
 

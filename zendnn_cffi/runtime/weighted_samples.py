@@ -1,8 +1,8 @@
 """Weighted sums of bilinear samples of feature maps, as deformable attention takes them, by PyTorch's kernel for bags.
 
-A sample is the sum of four pixels, times how near they are. So a query's sum over the samples of a map is one bag: rows
-of D numbers, four for each sample, read where the map lies. Rows and weights are computed in blocks that stay in the
-caches. F.grid_sample writes all samples [N, D, Q, P] first, and reads each of a pixel's D numbers by itself.
+A sample is the sum of four pixels, times how near they are. So a query's sum over the samples of a map is that of four
+bags, one for each corner: rows of D numbers, read where the map lies. Rows and weights are computed in blocks that stay
+in the caches. F.grid_sample writes all samples [N, D, Q, P] first, and reads each of a pixel's D numbers by itself.
 
 Both pixels of an axis are always in the map: those nearest to the sample. A pixel counts as much as it is nearer than
 one pixel, so beyond the border one of the two counts, and further away none.
@@ -56,17 +56,18 @@ class WeightedSamples:
         count = len(self.levels)
         maps, grids, (weights, scratch, out) = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         samples, _, queries = self.shape
-        by_query = out.transpose(1, 2)
+        by_query, seen = out.transpose(1, 2), torch.zeros((), device="cpu")
         for n in range(0, samples, self._samples):
             for q in range(0, queries, self._queries):
                 place = slice(n, n + self._samples), slice(q, q + self._queries)
                 sums, first = by_query[place], 0
                 for part, level, grid in zip(self._parts, maps, grids, strict=True):
                     share = weights[place[0], 0, place[1], first : first + part.points]
-                    found = part.sums(level, grid[place], share, n, scratch)
-                    sums.add_(found) if first else sums.copy_(found)
+                    corners, places = part.sums(level, grid[place], share, n, scratch)
+                    sums.add_(corners.sum(0)) if first else torch.sum(corners, 0, out=sums)
+                    seen += places
                     first += part.points
-        if not all(math.isfinite(each.sum().item()) for each in (*grids, out)):  # 0 times infinity is no 0
+        if not math.isfinite((seen + out.sum()).item()):  # 0 times infinity is no 0
             out.copy_(samples_by_pytorch(maps, grids, weights, self.align_corners))
 
 
@@ -93,14 +94,16 @@ class _Part:
         self._last, self._steps = sizes - 2, of_axes(pixel, line)
         self._first = (torch.arange(samples, dtype=torch.float32, device="cpu") * step).view(-1, 1, 1)
         corners = [0, pixel, line, line + pixel]
-        self._corners = torch.tensor(corners, dtype=torch.int32, device="cpu").view(4, 1)
+        self._corners = torch.tensor(corners, dtype=torch.int32, device="cpu").view(4, 1, 1, 1)
         rows = (samples - 1) * step + (level.height - 1) * line + (level.width - 1) * pixel + 1
         self._table, self._last_row = (rows, width), rows - 1 - line - pixel
-        self._begins = torch.arange(bags, dtype=torch.int32, device="cpu") * (4 * level.points)
+        self._begins = torch.arange(4 * bags, dtype=torch.int32, device="cpu") * level.points
         self._one = torch.ones((), device="cpu")
 
-    def sums(self, level: Tensor, grid: Tensor, weights: Tensor, n: int, scratch: Tensor) -> Tensor:
-        """[n, q, D] of a part of the samples, from number n on, and of the queries."""
+    def sums(self, level: Tensor, grid: Tensor, weights: Tensor, n: int, scratch: Tensor) -> tuple[Tensor, Tensor]:
+        """[4, n, q, D] of a part of the samples, from number n on, and of the queries: of each corner; a number that is
+        finite where all places are.
+        """
         shape = tuple(weights.shape)
         size = math.prod(shape)
         at, low, sides, scales = (
@@ -114,14 +117,14 @@ class _Part:
         torch.sub(self._one, sides.abs_(), out=sides).clamp_min_(0)  # of x and y: the lower pixel, the higher one
         x, y = sides[0::2], sides[1::2]
         y.mul_(weights)
-        by_side = scales.view(*shape[:2], 2, 2, shape[2]).permute(2, 3, 0, 1, 4)
-        torch.mul(y.unsqueeze(1), x.unsqueeze(0), out=by_side)
+        torch.mul(y.unsqueeze(1), x.unsqueeze(0), out=scales.view(2, 2, *shape))
+        places = at.sum()
         row = low.mul_(self._steps)[1].add_(low[0]).add_(self._first[n : n + shape[0]])
         rows = at[0].view(torch.int32).copy_(row).clamp_(0, self._last_row)  # whatever it is of what is no number
-        indices = sides.view(torch.int32).view(*shape[:2], 4, shape[2])
-        torch.add(rows.unsqueeze(2), self._corners, out=indices)
-        table, begins = level.as_strided(self._table, (self._table[1], 1)), self._begins[: shape[0] * shape[1]]
+        indices = sides.view(torch.int32)
+        torch.add(rows, self._corners, out=indices)
+        table, begins = level.as_strided(self._table, (self._table[1], 1)), self._begins[: 4 * shape[0] * shape[1]]
         bags = torch._embedding_bag_forward_only(
             table, indices.view(-1), begins, False, 0, False, scales.view(-1), False
         )[0]
-        return bags.view(*shape[:2], -1)
+        return bags.view(4, *shape[:2], -1), places

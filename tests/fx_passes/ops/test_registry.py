@@ -19,6 +19,8 @@ HELPERS = {
     "apply_post_ops",
     "borders",
     "blocked",
+    "in_long_runs",
+    "is_plain",
     "plain_axis",
     "row_zero_points",
     "cell_offset",
