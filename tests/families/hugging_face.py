@@ -233,6 +233,6 @@ def rows() -> list[Row]:
                 "pixel_values": torch.randn(1, 3, 160, 192),
                 "pixel_mask": torch.ones(1, 160, 192, dtype=torch.int64),
             },
-            "samples of places that depend on the picture are PyTorch's",
+            "samples of places that depend on the picture are PyTorch's, by its kernel for bags of rows",
         ),
     ]
