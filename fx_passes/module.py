@@ -186,17 +186,23 @@ class OptimizedModule(WatchedModule):
             module._is_open = self._is_open
             return module._call(args, kwargs)
         with self.call_kinds.example(self, args, kwargs) as is_example:
-            tracks = torch.is_grad_enabled() and (not is_example or _ask_for_gradients(args, kwargs))
-            with torch.set_grad_enabled(tracks):  # as the calls of this kind that follow
+            if is_example and torch.is_grad_enabled() and not _ask_for_gradients(args, kwargs):
+                result = self._untracked(self._by_pytorch, args, kwargs)  # as the calls of this kind that follow
+            else:  # what forward sets stays set
                 result = self._by_pytorch(*args, **kwargs)
         self._calls_of_others += not is_example
         return result
 
     def _run_untracked(self, *args: Any, **kwargs: Any) -> Any:
         """A parameter that plain PyTorch reads would make what follows track gradients that nobody asks for."""
+        return self._untracked(self.run_graph, args, kwargs)
+
+    @staticmethod
+    def _untracked(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Where gradients are enabled: run without."""
         torch._C._set_grad_enabled(False)  # no_grad() takes longer than all that a call asks before
         try:
-            return self.run_graph(*args, **kwargs)
+            return run(*args, **kwargs)
         finally:
             torch._C._set_grad_enabled(True)
 

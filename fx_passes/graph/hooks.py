@@ -75,7 +75,7 @@ def _collects_always(module: nn.Module) -> bool:
 
 def _is_collected_from(module: nn.Module) -> bool:
     """Whether the module's forward is one that Transformers put a collecting function around."""
-    function: Any = type(module).forward
+    function: Any = getattr(type(module), "forward", None)  # TorchScript's modules have none
     while function is not None:
         if getattr(function, "__globals__", {}).get("__name__") == _COLLECTING:
             return True

@@ -56,7 +56,7 @@ class WeightedSamples:
         count = len(self.levels)
         maps, grids, (weights, scratch, out) = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         samples, _, queries = self.shape
-        by_query, seen = out.transpose(1, 2), torch.zeros((), device="cpu")
+        by_query, seen = out.transpose(1, 2), torch.zeros((), dtype=torch.float32, device="cpu")
         for n in range(0, samples, self._samples):
             for q in range(0, queries, self._queries):
                 place = slice(n, n + self._samples), slice(q, q + self._queries)
@@ -98,7 +98,7 @@ class _Part:
         rows = (samples - 1) * step + (level.height - 1) * line + (level.width - 1) * pixel + 1
         self._table, self._last_row = (rows, width), rows - 1 - line - pixel
         self._begins = torch.arange(4 * bags, dtype=torch.int32, device="cpu") * level.points
-        self._one = torch.ones((), device="cpu")
+        self._one = torch.ones((), dtype=torch.float32, device="cpu")
 
     def sums(self, level: Tensor, grid: Tensor, weights: Tensor, n: int, scratch: Tensor) -> tuple[Tensor, Tensor]:
         """[4, n, q, D] of a part of the samples, from number n on, and of the queries: of each corner; a number that is

@@ -164,7 +164,7 @@ class TestMemoryDesc:
             (lambda: MemoryDesc((2, 3), F32, "ab", strides=(3, 1)), ValueError, "not both"),
             (lambda: MemoryDesc((2, 3), F32, strides=(1,)), ValueError, "strides"),
             (lambda: MemoryDesc((2, 3), F32, strides=(2**59, 1)), ValueError, "reach"),
-            (lambda: MemoryDesc((3, 4), F32, strides=(2, 1)), ZenDNNError, "share an address"),
+            (lambda: MemoryDesc((3, 4), F32, strides=(2, 1)), ZenDNNError, "smaller ones reach, gaps included"),
             (lambda: MemoryDesc((2, 3), F32).submemory((2, 3), (1, 0)), ValueError, "past"),
             (lambda: MemoryDesc((2, 3), F32).permute((0, 0)), ValueError, "permutation"),
             (lambda: MemoryDesc.from_tensor(torch.zeros(2, device="meta")), ValueError, "meta"),
