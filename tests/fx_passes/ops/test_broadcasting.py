@@ -54,6 +54,8 @@ def test_what_is_not_looked_at() -> None:
     with torch._subclasses.FakeTensorMode() as mode:
         assert ops.binary(mode.from_tensor(a), mode.from_tensor(b), "add").shape == a.shape
     assert ops.binary(3, 2, "add") == 5
+    sparse = torch.eye(160).to_sparse()
+    assert torch.equal(ops.binary(sparse, torch.full((1, 1), 2.0), "mul").to_dense(), 2 * torch.eye(160))
 
 
 def test_promotion_and_gradients_are_eagers() -> None:
