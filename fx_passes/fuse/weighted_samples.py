@@ -15,7 +15,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, erase_unread, example, finish, is_call, only_user, set_example
+from fx_passes.graph.graph import argument, erase_unread, finish, is_call, only_user, set_example
 from fx_passes.graph.inference import rank
 from zendnn_cffi.values import dataclass
 
@@ -94,14 +94,9 @@ def _sampled(node: Any) -> tuple[fx.Node, fx.Node, bool] | None:
     else:
         return None
     level, grid = argument(node, 0, "input"), argument(node, 1, "grid")
-    if not is_known or only_user(node) is None or _RANK not in (_rank(level), _rank(grid)):  # of five: volumes
+    if not is_known or only_user(node) is None or _RANK not in (rank(level), rank(grid)):  # of five: volumes
         return None
     return level, grid, bool(argument(node, 4, "align_corners", False))
-
-
-def _rank(node: Any) -> int | None:
-    value = example(node)
-    return rank(node) if value is None else value.ndim
 
 
 def _rewrite(node: fx.Node, found: Samples) -> None:

@@ -148,7 +148,10 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 
 def only_values_count(node: fx.Node) -> bool:
-    """Whether no reader could see the strides of node: computations cannot, what moves data may hand them on."""
+    """Whether nobody outside reads node, or what only moves its data: by itself no such reader sees its strides.
+
+    Results of computations may lie as node does: fx_passes.graph.strides follows these, too.
+    """
     return all(
         user.op == "call_function"
         and (

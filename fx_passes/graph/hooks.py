@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import nn
@@ -53,7 +53,7 @@ def outputs_are_collected() -> bool:
     return collecting is not None and bool(collecting._active_collector.get())
 
 
-def let_outputs_be_collected(root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def let_outputs_be_collected(root: nn.Module, kwargs: Mapping[str, Any]) -> None:
     """Have Transformers put its hooks on layers where a call asks for what these collect: it does so in the first one.
 
     Tracing would find a forward that changes its layers' hooks, and keep the model in parts.

@@ -25,8 +25,8 @@ _PLAIN = (Tensor, Parameter)
 def in_long_runs(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return both with the one that broadcasts written out along the last dimensions, where that pays; same numbers."""
     if a.numel() < b.numel():
-        small, full = in_long_runs(b, a)[::-1]
-        return small, full
+        b, a = in_long_runs(b, a)
+        return a, b
     shape = tuple(a.shape)
     if len(shape) < b.ndim or a.numel() < _LEAST or not a.is_contiguous():
         return a, b

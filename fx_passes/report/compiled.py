@@ -49,15 +49,15 @@ def behind(compiled: Any) -> list[OptimizedModule]:
     return [module for module in compiled_modules() if not own.isdisjoint(map(id, _tensors(module)))]
 
 
-def replaced_forwards(whole: Any) -> dict[str, OptimizedModule | None]:
-    """What computes in place of forwards that replace_forward() replaced, by path; None before the first call.
+def replaced_forwards(whole: Any) -> dict[str, list[OptimizedModule]]:
+    """What computes in place of forwards that replace_forward() replaced, by path: for each kind of call that came.
 
     whole  a model, or what replace_forward() returned
     """
     forwards = {"": whole}
     if isinstance(whole, nn.Module):
         forwards = {path: part.__dict__.get("forward") for path, part in whole.named_modules()}
-    return {path: each.optimized for path, each in forwards.items() if getattr(each, "stands_in", False) is True}
+    return {path: each.modules for path, each in forwards.items() if getattr(each, "stands_in", False) is True}
 
 
 def _owner(compiled: Any) -> nn.Module | None:

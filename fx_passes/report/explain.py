@@ -253,7 +253,7 @@ def _parts(whole: Any) -> dict[str, OptimizedModule]:
     inside = whole.named_modules() if isinstance(whole, nn.Module) else ()
     held = {path: module for path, module in inside if isinstance(module, OptimizedModule)}
     replaced = replaced_forwards(whole)
-    held |= {path: module for path, module in replaced.items() if module is not None}
+    held |= {path: modules[0] for path, modules in replaced.items() if modules}  # which tells of the others
     was_compiled = is_compiled(whole)
     compiled = behind(whole) if was_compiled else []
     if held or compiled:

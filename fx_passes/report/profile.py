@@ -136,8 +136,8 @@ def _own_regions(module: Any) -> list[Any]:
     from fx_passes.report.compiled import replaced_forwards
 
     parts = list(module.modules()) if isinstance(module, torch.nn.Module) else []
-    for fast in filter(None, replaced_forwards(module).values()):
-        parts += [part for each in (fast, *fast.call_kinds.modules) for part in each.modules()]
+    for modules in replaced_forwards(module).values():
+        parts += [part for each in modules for part in each.modules()]
     for part in (part for part in list(parts) if isinstance(part, OptimizedModule)):
         parts += [inner for each in part.optimized_submodules.values() for inner in each.modules()]
     return [own for part in parts if isinstance(part, ZenRegion) for own in part.with_packed]

@@ -172,7 +172,7 @@ def _trace(
 ) -> Traced:
     """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
     if example is not None:
-        let_outputs_be_collected(root, *example)
+        let_outputs_be_collected(root, example[1])
     traced = _trace_root(root, example, specialized, given, sizes, left)
     if example is not None:
         traced.kind = kind_of(traced.parameters, *example)

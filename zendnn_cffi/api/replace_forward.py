@@ -47,11 +47,6 @@ class ReplacedForward:
         self.__code__ = getattr(type(model).forward, "__code__", None)  # torch.export reads where it is written
 
     @property
-    def optimized(self) -> OptimizedModule | None:
-        """The optimized module, which holds those for further kinds of calls; None before the first call."""
-        return self._fast
-
-    @property
     def modules(self) -> list[OptimizedModule]:
         """The optimized modules: of the model, and for further kinds of calls that came."""
         return [] if self._fast is None else [self._fast, *self._fast.call_kinds.modules]

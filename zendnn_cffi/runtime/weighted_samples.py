@@ -44,7 +44,7 @@ class WeightedSamples:
     """
 
     def __init__(self, levels: Sequence[Level], shape: tuple[int, int, int], align_corners: bool) -> None:
-        self.levels, self.shape, self.align_corners = tuple(levels), shape, align_corners
+        self.shape, self.align_corners = shape, align_corners
         samples, _, queries = shape
         most = max(level.points for level in levels)
         self._queries = max(1, min(queries, _BLOCK // most))
@@ -53,7 +53,7 @@ class WeightedSamples:
         self._parts = [_Part(level, shape, self._queries * self._samples, align_corners) for level in levels]
 
     def __call__(self, *tensors: Tensor) -> None:
-        count = len(self.levels)
+        count = len(self._parts)
         maps, grids, (weights, scratch, out) = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         samples, _, queries = self.shape
         by_query, seen = out.transpose(1, 2), torch.zeros((), dtype=torch.float32, device="cpu")

@@ -99,8 +99,8 @@ def _check_mode(model: nn.Module) -> None:
         raise ValueError("model is in training mode: quantize() is for inference, call model.eval() first")
     for path, module in model.named_modules():
         if module.training and _computes_otherwise(module):
-            kind = type(module).__name__
-            raise ValueError(f"{path} ({kind}) is in training mode, though the model is not: call model.eval() first")
+            layer = f"{path} ({type(module).__name__})"
+            raise ValueError(f"{layer} is in training mode, though the model is not: call model.eval() first")
 
 
 def _check_exported(model: Any) -> None:

@@ -187,8 +187,15 @@ def _drop_annotations(gm: fx.GraphModule) -> None:
 def _add_to_bias(gm: fx.GraphModule, layer: fx.Node, shift: Tensor) -> None:
     before = layer.args[2] if len(layer.args) > 2 else None
     if isinstance(before, fx.Node):
-        shift = get_attribute(gm, str(before.target)).detach() + shift
+        shift = constant_of(gm, before) + shift
     replace_constant(gm, layer, 2, shift)
+
+
+def constant_of(gm: fx.GraphModule, node: Any) -> Tensor:
+    """The parameter or buffer that a node reads."""
+    value = get_attribute(gm, str(node.target))
+    assert isinstance(value, Tensor)
+    return value.detach()
 
 
 def replace_constant(gm: fx.GraphModule, node: fx.Node, position: int, value: Tensor, what: str = "corrected") -> None:

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from fx_passes.graph.graph import get_attribute
+from fx_passes import ops
+from fx_passes.graph.inference import rank
 from zendnn_cffi.api.quantization.constants import LAYERS, TRANSPOSED, is_constant
-from zendnn_cffi.api.quantization.layers import kind, replace_constant
+from zendnn_cffi.api.quantization.layers import constant_of, kind, replace_constant
 
 aten = torch.ops.aten
 _GROUPS_OF_TRANSPOSED = 6  # the position of that argument
@@ -87,38 +88,24 @@ def _layer_before(norm: fx.Node) -> fx.Node | None:
     bias = layer.args[2] if len(layer.args) > 2 else None
     if not all(arg is None or is_constant(arg) for arg in (bias, *statistics)) or None in statistics[2:]:
         return None
-    if kind(layer) == "linear" and _rank(layer.args[0]) != 2:
+    if kind(layer) == "linear" and rank(layer.args[0]) != 2:
         return None  # its channels are the last axis, those of a normalization the second
     return layer
-
-
-def _rank(node: Any) -> int | None:
-    value = node.meta.get("val")
-    return value.ndim if isinstance(value, Tensor) else None
 
 
 def _fold(gm: fx.GraphModule, layer: fx.Node, norm: fx.Node) -> None:
     _, scale, shift, mean, variance, _, _, eps, *_ = (_constant(gm, arg) for arg in norm.args)
     weight, bias = _constant(gm, layer.args[1]), _constant(gm, layer.args[2] if len(layer.args) > 2 else None)
-    factor = (variance.double() + eps).rsqrt()
-    factor = factor if scale is None else factor * scale.double()
-    moved = -mean.double() if bias is None else bias.double() - mean.double()
-    moved = moved * factor if shift is None else moved * factor + shift.double()
-    replace_constant(gm, layer, 1, (weight.double() * _for_weight(factor, layer, weight)).to(weight.dtype), "folded")
-    replace_constant(gm, layer, 2, moved.to(weight.dtype), "folded")
+    if kind(layer) in TRANSPOSED:
+        groups: Any = layer.args[_GROUPS_OF_TRANSPOSED] if len(layer.args) > _GROUPS_OF_TRANSPOSED else 1
+        folded = ops.fold_bn_deconv_weight(weight, variance, scale, eps, groups)
+    else:
+        folded = ops.fold_bn_weight(weight, variance, scale, eps)
+    replace_constant(gm, layer, 1, folded, "folded")
+    replace_constant(gm, layer, 2, ops.fold_bn_bias(bias, mean, variance, scale, shift, eps, weight), "folded")
     norm.replace_all_uses_with(layer)
     gm.graph.erase_node(norm)
 
 
-def _for_weight(factor: Tensor, layer: fx.Node, weight: Tensor) -> Tensor:
-    """A factor for each output channel, in a shape that the weights are multiplied by."""
-    if kind(layer) not in TRANSPOSED:
-        return factor.reshape(-1, *[1] * (weight.ndim - 1))
-    groups = layer.args[_GROUPS_OF_TRANSPOSED] if len(layer.args) > _GROUPS_OF_TRANSPOSED else 1
-    assert isinstance(groups, int)
-    by_group = factor.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
-    return by_group.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
-
-
 def _constant(gm: fx.GraphModule, arg: Any) -> Any:
-    return get_attribute(gm, str(arg.target)).detach() if isinstance(arg, fx.Node) and arg.op == "get_attr" else arg
+    return constant_of(gm, arg) if isinstance(arg, fx.Node) and arg.op == "get_attr" else arg

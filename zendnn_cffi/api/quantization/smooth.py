@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fx_passes.graph.graph import get_attribute
-from zendnn_cffi.api.quantization.layers import Call, kind, replace_constant, watch
+from zendnn_cffi.api.quantization.layers import Call, constant_of, kind, replace_constant, watch
 
 _STRENGTH = 0.5  # as in the paper: the spread is shared evenly between activations and weights
 _PASSING = frozenset(("dropout", "clone", "contiguous"))  # the value itself, in evaluation mode
@@ -72,7 +71,7 @@ def _passed(value: fx.Node) -> fx.Node:
 
 
 def _smooth(gm: fx.GraphModule, source: fx.Node, readers: list[fx.Node], largest: Tensor) -> None:
-    weights = [_constant(gm, reader.args[1]) for reader in readers]
+    weights = [constant_of(gm, reader.args[1]) for reader in readers]
     columns = torch.stack([weight.detach().abs().amax(0) for weight in weights]).amax(0)
     scales = largest.double().clamp_min(_SMALLEST).pow(_STRENGTH)
     scales /= columns.double().clamp_min(_SMALLEST).pow(1 - _STRENGTH)
@@ -82,7 +81,7 @@ def _smooth(gm: fx.GraphModule, source: fx.Node, readers: list[fx.Node], largest
     if (norm := _foldable(source, readers)) is not None:
         for position in range(2, min(len(norm.args), 4)):
             if isinstance(norm.args[position], fx.Node):
-                value = _constant(gm, norm.args[position])
+                value = constant_of(gm, norm.args[position])
                 replace_constant(gm, norm, position, (value.double() / scales).to(value.dtype))
         return
     with gm.graph.inserting_before(readers[0]):
@@ -104,9 +103,3 @@ def _foldable(source: fx.Node, readers: list[fx.Node]) -> fx.Node | None:
             return None
     weights = [arg for arg in norm.args[2:4] if isinstance(arg, fx.Node)]
     return norm if weights and norm.args[2] is weights[0] and all(arg.op == "get_attr" for arg in weights) else None
-
-
-def _constant(gm: fx.GraphModule, node: Any) -> Tensor:
-    value = get_attribute(gm, str(node.target))
-    assert isinstance(value, Tensor)
-    return value.detach()
