@@ -6,14 +6,15 @@ Before: states_1 = decays[:, :, 0] * states_0 + drives[:, :, 0];  read_0 = matmu
 After:  selective_scan(delta, a, delta * src, b, c, states_0)
 
 Models write the rounds in many ways. So the nodes between what is read in each round and the stack are not matched but
-run, in float64 on random numbers, and compared with the scan.
+run, in float64 on random numbers, and compared with the scan. `associative_scan`, which TorchDynamo takes apart, is
+found the same way: its states of all steps are read by one product, matmul(states, c[..., None]).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from zendnn_cffi.values import dataclass
 
 _STACKS = (torch.stack, torch.ops.aten.stack.default)
 _DTYPES = torch.float32, torch.float64  # others round in each step
-_INSIDE = ops.MOVEMENT | {ops.binary, ops.matmul, ops.reduce}
+_INSIDE = ops.MOVEMENT | {ops.binary, ops.concat, ops.matmul, ops.reduce, *_STACKS}
 _TRIED = {"B": 2, "D": 3, "N": 5}  # sizes to compare at; the steps are as many as they are
 _FULL_SIZED = (
     1 << 22
@@ -38,7 +39,7 @@ _READS = ("BTN", "BNT")
 
 @dataclass(frozen=True)
 class Scan:
-    """What a stack of what is read of states in each step is computed from; `layout` of decays and drives."""
+    """What the numbers read of states in each step are computed from; `layout` of decays and drives."""
 
     decays: fx.Node
     drives: fx.Node
@@ -50,8 +51,8 @@ class Scan:
 
 def fuse_selective_scans(gm: fx.GraphModule) -> fx.GraphModule:
     """Rewrite every such loop."""
-    stacks = [node for node in gm.graph.nodes if is_call(node, *_STACKS)]
-    matches = [(node, scan) for node in stacks if (scan := match_scan(node)) is not None]
+    ends = [node for node in gm.graph.nodes if is_call(node, *_STACKS, ops.matmul)]
+    matches = [(node, scan) for node in ends if (scan := match_scan(node)) is not None]
     if not matches:
         return gm
     aliasing = Aliasing(gm)
@@ -63,42 +64,88 @@ def fuse_selective_scans(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def match_scan(node: fx.Node) -> Scan | None:
-    """What the scan computes on whose steps a stack of [B, D] each collects; None where it is none."""
-    pieces = argument(node, 0, "tensors")
-    if not isinstance(pieces, (list, tuple)) or len(pieces) < _FEWEST or len(set(pieces)) < len(pieces):
+    """The scan whose steps a stack collects, [B, D] each, or a product reads at once, [B, T, D, 1]; None: none."""
+    rounds = _read_at_once(node) if is_call(node, ops.matmul) else _stacked(node)
+    if rounds is None:
         return None
-    value = example(pieces[0])
-    if value is None or value.ndim != 2 or value.dtype not in _DTYPES:
+    inner = [part for part in rounds.inside if part is not node]
+    if any(user not in inner and user is not node for part in inner for user in part.users):
         return None
-    inside, sources = _between(node, len(pieces))
-    if any(user not in inside and user is not node for part in inside for user in part.users):
-        return None
+    value = example(rounds.ends[0])
     by_rank: dict[int, list[fx.Node]] = {}
-    for source in sources:
+    for source in rounds.sources:
         shown = example(source)
-        if shown is None or shown.dtype != value.dtype:
+        if value is None or shown is None or shown.dtype != value.dtype:
             return None
         by_rank.setdefault(shown.ndim, []).append(source)
     fours, threes = by_rank.pop(4, []), by_rank.pop(3, [])
     if by_rank or len(fours) != 2 or len(threes) not in (1, 2):
         return None
-    return next((s for s in _readings(fours, threes) if _is_scan(s, inside, pieces)), None)
+    return next((scan for scan in _readings(fours, threes) if _is_scan(scan, rounds)), None)
 
 
-def _between(stack: fx.Node, steps: int) -> tuple[list[fx.Node], list[fx.Node]]:
-    """(nodes of the rounds in order, what these read): a value that all rounds read is none of a round's."""
+@dataclass(frozen=True)
+class _Rounds:
+    """Nodes that may be a scan's rounds: `inside`, in order, compute `ends` of `sources`; one end is all steps' product."""
+
+    ends: Sequence[fx.Node]
+    inside: Sequence[fx.Node]
+    sources: Sequence[fx.Node]
+    steps: int
+
+    def read(self, values: Mapping[fx.Node, Any]) -> Sequence[Tensor]:
+        """[B, D] of each step."""
+        if len(self.ends) == 1:
+            return values[self.ends[0]].squeeze(-1).unbind(1)
+        return [values[end] for end in self.ends]
+
+
+def _stacked(node: fx.Node) -> _Rounds | None:
+    """The rounds of which a stack collects the pieces."""
+    pieces = argument(node, 0, "tensors")
+    if not isinstance(pieces, (list, tuple)) or len(pieces) < _FEWEST or len(set(pieces)) < len(pieces):
+        return None
+    value, steps = example(pieces[0]), len(pieces)
+    if value is None or value.ndim != 2 or value.dtype not in _DTYPES:
+        return None
+    return _Rounds(pieces, *_behind(node.all_input_nodes, lambda part: len(part.users) < steps), steps)
+
+
+def _read_at_once(node: fx.Node) -> _Rounds | None:
+    """What a product of [B, T, D, N] and [B, T, N, 1] reads: only a sum of products of all sizes is of a scan."""
+    value = example(node)
+    if value is None or value.ndim != 4 or value.dtype not in _DTYPES or str(value.shape[-1]) != "1":
+        return None
+    steps = str(value.shape[1])
+    if not steps.isdigit() or int(steps) < _FEWEST:
+        return None
+    inside, sources = _behind([node], _is_of_all_sizes)
+    return _Rounds([node], inside, sources, int(steps))
+
+
+def _is_of_all_sizes(node: fx.Node) -> bool:
+    """Whether node has four dimensions or more, and no operand of an element-wise operation broadcasts."""
+    value = example(node)
+    if value is None or value.ndim < 4:
+        return False
+    shapes = {str(known_shape(each)) for each in node.all_input_nodes} if is_call(node, ops.binary) else set()
+    return len(shapes) <= 1
+
+
+def _behind(ends: Sequence[fx.Node], belongs: Callable[[fx.Node], bool]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """(nodes that compute ends and may be a round's, in order; what these read)."""
     inside, sources = dict[fx.Node, None](), dict[fx.Node, None]()
-    waiting = list(stack.all_input_nodes)
+    waiting = [*ends]
     while waiting:
         node = waiting.pop()
         if node in inside or node in sources:
             continue
-        if node.target in _INSIDE and len(node.users) < steps and not node.kwargs.get("post_ops"):
+        if is_call(node, *_INSIDE) and belongs(node) and not node.kwargs.get("post_ops"):
             inside[node] = None
             waiting += node.all_input_nodes
         else:
             sources[node] = None
-    return [node for node in stack.graph.nodes if node in inside], [*sources]
+    return [node for node in ends[0].graph.nodes if node in inside], [*sources]
 
 
 def _readings(fours: Sequence[fx.Node], threes: Sequence[fx.Node]) -> Iterator[Scan]:
@@ -109,17 +156,17 @@ def _readings(fours: Sequence[fx.Node], threes: Sequence[fx.Node]) -> Iterator[S
                 yield Scan(decays, drives, layout, c, c_layout, *(states or [None]))
 
 
-def _is_scan(scan: Scan, inside: Sequence[fx.Node], pieces: Sequence[fx.Node]) -> bool:
+def _is_scan(scan: Scan, rounds: _Rounds) -> bool:
     """Whether the rounds compute the scan's numbers."""
     have = _sizes(scan)
-    if have is None or have["T"] != len(pieces):
+    if have is None or have["T"] != rounds.steps:
         return False
     tried = [{**have, **_TRIED}]
     if math.prod(have.values()) <= _FULL_SIZED:
         tried.append(have)
     for sizes in tried:
         try:
-            return _compare(scan, inside, pieces, sizes)
+            return _compare(scan, rounds, sizes)
         except Exception:  # whatever PyTorch raises where the graph names other sizes
             continue
     return False
@@ -139,7 +186,7 @@ def _sizes(scan: Scan) -> dict[str, int] | None:
     return {name: int(size) if size.isdigit() else _TRIED[name] for name, size in sizes.items()}
 
 
-def _compare(scan: Scan, inside: Sequence[fx.Node], pieces: Sequence[fx.Node], sizes: dict[str, int]) -> bool:
+def _compare(scan: Scan, rounds: _Rounds, sizes: dict[str, int]) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def made(layout: str) -> Tensor:
@@ -149,23 +196,24 @@ def _compare(scan: Scan, inside: Sequence[fx.Node], pieces: Sequence[fx.Node], s
     values[scan.c] = made(scan.c_layout)
     if scan.state is not None:
         values[scan.state] = made("BDN")
-    for node in inside:
+    for node in rounds.inside:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         values[node] = node.target(*args, **kwargs)
     decays, drives = (values[node].movedim(scan.layout.index("T"), 0) for node in (scan.decays, scan.drives))
     rows = values[scan.c].movedim(scan.c_layout.index("T"), 0)
     state = values[scan.state] if scan.state is not None else torch.zeros_like(drives[0])
-    for decay, drive, row, piece in zip(decays, drives, rows, pieces, strict=True):
+    for decay, drive, row, found in zip(decays, drives, rows, rounds.read(values), strict=True):
         state = decay * state + drive
-        wanted, found = (state * row.unsqueeze(1)).sum(-1), values[piece]
+        wanted = (state * row.unsqueeze(1)).sum(-1)
         if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-9, atol=1e-12):
             return False
     return True
 
 
-def _rewrite(stack: fx.Node, scan: Scan) -> None:
+def _rewrite(end: fx.Node, scan: Scan) -> None:
     """Put one call in place of the loop, where decays and drives are made as Mamba's are."""
-    dim = argument(stack, 1, "dim", 0)
+    at_once = is_call(end, ops.matmul)
+    dim = 1 if at_once else argument(end, 1, "dim", 0)
     exponent = scan.decays.args[0] if is_call(scan.decays, ops.eltwise) and scan.decays.args[1] == "exp" else None
     if not is_call(exponent, ops.binary) or exponent.args[2] != "mul" or dim not in (-1, 2, 1):
         return
@@ -178,7 +226,7 @@ def _rewrite(stack: fx.Node, scan: Scan) -> None:
         return
     if len(rows) + len(across) < len(factors):
         return
-    with stack.graph.inserting_before(stack):
+    with end.graph.inserting_before(end):
         missing = 4 - len(known_shape(rates))
         a = _without(rates, [d - missing for d, name in enumerate(scan.layout) if name in "BT" and d >= missing])
         last, middle = scan.layout.index("N"), scan.layout.index("D")
@@ -186,14 +234,17 @@ def _rewrite(stack: fx.Node, scan: Scan) -> None:
         b = _product([_without(node, [middle]) for node in across])
         c = _in_order(scan.c, scan.c_layout, "BTN")
         args = by_width[0], a, _product(by_width[1:]), b, c, scan.state
-        result = stack.graph.call_function(ops.selective_scan, args)
+        result = end.graph.call_function(ops.selective_scan, args)
         value = example(by_width[0])
         assert value is not None
         set_example(result, value.new_empty(value.shape))
         replaced = result if dim != 1 else _in_order(result, "BDT", "BTD")
-    replaced.meta.update({key: value for key, value in stack.meta.items() if key != "val"})
-    stack.replace_all_uses_with(replaced)
-    stack.graph.erase_node(stack)
+        if at_once:
+            value, replaced = example(end), end.graph.call_function(ops.unsqueeze, (replaced, -1))
+            set_example(replaced, value)
+    replaced.meta.update({key: value for key, value in end.meta.items() if key != "val"})
+    end.replace_all_uses_with(replaced)
+    end.graph.erase_node(end)
 
 
 def _factors(node: Any) -> list[Any]:

@@ -213,6 +213,7 @@ def remove_dead(graph: fx.Graph) -> bool:
         pure = is_vocabulary(node) and node.target not in ops.WRITING
         known = node.op == "get_attr" or pure or is_call(node, getattr, *(ARITHMETIC - _AUGMENTED))
         known = known or bool(node.meta.get("constant")) or (is_call(node, *_AUGMENTED) and is_shape(node))
+        known = known or (is_call(node, torch.stack) and node.kwargs.get("out") is None)
         if (known or is_pure(node) or is_unbind(node)) and not node.users:
             graph.erase_node(node)
             changed = True

@@ -27,6 +27,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import qualified_name
 from fx_passes.graph.graph import (
     argument,
+    example,
     finish,
     get_attribute,
     is_call,
@@ -86,12 +87,17 @@ def normalize(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def name_overloads(graph: fx.Graph) -> None:
-    """Let nodes call the overload of an operator that has one alone: PT2E and tracers leave its name open."""
+    """Let nodes call the overload of an operator that has one alone: PT2E and tracers leave its name open.
+
+    `aten.slice`, which PyTorch's own Python code calls, has one for tensors.
+    """
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverloadPacket):
             overloads = node.target.overloads()
             if len(overloads) == 1:
                 node.target = getattr(node.target, overloads[0])
+            elif node.target is torch.ops.aten.slice and node.args and isinstance(example(node.args[0]), torch.Tensor):
+                node.target = torch.ops.aten.slice.Tensor
 
 
 class Normalizer:

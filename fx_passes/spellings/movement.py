@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fx_passes import ops
+from fx_passes.graph import inference
 from fx_passes.graph.graph import is_shape
 from fx_passes.spellings.registry import Alias, Built, Call, Parameter, is_number, row, spelled, static
 
@@ -70,6 +71,22 @@ def permute(input: Any, *dims: Any) -> Built:
 @spelled("transpose", "swapaxes", "swapdims")
 def transpose(input: Any, dim0: Any, dim1: Any) -> Built:
     return Call(ops.transpose, (input, dim0, dim1)) if static(dim0, dim1) else None
+
+
+@spelled("movedim", "moveaxis")
+def movedim(input: Any, source: Any, destination: Any) -> Built:
+    """Dimensions elsewhere, the others in their order: a permutation, where the rank is known."""
+    moved, wanted = ((each,) if type(each) is int else each for each in (source, destination))
+    rank = inference.rank(input)
+    if rank is None or not static(moved, wanted) or len(moved) != len(wanted):
+        return None
+    if any(not -rank <= dim < rank for dim in (*moved, *wanted)):
+        return None
+    places = dict(zip((dim % rank for dim in wanted), (dim % rank for dim in moved), strict=True))
+    if len(places) < len(moved) or len(set(places.values())) < len(moved):
+        return None
+    others = iter(dim for dim in range(rank) if dim not in places.values())
+    return Call(ops.permute, (input, tuple(places[dim] if dim in places else next(others) for dim in range(rank))))
 
 
 @spelled("chunk")
@@ -137,8 +154,11 @@ def index(input: Any, item: Any) -> Built:
 @spelled(overloads=[aten.slice.Tensor])
 def narrow(input: Any, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Built:
     """A slice along a dimension, perhaps between sizes that are known once shapes are."""
-    if step != 1 or not static(dim):
+    if not static(dim, step):
         return None
+    if step != 1:
+        whole = static(start, end) and dim >= 0
+        return Call(ops.index, (input, (*(slice(None),) * dim, slice(start, end, step)))) if whole else None
     if static(start, end):
         return Call(ops.narrow, (input, dim, start, end))
     if dim < 0 or not all(bound is None or type(bound) is int or is_shape(bound) for bound in (start, end)):

@@ -19,6 +19,7 @@ from torch import fx, nn
 
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import nodes_in, unique_name
+from fx_passes.trace.mapped import write_out_map
 
 _TRANSFORM = re.compile(r"_(vmap|grad|jvp|func)_(increment|decrement)_nesting")
 
@@ -35,10 +36,12 @@ class UnderMode(fx.GraphModule):
 def keep_modes_whole(root: nn.Module, graph: fx.Graph) -> None:
     """Replace each part of graph that runs under a mode by one call of a new submodule of root.
 
-    Autocast that is switched off counts only where it is on around the graph.
+    Autocast that is switched off counts only where it is on around the graph. Maps of element-wise operations are
+    written out.
     """
     for part in _parts(graph):
-        _move(root, graph, part)
+        if not write_out_map(graph, part):
+            _move(root, graph, part)
     graph.lint()
 
 

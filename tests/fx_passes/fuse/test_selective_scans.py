@@ -9,11 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch.utils import _pytree as pytree
 
 import zendnn_cffi  # noqa: F401 - the backend
 from fx_passes.pipeline import compile_graph
 from tests.support.graphs import check_equal, count
 from tests.support.lowering import noise
+from tests.tolerance import assert_close
+from zendnn_cffi.backend import compiled_modules
 
 WIDTH, NUMBERS, STEPS = 6, 4, 5
 
@@ -126,3 +130,60 @@ def test_other_loops_stay(change: str) -> None:
 
 def test_the_same_loop_without_a_change_is_one() -> None:
     assert count(exported(_other(""))[1])["selective_scan"] == 1
+
+
+def _at_once(change: str = "") -> Callable[..., Tensor]:
+    """The scan by PyTorch's associative_scan, as Transformers has it, or with one thing changed."""
+
+    def combine(left: Any, right: Any) -> Any:
+        product = left[0] * right[0]
+        if change == "other sum":
+            return product, left[1] + right[1]
+        return product, right[0] * left[1] + right[1]
+
+    def scan(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Any:
+        delta, x = delta.transpose(1, 2), x.transpose(1, 2)
+        decays = torch.exp(a[None, :, None, :] * delta[:, :, :, None])
+        drives = delta[:, :, :, None] * b[:, None, :, :] * x[:, :, :, None]
+        _, states = associative_scan(combine, (decays, drives), dim=2, combine_mode="generic")
+        read = torch.matmul(states.transpose(1, 2), c.unsqueeze(-1)).squeeze(-1)
+        return (read, states[:, :, -1]) if change == "state" else read
+
+    return scan
+
+
+def _compiled(model: nn.Module, x: Tensor) -> tuple[Any, Any]:
+    """(the graph that a compiled model runs, its results)."""
+    torch._dynamo.reset()
+    before = len(compiled_modules())
+    with torch.no_grad():
+        results = torch.compile(model, backend="zendnn")(x)
+    (module,) = compiled_modules()[before:]
+    return module, results
+
+
+@pytest.mark.parametrize("steps", [3, 8, 13])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_associative_scans_become_one_operation(samples: int, steps: int) -> None:
+    """TorchDynamo takes them apart into maps of halves: none of these is left."""
+    model, x = Scanning(_at_once()).double(), noise(samples, steps, WIDTH).double()
+    loop = Scanning(in_time).double()
+    loop.load_state_dict(model.state_dict())
+    module, found = _compiled(model, x)
+    assert count(module)["selective_scan"] == 1
+    names = {str(node.target) for node in module.graph.nodes}
+    assert not any("stack" in name or "under_mode" in name for name in names)
+    with torch.no_grad():
+        assert_close(found, loop(x), k=steps * NUMBERS)
+
+
+@pytest.mark.parametrize("change", ["other sum", "state"])
+def test_other_associative_scans_stay(change: str) -> None:
+    model, x = Scanning(_at_once(change)).double(), noise(2, 6, WIDTH).double()
+    module, found = _compiled(model, x)
+    assert count(module)["selective_scan"] == 0
+    torch._dynamo.reset()
+    with torch.no_grad():
+        wanted = torch.compile(model, backend="eager")(x)
+    for actual, expected in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
+        assert_close(actual, expected, k=99)

@@ -192,6 +192,8 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "torch.flatten": (lambda m, x: torch.flatten(x, 1), ("flatten",)),
     "x.permute": (lambda m, x: x.permute(0, 2, 3, 1), ("permute",)),
     "torch.permute": (lambda m, x: torch.permute(x, [0, 2, 3, 1]), ("permute",)),
+    "x.movedim": (lambda m, x: x.permute(0, 2, 3, 1).movedim(-1, 1), ("permute", "permute")),
+    "torch.moveaxis": (lambda m, x: torch.moveaxis(x.permute(0, 2, 3, 1), (3, 0), (0, -1)), ("permute", "permute")),
     "x.chunk": (lambda m, x: x.chunk(2, dim=1)[0].relu(), ("chunk", "eltwise")),
     "torch.split": (lambda m, x: torch.split(x, [1, 3], 1)[1] * 2, ("split", "binary")),
     "x.unbind": (lambda m, x: x.unbind(1)[2].relu(), ("index", "eltwise")),
