@@ -3,7 +3,7 @@
 Before: states_1 = decays[:, :, 0] * states_0 + drives[:, :, 0];  read_0 = matmul(states_1, c[:, 0, :, None])[:, :, 0]
         states_2 = decays[:, :, 1] * states_1 + drives[:, :, 1];  ...              stack((read_0, read_1, ...), -1)
         of decays = exp(a * delta[..., None]), drives = delta[..., None] * b[:, None] * src[..., None]
-After:  selective_scan(delta, a, delta * src, b, c, states_0)
+After:  selective_scan(delta, a, delta * src, b, c, states_0), with the last state where others read it
 
 Models write the rounds in many ways. So the nodes between what is read in each round and the stack are not matched but
 run, in float64 on random numbers, and compared with the scan. `associative_scan`, which TorchDynamo takes apart, is
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +24,16 @@ from torch import Tensor, fx
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, example, finish, is_call, is_constant, known_shape, set_example
+from fx_passes.graph.graph import (
+    argument,
+    example,
+    finish,
+    is_call,
+    is_constant,
+    known_shape,
+    remove_dead,
+    set_example,
+)
 from zendnn_cffi.values import dataclass
 
 _STACKS = (torch.stack, torch.ops.aten.stack.default)
@@ -47,6 +58,7 @@ class Scan:
     c: fx.Node
     c_layout: str
     state: fx.Node | None
+    lasts: Sequence[fx.Node] = ()  # the state after the last step, where others read it
 
 
 def fuse_selective_scans(gm: fx.GraphModule) -> fx.GraphModule:
@@ -68,9 +80,6 @@ def match_scan(node: fx.Node) -> Scan | None:
     rounds = _read_at_once(node) if is_call(node, ops.matmul) else _stacked(node)
     if rounds is None:
         return None
-    inner = [part for part in rounds.inside if part is not node]
-    if any(user not in inner and user is not node for part in inner for user in part.users):
-        return None
     value = example(rounds.ends[0])
     by_rank: dict[int, list[fx.Node]] = {}
     for source in rounds.sources:
@@ -81,16 +90,23 @@ def match_scan(node: fx.Node) -> Scan | None:
     fours, threes = by_rank.pop(4, []), by_rank.pop(3, [])
     if by_rank or len(fours) != 2 or len(threes) not in (1, 2):
         return None
-    return next((scan for scan in _readings(fours, threes) if _is_scan(scan, rounds)), None)
+    found = next((scan for scan in _readings(fours, threes) if _is_scan(scan, rounds)), None)
+    return None if found is None else replace(found, lasts=rounds.lasts)
 
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Nodes that may be a scan's rounds: `inside`, in order, compute `ends` of `sources`; one end is all steps' product."""
+    """Nodes that may be a scan's rounds.
+
+    ends     what is read in each round; a single one is the product of all rounds
+    inside   what computes them, in order, from sources
+    lasts    what others read of inside, by an index where they take one: must be the last state
+    """
 
     ends: Sequence[fx.Node]
     inside: Sequence[fx.Node]
     sources: Sequence[fx.Node]
+    lasts: Sequence[fx.Node]
     steps: int
 
     def read(self, values: Mapping[fx.Node, Any]) -> Sequence[Tensor]:
@@ -108,7 +124,7 @@ def _stacked(node: fx.Node) -> _Rounds | None:
     value, steps = example(pieces[0]), len(pieces)
     if value is None or value.ndim != 2 or value.dtype not in _DTYPES:
         return None
-    return _Rounds(pieces, *_behind(node.all_input_nodes, lambda part: len(part.users) < steps), steps)
+    return _rounds(node, pieces, lambda part: len(part.users) < steps, steps)
 
 
 def _read_at_once(node: fx.Node) -> _Rounds | None:
@@ -119,8 +135,7 @@ def _read_at_once(node: fx.Node) -> _Rounds | None:
     steps = str(value.shape[1])
     if not steps.isdigit() or int(steps) < _FEWEST:
         return None
-    inside, sources = _behind([node], _is_of_all_sizes)
-    return _Rounds([node], inside, sources, int(steps))
+    return _rounds(node, [node], _is_of_all_sizes, int(steps))
 
 
 def _is_of_all_sizes(node: fx.Node) -> bool:
@@ -132,8 +147,8 @@ def _is_of_all_sizes(node: fx.Node) -> bool:
     return len(shapes) <= 1
 
 
-def _behind(ends: Sequence[fx.Node], belongs: Callable[[fx.Node], bool]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """(nodes that compute ends and may be a round's, in order; what these read)."""
+def _rounds(collects: fx.Node, ends: Sequence[fx.Node], belongs: Callable[[fx.Node], bool], steps: int) -> _Rounds:
+    """What computes ends, which one node collects, by nodes that belong to a round."""
     inside, sources = dict[fx.Node, None](), dict[fx.Node, None]()
     waiting = [*ends]
     while waiting:
@@ -145,7 +160,11 @@ def _behind(ends: Sequence[fx.Node], belongs: Callable[[fx.Node], bool]) -> tupl
             waiting += node.all_input_nodes
         else:
             sources[node] = None
-    return [node for node in ends[0].graph.nodes if node in inside], [*sources]
+    known, lasts = {*inside, collects}, dict[fx.Node, None]()
+    for part in inside:
+        others = [user for user in part.users if user not in known] if part is not collects else []
+        lasts.update(dict.fromkeys(user if is_call(user, ops.index) else part for user in others))
+    return _Rounds(ends, [node for node in collects.graph.nodes if node in inside], [*sources], [*lasts], steps)
 
 
 def _readings(fours: Sequence[fx.Node], threes: Sequence[fx.Node]) -> Iterator[Scan]:
@@ -196,7 +215,7 @@ def _compare(scan: Scan, rounds: _Rounds, sizes: dict[str, int]) -> bool:
     values[scan.c] = made(scan.c_layout)
     if scan.state is not None:
         values[scan.state] = made("BDN")
-    for node in rounds.inside:
+    for node in dict.fromkeys((*rounds.inside, *rounds.lasts)):
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         values[node] = node.target(*args, **kwargs)
     decays, drives = (values[node].movedim(scan.layout.index("T"), 0) for node in (scan.decays, scan.drives))
@@ -207,7 +226,7 @@ def _compare(scan: Scan, rounds: _Rounds, sizes: dict[str, int]) -> bool:
         wanted = (state * row.unsqueeze(1)).sum(-1)
         if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=1e-9, atol=1e-12):
             return False
-    return True
+    return all(values[node].shape == state.shape and torch.allclose(values[node], state) for node in rounds.lasts)
 
 
 def _rewrite(end: fx.Node, scan: Scan) -> None:
@@ -234,17 +253,37 @@ def _rewrite(end: fx.Node, scan: Scan) -> None:
         b = _product([_without(node, [middle]) for node in across])
         c = _in_order(scan.c, scan.c_layout, "BTN")
         args = by_width[0], a, _product(by_width[1:]), b, c, scan.state
-        result = end.graph.call_function(ops.selective_scan, args)
         value = example(by_width[0])
         assert value is not None
-        set_example(result, value.new_empty(value.shape))
-        replaced = result if dim != 1 else _in_order(result, "BDT", "BTD")
+        read = value.new_empty(value.shape)
+        if scan.lasts:
+            both = end.graph.call_function(ops.selective_scan_and_state, args)
+            set_example(both, (read, example(scan.lasts[0])))
+            result = _piece(both, 0)
+        else:
+            result = end.graph.call_function(ops.selective_scan, args)
+            set_example(result, read)
+        replaced = result
+        if dim == 1:  # as eager's stack, or product, lies
+            turned = _in_order(result, "BDT", "BTD")
+            replaced = end.graph.call_function(ops.contiguous, (turned,))
+            set_example(replaced, read.new_empty(known_shape(turned)))
         if at_once:
-            value, replaced = example(end), end.graph.call_function(ops.unsqueeze, (replaced, -1))
-            set_example(replaced, value)
+            replaced = end.graph.call_function(ops.unsqueeze, (replaced, -1))
+            set_example(replaced, example(end))
     replaced.meta.update({key: value for key, value in end.meta.items() if key != "val"})
     end.replace_all_uses_with(replaced)
     end.graph.erase_node(end)
+    remove_dead(end.graph)  # the rounds: others alone read their last state then
+    for last in scan.lasts:
+        with end.graph.inserting_after(result):
+            last.replace_all_uses_with(_piece(result.args[0], 1))
+
+
+def _piece(both: fx.Node, index: int) -> fx.Node:
+    piece = both.graph.call_function(operator.getitem, (both, index))
+    set_example(piece, both.meta["val"][index])
+    return piece
 
 
 def _factors(node: Any) -> list[Any]:

@@ -96,18 +96,18 @@ def recurrent_layer(
 
     src        [T, N, I]
     h, c       [1, N, O], [1, N, H], or None: zeros
-    with_cell  of an LSTM: return one dimension, the output's T * N * O numbers, zeros up to cell_offset(T * N * O), and
-               the N * H numbers of the last cell state
+    with_cell  of an LSTM: return one dimension, the output's T * N * O numbers, zeros up to state_offset(T * N * O),
+               and the N * H numbers of the last cell state
     """
     output, cell = output_and_cell(src, h, c, weights, kind, has_biases=has_biases, reverse=reverse)
     if not with_cell or cell is None:
         return output
-    between = output.new_zeros(cell_offset(output.numel()) - output.numel())
+    between = output.new_zeros(state_offset(output.numel()) - output.numel())
     return torch.cat([output.reshape(-1), between, cell.reshape(-1)])
 
 
-def cell_offset(numbers: int) -> int:
-    """Where the cell state lies behind an output of so many numbers: on a cache line in float32 and bfloat16."""
+def state_offset(numbers: int) -> int:
+    """Where a last state lies behind an output of so many numbers: on a cache line in float32 and bfloat16."""
     return -(-numbers // 32) * 32
 
 

@@ -1,6 +1,6 @@
 """Write out vmap of element-wise operations: with the mapped dimension in front they compute the same numbers.
 
-Before: _vmap_increment_nesting -> _add_batch_dim(x, 0, 1) -> mul -> _remove_batch_dim(.., 1, n, 0) -> _vmap_decrement_nesting
+Before: _vmap_increment_nesting -> _add_batch_dim(x, 0, 1) -> mul -> _remove_batch_dim -> _vmap_decrement_nesting
 After:  mul
 
 TorchDynamo leaves such parts of `associative_scan`, a state space's steps, two for each halving of its length.

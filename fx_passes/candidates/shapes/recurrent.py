@@ -8,7 +8,7 @@ from typing import Any
 from fx_passes.candidates.shapes.elementwise import check_floating
 from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
 from fx_passes.ops import GATES
-from fx_passes.ops.recurrent import cell_offset
+from fx_passes.ops.recurrent import state_offset
 
 
 def recurrent(
@@ -62,7 +62,7 @@ def recurrent_layer(
     steps, samples, _ = src.shape
     hidden, width = weights[1].shape[0] // GATES[kind], weights[1].shape[1]
     if with_cell:
-        return row_major((cell_offset(steps * samples * width) + samples * hidden,), src.dtype)
+        return row_major((state_offset(steps * samples * width) + samples * hidden,), src.dtype)
     return row_major((steps, samples, width), src.dtype)
 
 
@@ -80,9 +80,24 @@ def holding(weight: TensorSpec) -> TensorSpec:
 
 
 def selective_scan(
-    delta: TensorSpec, a: TensorSpec, drive: TensorSpec, b: TensorSpec, c: TensorSpec, state: TensorSpec | None
+    delta: TensorSpec,
+    a: TensorSpec,
+    drive: TensorSpec,
+    b: TensorSpec,
+    c: TensorSpec,
+    state: TensorSpec | None,
+    *,
+    with_state: bool = False,
 ) -> TensorSpec:
     """ops.selective_scan."""
+    read, last = selective_scan_and_state(delta, a, drive, b, c, state)
+    return row_major((state_offset(read.numel) + last.numel,), read.dtype) if with_state else read
+
+
+def selective_scan_and_state(
+    delta: TensorSpec, a: TensorSpec, drive: TensorSpec, b: TensorSpec, c: TensorSpec, state: TensorSpec | None
+) -> tuple[TensorSpec, TensorSpec]:
+    """ops.selective_scan_and_state."""
     others = [a, drive, b, c, *([] if state is None else [state])]
     check_floating(delta, *others)
     if delta.ndim != 3 or a.ndim != 2 or any(spec.dtype != delta.dtype for spec in others):
@@ -93,4 +108,4 @@ def selective_scan(
         raise Unclear
     if state is not None and state.shape != state_shape:
         raise Unclear
-    return row_major(delta.shape, delta.dtype)
+    return row_major(delta.shape, delta.dtype), row_major(state_shape, delta.dtype)

@@ -88,6 +88,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.recurrent_layer: recurrent.recurrent_layer,
     ops.recurrent_cell: recurrent.recurrent_cell,
     ops.selective_scan: recurrent.selective_scan,
+    ops.selective_scan_and_state: recurrent.selective_scan_and_state,
     ops.batch_norm: rows.batch_norm,
     ops.layer_norm: rows.layer_norm,
     ops.group_norm: rows.group_norm,

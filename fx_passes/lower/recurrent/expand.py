@@ -4,7 +4,7 @@
     ->  time-major x -> recurrent_layer -> recurrent_layer -> batch-major y, and the last steps are h
 
 The last hidden state is a step of the output. The last cell state of an LSTM, where it is read, follows the output's
-numbers in one result, so that each operation has one.
+numbers in one result, so that each operation has one. So does the last state of a scan.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from fx_passes import ops
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import NotLowered
-from fx_passes.ops.recurrent import cell_offset
+from fx_passes.ops.recurrent import state_offset
 
 _Call = Callable[..., fx.Node]
 
 
 def expand_recurrent(graph: fx.Graph, values: RegionValues) -> None:
     """Rewrite graph. Raises NotLowered for what has neither two nor three dimensions, or is empty."""
-    for node in [n for n in graph.nodes if is_call(n, ops.recurrent, ops.recurrent_cell)]:
+    for node in [n for n in graph.nodes if is_call(n, *_EXPANDED)]:
         count = len(values.numbers[node])
         readers: dict[int, list[fx.Node]] = {}
         for user in node.users:
             readers.setdefault(user.args[1] % count, []).append(user)
         with graph.inserting_before(node):
             call = _caller(graph, node, values)
-            expand = _expand_stack if node.target is ops.recurrent else _expand_cell
-            results = expand(node, values, call, frozenset(readers))
+            results = _EXPANDED[node.target](node, values, call, frozenset(readers))
         for index, users in readers.items():
             for user in users:
                 user.replace_all_uses_with(results[index])
@@ -132,7 +131,7 @@ def _layer(
     hidden, width = matrix[0] // ops.GATES[kind], matrix[1]
     numbers = steps * samples * width
     output = call(ops.reshape, call(ops.narrow, result, 0, 0, numbers), (steps, samples, width))
-    cell = call(ops.narrow, result, 0, cell_offset(numbers), None)
+    cell = call(ops.narrow, result, 0, state_offset(numbers), None)
     return output, call(ops.reshape, cell, (1, samples, hidden))
 
 
@@ -171,3 +170,26 @@ def _as_given(value: fx.Node, ndim: int, batch_first: bool, values: RegionValues
     if ndim == 2:
         return call(ops.reshape, value, (shape[0], shape[2]))
     return call(ops.transpose, value, 0, 1) if batch_first else value
+
+
+def _expand_scan(node: fx.Node, values: RegionValues, call: _Call, read: frozenset[int]) -> dict[int, fx.Node]:
+    """What is read, and the last state, which the caller may keep: as eager has it, not between other numbers."""
+    (samples, width, steps), (_, numbers) = (values.known(source).shape for source in node.args[:2])
+    if 1 not in read:
+        return {0: call(ops.selective_scan, *node.args)}
+    both, results = call(ops.selective_scan, *node.args, with_state=True), {}
+    rows = samples * steps * width
+    if 0 in read:
+        results[0] = call(ops.reshape, call(ops.narrow, both, 0, 0, rows), (samples, steps, width))
+    last = call(ops.narrow, both, 0, state_offset(rows), None)
+    results[1] = call(ops.reshape, last, (samples, numbers, width))
+    results = {index: call(ops.transpose, result, 1, 2) for index, result in results.items()}
+    results[1] = call(ops.contiguous, results[1])
+    return results
+
+
+_EXPANDED: dict[Callable[..., Any], Callable[..., dict[int, fx.Node]]] = {
+    ops.recurrent: _expand_stack,
+    ops.recurrent_cell: _expand_cell,
+    ops.selective_scan_and_state: _expand_scan,
+}

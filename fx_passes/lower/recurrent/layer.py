@@ -23,7 +23,7 @@ from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.recurrent.arguments import LayerArguments, copied, is_projected
 from fx_passes.lower.recurrent.steps import by_steps
-from fx_passes.ops.recurrent import cell_offset, output_and_cell
+from fx_passes.ops.recurrent import output_and_cell, state_offset
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
@@ -123,7 +123,7 @@ class _Primitive(LayerArguments):
             own = Operand(self.states[1], row_major(state, self.dtype))
             args[ARG_SRC_ITER_C] = self._converted(1, own, descs[ARG_SRC_ITER_C], before, is_read=True)
         if self.with_cell:
-            behind = Result(row_major(state, self.result), cell_offset(self.output_numbers) * self.result.itemsize)
+            behind = Result(row_major(state, self.result), state_offset(self.output_numbers) * self.result.itemsize)
             args[ARG_DST_ITER] = Temporary(0, descs[ARG_DST_ITER])
             args[ARG_DST_ITER_C] = self._converted(2, behind, descs[ARG_DST_ITER_C], after)
         return (*before, primitive_template(pd, args, "rnn", self.flops), *after)
@@ -138,7 +138,7 @@ class _Primitive(LayerArguments):
             weights, out = rest[-1 - count : -1], rest[-1]
             output, cell = output_and_cell(src, h, c, weights, kind, **settings)
             if with_cell and cell is not None:
-                out[cell_offset(output.numel()) :].view(cell.shape).copy_(cell)
+                out[state_offset(output.numel()) :].view(cell.shape).copy_(cell)
                 out = out[: output.numel()].view(output.shape)
             out.copy_(output)
 

@@ -34,6 +34,7 @@ from fx_passes.lower.context import LoweringContext, NotLowered, constant_name
 from fx_passes.lower.primitives import optimized_implementations
 from fx_passes.lower.recurrent.arguments import copied
 from fx_passes.lower.recurrent.loops import looped
+from fx_passes.ops.recurrent import state_offset
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
     ARG_DST,
@@ -51,6 +52,7 @@ _RUN_TIME = ("delta", "drive", "b", "c", "state")
 _ROWS = ("b", "c")  # of these a step's numbers lie side by side as they are
 _STILL = ("a", "decayed", "state")  # what all steps see where it is
 _DECAYED, _STATE = range(2)  # temporaries
+_FLOAT_BYTES = 4
 
 
 def lower_selective_scan(node: fx.Node, context: LoweringContext) -> Operation:
@@ -62,7 +64,8 @@ def lower_selective_scan(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered("a selective scan of another dtype than float32")
     operands = tuple(dict.fromkeys(given.values()))
     places = {name: operands.index(operand) for name, operand in given.items()}
-    scan = _Scan(rates, constant_name(node, "a"), spec.shape, places)
+    shape, with_state = context.tensor(arguments["delta"], "delta").shape, arguments["with_state"]
+    scan = _Scan(rates, constant_name(node, "a"), shape, places, with_state)
     operation = Operation(node, node.name, "selective_scan", operands, spec)
     rows = {given[name] for name in _ROWS}
     if rows & {operand for name, operand in given.items() if name not in _ROWS}:
@@ -74,7 +77,8 @@ def lower_selective_scan(node: fx.Node, context: LoweringContext) -> Operation:
     )
     calls = scan.calls()
     if calls is not None:
-        operation.candidates.append(Candidate(scan.implementation, steps, _swapped(spec.shape), calls))
+        dst = row_major(spec.shape, torch.float32) if with_state else _swapped(shape)
+        operation.candidates.append(Candidate(scan.implementation, steps, dst, calls))
     eager = tuple(row_major(shape, torch.float32) for shape in shapes)
     operation.candidates.append(Candidate("torch", eager, row_major(spec.shape, torch.float32), (scan.by_torch(),)))
     return operation
@@ -89,8 +93,10 @@ def _swapped(shape: tuple[int, ...]) -> Layout:
 class _Scan:
     """Sizes, and where the operands are."""
 
-    def __init__(self, rates: Tensor, name: str, shape: tuple[int, ...], places: dict[str, int]) -> None:
-        self.rates, self.name, self._places = rates, name, places
+    def __init__(
+        self, rates: Tensor, name: str, shape: tuple[int, ...], places: dict[str, int], with_state: bool
+    ) -> None:
+        self.rates, self.name, self._places, self._with_state = rates, name, places, with_state
         self.samples, self.width, self.steps = shape
         self.numbers = rates.shape[1]
         self.implementation = ""
@@ -119,14 +125,20 @@ class _Scan:
 
     def _begin(self, sample: int) -> Template:
         """The state before the first step, which lies as [N, D]."""
-        offset_bytes = sample * self._states.size_bytes
         source: Argument
         if "state" in self._places:
-            source = Operand(self._places["state"], self._states, offset_bytes)
+            source = Operand(self._places["state"], self._states, sample * self._states.size_bytes)
         else:
             zeros = torch.zeros(self._states.dims, dtype=torch.float32, device="cpu")
             source = Weights(f"zeros of {self._states.dims}", zeros, self._states)
-        return copied(source, Temporary(_STATE, self._states))
+        return copied(source, self._state(sample))
+
+    def _state(self, sample: int) -> Argument:
+        """Where the state is, of a sample: behind what is read of it, if it is read at last."""
+        if not self._with_state:
+            return Temporary(_STATE, self._states)
+        behind = state_offset(self.samples * self.steps * self.width) * _FLOAT_BYTES
+        return Result(self._states, behind + sample * self._states.size_bytes)
 
     def _loop(self, steps: list[PrimitiveDesc], sample: int) -> LoopTemplate:
         """All steps of a sample."""
@@ -136,7 +148,7 @@ class _Scan:
         arguments: dict[str, Argument] = {
             "a": Weights(key, self.rates, self._states, transposed=True),
             "decayed": Temporary(_DECAYED, self._states),
-            "state": Temporary(_STATE, self._states),
+            "state": self._state(sample),
             "delta": Operand(self._places["delta"], rows),
             "drive": Operand(self._places["drive"], rows),
             "b": Operand(self._places["b"], numbers),
@@ -188,14 +200,16 @@ class _Scan:
 
     def by_torch(self) -> TorchTemplate:
         """The body on operands as eager has them: the rival."""
-        names = [*self._places]
+        names, with_state = [*self._places], self._with_state
 
         def compute(a: Tensor, *given: Tensor) -> Tensor:
-            return ops.selective_scan(a=a, **{"state": None, **dict(zip(names, given, strict=True))})
+            operands = {"state": None, **dict(zip(names, given, strict=True))}
+            return ops.selective_scan(a=a, **operands, with_state=with_state)
 
         rates = Weights(f"{self.name} of a scan", self.rates, row_major(tuple(self.rates.shape), torch.float32))
         args: tuple[Argument, ...] = (rates, *map(Operand, self._places.values()), Result())
         key = f"{torch.__version__} selective_scan {tuple(self.rates.shape)} {self._places}"
+        key += " and state" if with_state else ""
         return TorchTemplate(compute, "", False, key, args, flops=self.flops)
 
 

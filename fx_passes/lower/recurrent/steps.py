@@ -38,7 +38,7 @@ from fx_passes.candidates.layouts import Layout, row_major
 from fx_passes.lower.primitives import first_optimized, optimized_implementations
 from fx_passes.lower.recurrent.arguments import LayerArguments, copied
 from fx_passes.lower.recurrent.loops import looped
-from fx_passes.ops.recurrent import cell_offset
+from fx_passes.ops.recurrent import state_offset
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
     ARG_BIAS,
@@ -253,7 +253,7 @@ class _Steps:
 
     def _after(self) -> Iterator[Template]:
         if self._layer.with_cell:
-            offset = cell_offset(self._layer.output_numbers) * _FLOAT_BYTES
+            offset = state_offset(self._layer.output_numbers) * _FLOAT_BYTES
             yield copied(self._cell(), Result(self._row(1), offset))
 
     def _of_first(self, args: dict[int, _Seen]) -> dict[int, Argument | PackedWeights]:

@@ -89,16 +89,34 @@ def test_loops_become_one_operation(scan: Callable[..., Tensor], samples: int) -
     check_equal(model, gm, noise(samples, STEPS, WIDTH, seed=1).double())
 
 
-def test_a_state_that_is_read_later_keeps_the_loop() -> None:
-    def with_state(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Any:
-        decays, drives = torch.exp(delta[..., None] * a), (delta * x)[..., None] * b[:, :, None]
-        state, read = x.new_zeros(x.shape[0], WIDTH, NUMBERS), []
-        for step in range(x.shape[1]):
-            state = decays[:, step] * state + drives[:, step]
-            read.append((state @ c[:, step, :, None])[..., 0])
-        return torch.stack(read, 1), state
+def with_state(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, read_at: int = -1) -> Any:
+    """What is read, and the state after a step, the last one by default."""
+    decays, drives = torch.exp(delta[..., None] * a), (delta * x)[..., None] * b[:, :, None]
+    state, read, states = x.new_zeros(x.shape[0], WIDTH, NUMBERS), [], []
+    for step in range(x.shape[1]):
+        state = decays[:, step] * state + drives[:, step]
+        states.append(state)
+        read.append((state @ c[:, step, :, None])[..., 0])
+    return torch.stack(read, 1), states[read_at]
 
-    assert count(exported(with_state)[1])["selective_scan"] == 0
+
+def test_the_last_state_is_a_result() -> None:
+    gm = exported(with_state)[1]
+    assert count(gm)["selective_scan_and_state"] == 1 and count(gm)["selective_scan"] == 0
+
+
+def test_the_last_state_alone_may_be_read() -> None:
+    def scan(*given: Tensor) -> Tensor:
+        read, state = with_state(*given)
+        return read.sum() + torch.cat([state, state * 2])
+
+    assert count(exported(scan)[1])["selective_scan_and_state"] == 1
+
+
+@pytest.mark.parametrize("read_at", [0, 2, -2])
+def test_a_state_between_keeps_the_loop(read_at: int) -> None:
+    found = count(exported(lambda *given: with_state(*given, read_at=read_at))[1])
+    assert not found["selective_scan"] and not found["selective_scan_and_state"]
 
 
 def _other(change: str) -> Callable[..., Tensor]:
@@ -137,7 +155,7 @@ def _at_once(change: str = "") -> Callable[..., Tensor]:
 
     def combine(left: Any, right: Any) -> Any:
         product = left[0] * right[0]
-        if change == "other sum":
+        if change == "other":
             return product, left[1] + right[1]
         return product, right[0] * left[1] + right[1]
 
@@ -147,7 +165,7 @@ def _at_once(change: str = "") -> Callable[..., Tensor]:
         drives = delta[:, :, :, None] * b[:, None, :, :] * x[:, :, :, None]
         _, states = associative_scan(combine, (decays, drives), dim=2, combine_mode="generic")
         read = torch.matmul(states.transpose(1, 2), c.unsqueeze(-1)).squeeze(-1)
-        return (read, states[:, :, -1]) if change == "state" else read
+        return read if not change else (read, states[:, :, 1 if change == "middle" else -1])
 
     return scan
 
@@ -177,11 +195,23 @@ def test_associative_scans_become_one_operation(samples: int, steps: int) -> Non
         assert_close(found, loop(x), k=steps * NUMBERS)
 
 
-@pytest.mark.parametrize("change", ["other sum", "state"])
+def test_the_last_state_of_an_associative_scan_is_a_result() -> None:
+    model, x = Scanning(_at_once("last")).double(), noise(2, 7, WIDTH).double()
+    loop = Scanning(with_state).double()
+    loop.load_state_dict(model.state_dict())
+    module, found = _compiled(model, x)
+    assert count(module)["selective_scan_and_state"] == 1
+    with torch.no_grad():
+        for actual, expected in zip(found, loop(x), strict=True):
+            assert_close(actual, expected, k=7 * NUMBERS)
+            assert actual.is_contiguous() == expected.is_contiguous()
+
+
+@pytest.mark.parametrize("change", ["other", "middle"])
 def test_other_associative_scans_stay(change: str) -> None:
     model, x = Scanning(_at_once(change)).double(), noise(2, 6, WIDTH).double()
     module, found = _compiled(model, x)
-    assert count(module)["selective_scan"] == 0
+    assert not any(name.startswith("selective_scan") for name in count(module))
     torch._dynamo.reset()
     with torch.no_grad():
         wanted = torch.compile(model, backend="eager")(x)

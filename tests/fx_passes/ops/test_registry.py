@@ -23,7 +23,7 @@ HELPERS = {
     "is_plain",
     "plain_axis",
     "row_zero_points",
-    "cell_offset",
+    "state_offset",
     "count_of_chosen",
     "output_and_cell",
 }

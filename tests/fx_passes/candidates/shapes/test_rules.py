@@ -27,6 +27,9 @@ def tensor(*shape: int, dtype: torch.dtype = F32) -> TensorSpec:
     return row_major(shape, dtype)
 
 
+SCAN = tensor(2, 8, 5), tensor(8, 3), tensor(2, 8, 5), tensor(2, 5, 3), tensor(2, 5, 3)
+
+
 def last(*shape: int, dtype: torch.dtype = F32) -> TensorSpec:
     return channels_last(shape, dtype)
 
@@ -141,9 +144,9 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
         ((src, None, gated(kind, 1), kind), {}) for src in (tensor(2, 8), vector(8)) for kind in ops.GATES
     ],
     ops.selective_scan: [
-        ((tensor(2, 8, 5), tensor(8, 3), tensor(2, 8, 5), tensor(2, 5, 3), tensor(2, 5, 3), state), {})
-        for state in (None, tensor(2, 8, 3))
+        ((*SCAN, state), {"with_state": last}) for state in (None, tensor(2, 8, 3)) for last in (False, True)
     ],
+    ops.selective_scan_and_state: [((*SCAN, state), {}) for state in (None, tensor(2, 8, 3))],
     ops.batch_norm: [((src, *norms(8)), {"eps": 1e-5}) for src in (X, Y)],
     ops.layer_norm: [((src, (8,), vector(8), vector(8)), {"eps": 1e-5}) for src in (TOKENS, HEADS)],
     ops.group_norm: [((X, 2, vector(8), vector(8)), {"eps": 1e-5})],

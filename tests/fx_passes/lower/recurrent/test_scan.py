@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import zendnn_cffi
 from fx_passes import ops
-from tests.fx_passes.fuse.test_selective_scans import NUMBERS, WIDTH, Scanning, in_time
+from fx_passes.ops.recurrent import state_offset
+from tests.fx_passes.fuse.test_selective_scans import NUMBERS, WIDTH, Scanning, in_time, with_state
 from tests.support.lowering import noise
 from tests.support.made_up_times import prefer
 from tests.tolerance import assert_close
@@ -39,7 +41,10 @@ def optimized(model: nn.Module, x: Tensor, samples: int) -> Any:
     with torch.no_grad():
         for seed in range(2):
             given = noise(*x.shape, seed=seed)
-            assert_close(fast(given), model.double()(given.double()), k=k)
+            found, expected = (pytree.tree_leaves(each) for each in (fast(given), model.double()(given.double())))
+            for actual, wanted in zip(found, expected, strict=True):
+                assert_close(actual, wanted, k=k)
+                assert actual.stride() == wanted.stride()
             model.float()
     assert loops(fast) == samples, zendnn_cffi.explain(fast)
     return fast
@@ -49,6 +54,14 @@ def optimized(model: nn.Module, x: Tensor, samples: int) -> Any:
 @pytest.mark.parametrize("steps", [3, 17])
 def test_scans(samples: int, steps: int, by_steps: None) -> None:
     optimized(Scanning(in_time), noise(samples, steps, WIDTH), samples)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("steps", [3, 17])
+def test_scans_whose_last_state_is_read(samples: int, steps: int, by_steps: None) -> None:
+    fast = optimized(Scanning(with_state), noise(samples, steps, WIDTH), samples)
+    rows = str(zendnn_cffi.explain(fast))
+    assert "torch:" not in rows and "steps" in rows
 
 
 def test_bfloat16_regions_scan_in_float32(by_steps: None) -> None:
@@ -83,10 +96,14 @@ def test_the_body_is_the_recurrence(
     a = -torch.rand(width, numbers, dtype=torch.float64)
     state = torch.randn(samples, width, numbers, dtype=torch.float64) if with_state else None
     found = ops.selective_scan(delta, a, drive, b, c, state)
+    both = ops.selective_scan(delta, a, drive, b, c, state, with_state=True)
+    assert torch.equal(both[: found.numel()].view(samples, steps, width).transpose(1, 2), found)
     now = torch.zeros(samples, width, numbers, dtype=torch.float64) if state is None else state
     for step in range(steps):
         now = torch.exp(delta[:, :, step, None] * a) * now + drive[:, :, step, None] * b[:, None, step]
         torch.testing.assert_close(found[:, :, step], torch.einsum("bdn,bn->bd", now, c[:, step]))
+    last = both[state_offset(found.numel()) :].view(samples, numbers, width).transpose(1, 2)
+    torch.testing.assert_close(last, now)
 
 
 def test_large_steps_forget_what_was(by_steps: None) -> None:
