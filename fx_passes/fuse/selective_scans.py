@@ -233,29 +233,14 @@ def _rewrite(end: fx.Node, scan: Scan) -> None:
     """Put one call in place of the loop, where decays and drives are made as Mamba's are."""
     at_once = is_call(end, ops.matmul)
     dim = 1 if at_once else argument(end, 1, "dim", 0)
-    exponent = scan.decays.args[0] if is_call(scan.decays, ops.eltwise) and scan.decays.args[1] == "exp" else None
-    if not is_call(exponent, ops.binary) or exponent.args[2] != "mul" or dim not in (-1, 2, 1):
-        return
-    wide, flat = scan.layout.replace("N", "1"), "".join("1" if name in "BT" else name for name in scan.layout)
-    rates, delta = _by_shape(exponent, scan, flat), _by_shape(exponent, scan, wide)
-    factors = _factors(scan.drives)
-    rows = [factor for factor in factors if _has_shape(factor, scan, wide)]
-    across = [factor for factor in factors if _has_shape(factor, scan, scan.layout.replace("D", "1"))]
-    if rates is None or delta is None or not is_constant(rates) or not rows or not across:
-        return
-    if len(rows) + len(across) < len(factors):
+    if dim not in (-1, 2, 1):
         return
     with end.graph.inserting_before(end):
-        missing = 4 - len(known_shape(rates))
-        a = _without(rates, [d - missing for d, name in enumerate(scan.layout) if name in "BT" and d >= missing])
-        last, middle = scan.layout.index("N"), scan.layout.index("D")
-        by_width = [_in_order(_without(node, [last]), scan.layout.replace("N", ""), "BDT") for node in (delta, *rows)]
-        b = _product([_without(node, [middle]) for node in across])
-        c = _in_order(scan.c, scan.c_layout, "BTN")
-        args = by_width[0], a, _product(by_width[1:]), b, c, scan.state
-        value = example(by_width[0])
-        assert value is not None
-        read = value.new_empty(value.shape)
+        args = _arguments(scan)
+        delta = example(args[0]) if args else None
+        if delta is None:
+            return
+        read = delta.new_empty(delta.shape)
         if scan.lasts:
             both = end.graph.call_function(ops.selective_scan_and_state, args)
             set_example(both, (read, example(scan.lasts[0])))
@@ -278,6 +263,29 @@ def _rewrite(end: fx.Node, scan: Scan) -> None:
     for last in scan.lasts:
         with end.graph.inserting_after(result):
             last.replace_all_uses_with(_piece(result.args[0], 1))
+
+
+def _arguments(scan: Scan) -> tuple[Any, ...]:
+    """The scan's operands, in order, made where nodes are inserted; () where they are not Mamba's."""
+    exponent = scan.decays.args[0] if is_call(scan.decays, ops.eltwise) and scan.decays.args[1] == "exp" else None
+    if not is_call(exponent, ops.binary) or exponent.args[2] != "mul":
+        return ()
+    wide, flat = scan.layout.replace("N", "1"), "".join("1" if name in "BT" else name for name in scan.layout)
+    rates, delta = _by_shape(exponent, scan, flat), _by_shape(exponent, scan, wide)
+    factors = _factors(scan.drives)
+    rows = [factor for factor in factors if _has_shape(factor, scan, wide)]
+    across = [factor for factor in factors if _has_shape(factor, scan, scan.layout.replace("D", "1"))]
+    if rates is None or delta is None or not is_constant(rates) or not rows or not across:
+        return ()
+    if len(rows) + len(across) < len(factors):
+        return ()
+    missing = 4 - len(known_shape(rates))
+    a = _without(rates, [d - missing for d, name in enumerate(scan.layout) if name in "BT" and d >= missing])
+    last, middle = scan.layout.index("N"), scan.layout.index("D")
+    by_width = [_in_order(_without(node, [last]), scan.layout.replace("N", ""), "BDT") for node in (delta, *rows)]
+    b = _product([_without(node, [middle]) for node in across])
+    c = _in_order(scan.c, scan.c_layout, "BTN")
+    return by_width[0], a, _product(by_width[1:]), b, c, scan.state
 
 
 def _piece(both: fx.Node, index: int) -> fx.Node:
