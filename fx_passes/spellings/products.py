@@ -82,6 +82,8 @@ def einsum(equation: Any, *operands: Any) -> Built:
             sizes = tuple(Call(ops.size, (operand, names.index(label))) for label in labels)
             product = Call(ops.unflatten, (product, dim, sizes))
     built = _arranged(product, batch + rows + columns, result)
+    if built is not product:  # PyTorch's order in memory depends on sizes, and is this one where it can be
+        built = Call(ops.contiguous, (built,))
     return built if isinstance(built, Call) else None
 
 

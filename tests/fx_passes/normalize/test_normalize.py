@@ -149,7 +149,7 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     ),
     "einsum, operands listed": (
         lambda m, x: torch.einsum("bhij, bjhd -> bihd", [x @ x.transpose(-1, -2), x.permute(0, 2, 1, 3)]),
-        ("transpose", "matmul", "permute", "permute", "matmul", "permute"),
+        ("transpose", "matmul", "permute", "permute", "matmul", "permute", "contiguous"),
     ),
     "einsum, the second's rows": (lambda m, x: torch.einsum("bcij,bcik->bckj", x, x), ("*", "transpose")),
     "einsum, columns first": (lambda m, x: torch.einsum("ab,bc->ca", x[0, 0], m.l.weight.T), ("*", "transpose")),
@@ -251,6 +251,19 @@ def test_labels_that_are_several_join_in_one_product(equation: str) -> None:
     assert "einsum" not in outside(gm)
     products = [node for region in gm.regions().values() for node in region.graph.nodes if node.target is ops.matmul]
     assert len(products) == 1
+
+
+@pytest.mark.parametrize("samples", (1, 2))
+@pytest.mark.parametrize(
+    "equation", ("bchw,cd->bdhw", "bchw,dc->bhwd", "bchw,cd->hbdw", "bchw,cd->dbwh", "bchw,cd->wdbh")
+)
+def test_sums_of_products_can_be_viewed_as_eagers_can(equation: str, samples: int) -> None:
+    """PyTorch multiplies in an order that depends on sizes: a result that is contiguous there is so here."""
+    model = model_of(lambda m, x, y: torch.einsum(equation, x, y))
+    x, y = image(samples, 4, 5, 3), image(4, 4, seed=1)
+    gm = check(model, x, y)
+    assert "einsum" not in outside(gm)
+    assert gm(x, y).is_contiguous() >= model(x, y).is_contiguous()
 
 
 @pytest.mark.parametrize("exported", (False, True))
