@@ -128,7 +128,7 @@ class OptimizedModule(WatchedModule):
             self._refuse_if_released("a call of which Transformers collects hidden states")
             return self._by_pytorch(*args, **kwargs)
         if self._awaits_call:
-            self._trace_by(args, kwargs)
+            self.trace_by(args, kwargs)
         watch = self._watch
         if watch is None or self._is_traced() or not (watch.unchanged(self) if self._is_open else watch.unwritten()):
             by_pytorch = self._call_changed(args, kwargs)
@@ -238,7 +238,7 @@ class OptimizedModule(WatchedModule):
         with torch.no_grad():
             return (self._by_pytorch(*args, **kwargs),)
 
-    def _trace_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def trace_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take these arguments as the example, if they are one."""
         dtype = self._source[0].dtype
         if in_functional_call() or is_watched() or is_traced_by_fx() or not first_call.means_what_it_says(dtype):

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph
 from fx_passes.graph.hooks import without_hooks
+from fx_passes.trace.aside import writes_aside
 from fx_passes.trace.skeleton import skeleton
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -29,17 +30,17 @@ def differs_on_example(
 ) -> bool:
     """Whether graph computes something else than root.forward of the example, as far as that can be told.
 
-    trusted  whether no forward writes to parameters
-    A forward that differs from itself tells nothing.
+    trusted  whether no forward writes to parameters by ways that are no operators
+    A forward that differs from itself tells nothing. Each call begins with the numbers of root.
     """
     rng = torch.get_rng_state()
     try:
         with torch.no_grad():
-            expected = call(callable_copy(root, own_parameters=not trusted), example)
+            expected = call(callable_copy(root, own_parameters=not trusted), example, root)
             gm = fx.GraphModule(skeleton(root, own_state=True), copy_graph(graph))
-            if agree(call(gm, example), expected):
+            if agree(call(gm, example, root), expected):
                 return False
-            return agree(call(callable_copy(root, own_parameters=not trusted), example), expected)
+            return agree(call(callable_copy(root, own_parameters=not trusted), example, root), expected)
     except Exception as error:  # whatever the model raises, or an example that cannot be copied
         log.info("the exported graph was not compared with the model: %s: %s", type(error).__name__, error)
         return False
@@ -52,10 +53,14 @@ def callable_copy(root: nn.Module, *, own_parameters: bool) -> nn.Module:
     return without_hooks(skeleton(root, own_state=True, own_parameters=own_parameters))
 
 
-def call(module: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
-    """The tensors that module returns of a copy of the example."""
+def call(module: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]], root: nn.Module) -> list[Any]:
+    """The tensors that module returns of a copy of the example.
+
+    root  what module is a copy of: its memory is not written to, where they share some
+    """
     args, kwargs = copy_of_example(example)
-    return [leaf for leaf in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+    with writes_aside(root):
+        return [leaf for leaf in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
 def copy_of_example(example: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -83,9 +83,9 @@ def changes_when_called(root: nn.Module, example: tuple[tuple[Any, ...], dict[st
     try:
         with torch.no_grad():
             module = callable_copy(root, own_parameters=True)
-            results = call(module, example)
+            results = call(module, example, root)
             torch.set_rng_state(rng)
-            again = call(callable_copy(root, own_parameters=True) if writes else module, example)
+            again = call(callable_copy(root, own_parameters=True) if writes else module, example, root)
             return not agree(again, results, _SAME_AGAIN)
     except Exception as error:  # whatever the model raises, or an example that cannot be copied
         log.info("the model was not called a second time: %s: %s", type(error).__name__, error)

@@ -5,7 +5,7 @@
 
 The model is called once on the example to learn what each submodule is called with; once for each level of its tree,
 where the arguments of all are too large to be held. A copy is called, which has parameters of its own where code of no
-installed library could write to them.
+installed library could write to them by numpy's arrays. Operators write aside.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.spellings.recurrent import STACKS
+from fx_passes.trace.aside import writes_aside
 from fx_passes.trace.compared import callable_copy, copy_of_example
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.skeleton import written_since
@@ -77,10 +78,10 @@ class Observed:
         copied = callable_copy(self.root, own_parameters=is_near)
         for path in _with_those_below(submodules):
             copied.get_submodule(path).register_forward_pre_hook(functools.partial(note, path), with_kwargs=True)
-        shared, rng = Snapshot(copied), torch.get_rng_state()
+        shared, rng, aside = Snapshot(copied), torch.get_rng_state(), None
         try:
-            with torch.no_grad():
-                args, kwargs = copy_of_example(self.example)
+            args, kwargs = copy_of_example(self.example)
+            with torch.no_grad(), writes_aside(self.root) as aside:
                 copied(*args, **kwargs)
         except Exception as error:  # whatever a model raises; what it called before is known
             self.refused = True
@@ -88,8 +89,9 @@ class Observed:
         finally:
             torch.set_rng_state(rng)
             shared.restore_shared()
+        self.written = [] if aside is None else aside.names()
         if is_near:
-            self.written = written_since(copied, self.root)
+            self.written += (each for each in written_since(copied, self.root) if each not in self.written)
         self._below = below.calls
         return called
 

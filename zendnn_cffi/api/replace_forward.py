@@ -19,6 +19,7 @@ from zendnn_cffi.runtime.uncompiled import keep_uncompiled, set_dynamo_hook
 if TYPE_CHECKING:
     from fx_passes.model_watch import ModelWatch
     from fx_passes.module import OptimizedModule
+    from fx_passes.trace.traced import Traced
 
 log = get_logger(__name__)
 _TRIES = 3  # to optimize: a model that is refused that often stays plain PyTorch
@@ -37,6 +38,7 @@ class ReplacedForward:
         self._reasons: list[str] = []
         self._fast: OptimizedModule | None = None
         self._refused = 0  # so many times
+        self._looked_at: Traced | None = None  # that changes nothing of its own
         self._watch: ModelWatch | None = None  # the model as it was optimized
         self._sample: list[Any] = []  # of its numbers then
         self._seen: ModelWatch | None = None  # as the last call found it, where that is another
@@ -84,17 +86,23 @@ class ReplacedForward:
         with self._lock:
             if not self._is_settled():
                 return self._plain("the model was changed: the next call optimizes it anew, unless it changes again")
-            if self._fast is not None or self._refused == _TRIES:
-                return self._fast
+            if self._fast is None and self._refused == _TRIES:
+                return None
             try:
-                self._fast = self._made()
+                fast = self._fast = self._fast or self._made()
             except Exception as error:
                 self._refused += 1
                 return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
-            if state := _own_state(self.model, self._fast):
+            if fast._awaits_call:  # what calls change is known afterwards
+                fast.trace_by(args, kwargs)
+                if fast._awaits_call:
+                    return self._plain("no graph can be made of it: the next call is tried")
+            traced = fast._source[0]
+            if traced is not self._looked_at and (state := _own_state(self.model, fast)):
                 self._fast, self._refused = None, _TRIES
                 return self._plain(f"its forward changes {state}, which whoever has the model may read and set")
-            return self._fast
+            self._looked_at = traced
+            return fast
 
     def _is_settled(self) -> bool:
         """Whether the modules are of the model as it is; made anew where it stayed for two calls, or taken again."""

@@ -1,0 +1,114 @@
+"""Runs that write to a model's memory, and leave it as it is: of what is written to a copy is made before.
+
+    with writes_aside(root) as written:
+        copy_of_root(x)                  weight.div_(2): half of the weight, in memory of its own
+        copy_of_root(x)                  reads the halves
+    root.weight                          as before; written.names(): [("", "weight")]
+
+Copies of a model share its parameters: nobody wants a large model twice. Operators say by their schemas what they write
+to, so memory is copied at the first write, and read there until the run is over. Writes that are no operators, by
+numpy's arrays, are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fx_passes.trace.skeleton import held_by, tensors_in, tensors_of
+
+
+class Aside(TorchDispatchMode):
+    """While it is entered, operators of this thread write to no memory of a tree."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self._root = root
+        self._held: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors_of(root):
+            if place := _place(tensor):
+                self._held.setdefault(place, []).append(tensor)
+        self._copies: dict[int, torch.Tensor] = {}  # bytes of a storage, by its address
+        self._versions: list[Any] = []
+
+    def names(self) -> list[tuple[str, str]]:
+        """(path of a module, name) of tensors in whose memory a write would have been."""
+        return [
+            (path, name)
+            for path, module in self._root.named_modules()
+            for name, value in held_by(module).items()
+            if self._copies and any(_place(tensor) in self._copies for tensor in tensors_in(value))
+        ]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload):
+            if torch.Tag.inplace_view in func.tags:  # writes to no memory, but to what a tensor says of itself
+                return func(*args, **kwargs)
+            if func._schema.is_mutable:
+                for i, row in enumerate(func._schema.arguments):
+                    if row.alias_info is not None and row.alias_info.is_write:
+                        written = args[i] if i < len(args) else kwargs.get(row.name)
+                        for tensor in pytree.tree_leaves(written):
+                            self._set_aside(tensor)
+        if not self._copies:
+            return func(*args, **kwargs)
+        given: dict[int, tuple[Any, Any]] = {}  # what an operator that writes returns is what it was given
+
+        def copied(value: Any) -> Any:
+            copy = self._copies.get(_place(value))
+            if copy is None:
+                return value
+            result = torch.empty(0, dtype=value.dtype)
+            result.set_(copy.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+            given[id(result)] = result, value
+            return result
+
+        args, kwargs = pytree.tree_map(copied, (args, kwargs))
+        return pytree.tree_map(
+            lambda value: given[id(value)][1] if id(value) in given else value, func(*args, **kwargs)
+        )
+
+    def _set_aside(self, tensor: Any) -> None:
+        place = _place(tensor)
+        if place not in self._held or place in self._copies:
+            return
+        storage = tensor.untyped_storage()
+        self._copies[place] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
+        counted = [each for each in self._held[place] if not each.is_inference()]
+        self._versions += map(torch.autograd._unsafe_preserve_version_counter, counted)
+
+    def take_back_counts(self) -> None:
+        """Let version counters say what they did: nothing was written to."""
+        for version in self._versions:
+            version.__exit__()
+
+
+def _place(tensor: Any) -> int:
+    """The address of the memory that a tensor lies in; 0 where there is none that can be copied."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return 0
+    if tensor.device.type != "cpu" or tensor.is_quantized or torch._is_functional_tensor(tensor):
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def writes_aside(root: nn.Module) -> Iterator[Aside]:
+    """Let operators that would write to memory of root, or of copies that share it, write to other memory."""
+    aside = Aside(root)
+    try:
+        with aside:
+            yield aside
+    finally:
+        aside.take_back_counts()
