@@ -34,9 +34,10 @@ def own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, st
     written  (path of a module, name) of tensors that a call of the model was seen to write to
     Tensors in whose memory an array lies that no copy has, as one in a global, stay there.
     """
+    root = every[0].root
+    written = list(dict.fromkeys([*written, *_written_while_traced(every)]))
     if not written and not any(each.stateful or _writes(each) for each in every):
         return
-    root = every[0].root
     own = own_arrays(root)
     beside = shared(tensors_of(root), arrays_of(root))
     kept = {id(value) for value in (*own, *(value for group in beside for value in group))}
@@ -47,13 +48,22 @@ def own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, st
     values += [held_by(root.get_submodule(path))[name] for path, name in written]
     values += [v for module in stateful for v in held_by(module).values() if not isinstance(v, nn.Parameter)]
     moved = set(map(id, own_together(root, {id(each) for value in values for each in tensors_in(value)}, kept)))
+    moved.update(map(id, own_written(root, written, kept | moved)))
     for module in stateful:
         own_state(module, kept | moved)
     for tree, target in targets:
         owner, _, name = target.rpartition(".")
         if id(get_attribute(tree, target)) not in moved:
             own_tensor(tree.get_submodule(owner), name)
-    own_written(root, written, kept | moved)
+
+
+def _written_while_traced(every: Sequence[Traced]) -> list[tuple[str, str]]:
+    """What forwards wrote to while they were traced, by paths in the first one's tree."""
+    noted = [each for each in every if each.written]
+    path_of = {id(module): path for path, module in every[0].root.named_modules()} if noted else {}
+    return [
+        (".".join(filter(None, (path_of[id(each.root)], path))), name) for each in noted for path, name in each.written
+    ]
 
 
 def _writes(traced: Traced) -> bool:

@@ -148,22 +148,14 @@ def own_state(owner: nn.Module, but: Container[int] = ()) -> None:
             own_tensor(owner, name)
 
 
-def own_written(root: nn.Module, written: Iterable[tuple[str, str]], but: Container[int]) -> None:
-    """Give these tensors of a tree, by path of a module and name there, storage of their own; ties stay ties.
+def own_written(root: nn.Module, written: Iterable[tuple[str, str]], but: Container[int]) -> list[torch.Tensor]:
+    """Give these tensors of a tree, by path of a module and name, new memory; return the new ones. Ties stay ties.
 
     but  ids of tensors that stay where they are
     """
-    again: dict[int, tuple[Any, Any]] = {}  # the former ones are kept: ids are of living objects
-    for path, name in written:
-        owner = root.get_submodule(path)
-        held: Any = next(each for each in (owner._parameters, owner._buffers, owner.__dict__) if name in each)
-        value = held[name]
-        if all(id(each) in but for each in tensors_in(value)):
-            continue
-        if id(value) not in again:
-            own_tensor(owner, name)
-            again[id(value)] = value, held[name]
-        held[name] = again[id(value)][1]
+    values = (held_by(root.get_submodule(path))[name] for path, name in written)
+    former = [each for value in values for each in tensors_in(value) if id(each) not in but]
+    return _put(root, {id(each): _owned(each) if isinstance(each, nn.Parameter) else _own(each) for each in former})
 
 
 def written_since(copied: nn.Module, model: nn.Module) -> list[tuple[str, str]]:
@@ -250,13 +242,20 @@ def _move(root: nn.Module, groups: Iterable[list[Any]]) -> list[torch.Tensor]:
     memo: dict[int, Any] = {}
     for group in groups:
         memo |= moved(group)
+    return _put(root, memo)
+
+
+def _put(root: nn.Module, memo: dict[int, Any]) -> list[torch.Tensor]:
+    """Put what a memo has for tensors and arrays of a tree in their place; return its tensors."""
     found = [value for value in memo.values() if isinstance(value, torch.Tensor)]
     for module in root.modules() if memo else ():
         for held in (module._parameters, module._buffers):
             held.update({name: memo[id(value)] for name, value in held.items() if id(value) in memo})
         for name, value in module.__dict__.items():
             if name not in OF_MODULES and any(id(each) in memo for each in (*tensors_in(value), *arrays_in(value))):
-                module.__dict__[name] = copy.deepcopy(value, memo)
+                others = {id(each): each for each in tensors_in(value)}
+                with contextlib.suppress(Exception):  # whatever an object raises that does not want to be copied
+                    module.__dict__[name] = copy.deepcopy(value, others | memo)
     return found
 
 

@@ -16,6 +16,7 @@ from fx_passes.graph.graph import CREATED, copy_graph, get_attribute
 from fx_passes.graph.hooks import computed_weights, has_hooks, set_computed_weights
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.arrays import shared
+from fx_passes.trace.aside import writes_aside
 from fx_passes.trace.asked import GRADIENTS, states_told
 from fx_passes.trace.computed import computing_noted
 from fx_passes.trace.extremes import extremes_recorded
@@ -163,6 +164,29 @@ def is_parametrization(module: nn.Module) -> bool:
 
 
 def trace_symbolically(
+    root: nn.Module,
+    reached: Reached,
+    leaves: Mapping[str, str],
+    specialized: Mapping[str, Any],
+    given: frozenset[str],
+    example: Mapping[str, Any] | None,
+) -> Traced:
+    """Return the graph of root. Raises Untraceable.
+
+    Tensors that a forward is handed, by parameters() say, stand for themselves: it would write to the model's memory.
+    """
+    with writes_aside(root) as aside:
+        try:
+            traced = _trace_symbolically(root, reached, leaves, specialized, given, example)
+        except Untraceable as failure:
+            failure.written = tuple(aside.names())
+            raise
+    if written := aside.names():
+        raise Untraceable({WHOLE: f"its forward writes to {written[0][1]}{LEFT_OUT}"}, (WHOLE,), written=written)
+    return traced
+
+
+def _trace_symbolically(
     root: nn.Module,
     reached: Reached,
     leaves: Mapping[str, str],

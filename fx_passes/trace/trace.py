@@ -198,6 +198,7 @@ def _trace_root(
             refused = str(failure)
     leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
+    written: tuple[tuple[str, str], ...] = ()
     while True:
         try:
             traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
@@ -210,7 +211,7 @@ def _trace_root(
                     free = sizes if several else sizes.by_example(because)
                     with contextlib.suppress(Untraceable):
                         return _trace_by_export(root, reached, example, free, left)
-            return replace(traced, stateful=stateful, sizes=sizes, wants_example=wants_example)
+            return replace(traced, stateful=stateful, written=written, sizes=sizes, wants_example=wants_example)
         except Untraceable as failure:
             is_for_export = not (leaves or failure.stateful or failure.is_final)
             wants_example = wants_example or (is_for_export and example is None)
@@ -221,11 +222,14 @@ def _trace_root(
                 except Untraceable as other:
                     refused, stateful = str(other), (*stateful, *other.stateful)
                 failure.reasons = {path: f"{refused}; symbolically: {text}" for path, text in failure.reasons.items()}
-            stateful = (*stateful, *failure.stateful)
+            stateful, written = (*stateful, *failure.stateful), (*written, *failure.written)
             log.info("%s: %s%s", type(root).__name__, failure, _remedy(example))
             leaves = keep_whole(leaves, failure.reasons)
             if WHOLE in leaves:
-                return Traced(root, None, leaves, sizes=sizes, stateful=stateful, wants_example=example is None)
+                wants_example = example is None
+                return Traced(
+                    root, None, leaves, sizes=sizes, stateful=stateful, written=written, wants_example=wants_example
+                )
 
 
 def _unseen(graph: fx.Graph | None) -> tuple[str, bool]:

@@ -31,13 +31,21 @@ class Untraceable(Exception):
 
     stateful  paths of modules whose state was changed by tracing them
     is_final  whether it is so whichever way it is traced
+    written   (path of a module, name) of tensors that forward would have written to while it was traced
     """
 
-    def __init__(self, reasons: Mapping[str, str], stateful: Sequence[str] = (), is_final: bool = False) -> None:
+    def __init__(
+        self,
+        reasons: Mapping[str, str],
+        stateful: Sequence[str] = (),
+        is_final: bool = False,
+        written: Sequence[tuple[str, str]] = (),
+    ) -> None:
         super().__init__("; ".join(f"{path or 'the model'}: {reason}" for path, reason in reasons.items()))
         self.reasons = dict(reasons)
         self.stateful = tuple(stateful)
         self.is_final = is_final
+        self.written = tuple(written)
 
 
 def forward_signature(model: nn.Module) -> inspect.Signature:
@@ -68,6 +76,7 @@ class Traced:
     kind         of calls that the example is one of
     sizes        which ones torch.export may leave free
     stateful     submodules whose forward was seen to change more than its result
+    written      (path of a module, name) of tensors that forward would have written to while it was traced
     restored     whether the graph comes from a file, and cannot be made again
     submodules   path -> a submodule that is a graph, where the model is none
     wants_example  whether more would have been tried, had there been an example: torch.export, or submodules by it
@@ -88,6 +97,7 @@ class Traced:
     kind: Kind | None = None
     sizes: FreeSizes = ALL
     stateful: tuple[str, ...] = ()
+    written: tuple[tuple[str, str], ...] = ()
     restored: bool = False
     submodules: dict[str, Traced] = field(default_factory=dict)
     wants_example: bool = False

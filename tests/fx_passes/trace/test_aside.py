@@ -66,8 +66,48 @@ class Graph(nn.Module):
         with torch.no_grad():
             self.layer.weight.mul_(1.5)
         return self.layer(x)
+
+
+class Handed(nn.Module):
+    "Writes to parameters that torch.fx does not stand for."
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    @torch.no_grad()
+    def scale(self):
+        for parameter in self.parameters():
+            parameter.mul_(0.5)
+
+    def forward(self, x):
+        self.scale()
+        return self.layer(x)
+
+
+class Listed(Handed):
+    "To one that a list holds, too."
+
+    def __init__(self):
+        super().__init__()
+        self.kept = [self.layer.bias]
+
+    @torch.no_grad()
+    def scale(self):
+        self.kept[0].mul_(0.5)
+
+
+class Inside(nn.Module):
+    "As a layer of a graph."
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.handed, self.listed = nn.Linear(6, 6), Handed(), Listed()
+
+    def forward(self, x):
+        return self.first(self.listed(self.handed(self.first(x))))
 """
-NAMES = ("Once", "Always", "Graph")
+NAMES = ("Once", "Always", "Graph", "Handed", "Listed", "Inside")
 
 
 @pytest.fixture(params=("site-packages", "project"))
