@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 # Written in terms of others, or of lists of numbers, too: that their results are new tensors, no schema says.
-_NEW = {"argsort", "max", "min", "one_hot", "sort", "where"}
+_NEW = {"argsort", "max", "min", "one_hot", "sort", "where", "inner", "outer", "tensordot", "kron", "cross", "cdist",
+        "cosine_similarity", "pairwise_distance", "isclose", "isfinite", "isinf", "isnan", "det", "logdet",
+        "inverse"}  # fmt: skip
 _STATISTICS = ("batch_norm", "instance_norm")  # which they may update, and their schemas do not say so
 
 

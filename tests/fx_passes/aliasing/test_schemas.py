@@ -32,6 +32,24 @@ def test_what_is_said_holds(name: str) -> None:
     assert not (does_more and only_computes(name))
 
 
+# Those written in terms of others, on operands for which they might have nothing to compute.
+COMPUTED: dict[str, tuple[Any, ...]] = {
+    "inner": (torch.ones(()),), "outer": (torch.ones(1),), "tensordot": (torch.ones(()), 0), "kron": (torch.ones(()),),
+    "cross": (torch.eye(3), 1), "cdist": (torch.ones(3, 3),), "cosine_similarity": (torch.ones(3),),
+    "pairwise_distance": (torch.ones(3),), "isclose": (torch.ones(3),), "isfinite": (), "isinf": (), "isnan": (),
+    "det": (), "logdet": (), "inverse": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_those_written_in_terms_of_others_make_new_tensors(name: str) -> None:
+    x = torch.ones(3) if name == "outer" else torch.eye(3)
+    other = tuple(each for each in COMPUTED[name] if isinstance(each, torch.Tensor))
+    result = getattr(torch, name)(x, *COMPUTED[name])
+    places = {each.untyped_storage().data_ptr() for each in (x, *other)}
+    assert makes_new(name) and result.untyped_storage().data_ptr() not in places
+
+
 @pytest.mark.parametrize("name", ["topk", "cumsum", "where", "max", "new_ones", "masked_fill", "tril", "sort"])
 def test_new_tensors_are_known(name: str) -> None:
     assert makes_new(name)
