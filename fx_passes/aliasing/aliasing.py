@@ -14,12 +14,13 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.effects import aliases, is_inplace_call, is_inplace_module, writes
-from fx_passes.graph.graph import get_attribute
+from fx_passes.graph.graph import AUGMENTED, get_attribute
 from fx_passes.graph.inference import dtype
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, MODULES, refusal
 
 # Of two tensors, in-place arithmetic keeps the first one's dtype, out-of-place promotes.
-_PROMOTING = {"add", "sub", "mul", "div", "iadd", "isub", "imul", "itruediv", "maximum", "minimum"}
+_PROMOTING = {"add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow",
+              *(operation.__name__ for operation in AUGMENTED)}  # fmt: skip
 
 
 class Aliasing:
@@ -153,10 +154,10 @@ class Aliasing:
     def _keeps_dtype(self, node: fx.Node) -> bool:
         name = node.target if isinstance(node.target, str) else node.target.__name__
         tensors = node.all_input_nodes
-        if name.rstrip("_") not in _PROMOTING or len(tensors) < 2:
+        if name.partition(".")[0].rstrip("_") not in _PROMOTING or len(tensors) < 2:
             return True
         first, second = (dtype(t, self.gm) for t in tensors[:2])
-        return first is not None and first == second
+        return first is not None and second is not None and torch.promote_types(first, second) == first
 
     def _find(self, node: fx.Node) -> fx.Node:
         while node in self._parent:

@@ -99,14 +99,20 @@ def constant_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 NO_END = 1 << 62  # where exported slices without an end are made to end, at the least
 
-# Python's arithmetic on sizes.
-ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
-    {operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.neg,
-     operator.getitem, operator.iadd, operator.isub, operator.imul, operator.eq, operator.ne, operator.lt, operator.le,
-     operator.gt, operator.ge, math.ceil, math.floor, int, max, min, torch.sym_max, torch.sym_min}
+# x += y and the like, and the operators that write nowhere. The former write to a tensor, which is their result, and
+# give another number. Tensors have no x @= y.
+AUGMENTED: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+     operator.itruediv: operator.truediv, operator.ifloordiv: operator.floordiv, operator.imod: operator.mod,
+     operator.ipow: operator.pow, operator.iand: operator.and_, operator.ior: operator.or_,
+     operator.ixor: operator.xor, operator.ilshift: operator.lshift, operator.irshift: operator.rshift}
 )  # fmt: skip
 
-_AUGMENTED = frozenset({operator.iadd, operator.isub, operator.imul})  # which write to a tensor
+# Python's arithmetic on sizes.
+ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
+    {*AUGMENTED, *AUGMENTED.values(), operator.neg, operator.getitem, operator.eq, operator.ne, operator.lt,
+     operator.le, operator.gt, operator.ge, math.ceil, math.floor, int, max, min, torch.sym_max, torch.sym_min}
+)  # fmt: skip
 
 
 def is_shape(node: Any) -> bool:
@@ -211,8 +217,8 @@ def remove_dead(graph: fx.Graph) -> bool:
     changed = False
     for node in reversed(graph.nodes):
         pure = is_vocabulary(node) and node.target not in ops.WRITING
-        known = node.op == "get_attr" or pure or is_call(node, getattr, *(ARITHMETIC - _AUGMENTED))
-        known = known or bool(node.meta.get("constant")) or (is_call(node, *_AUGMENTED) and is_shape(node))
+        known = node.op == "get_attr" or pure or is_call(node, getattr, *(ARITHMETIC - AUGMENTED.keys()))
+        known = known or bool(node.meta.get("constant")) or (is_call(node, *AUGMENTED) and is_shape(node))
         known = known or (is_call(node, torch.stack) and node.kwargs.get("out") is None)
         if (known or is_pure(node) or is_unbind(node)) and not node.users:
             graph.erase_node(node)

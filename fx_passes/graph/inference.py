@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import get_attribute, is_call, is_vocabulary
+from fx_passes.graph.graph import AUGMENTED, get_attribute, is_call, is_vocabulary
 
 RANK = "rank"  # in node.meta: how many dimensions it has
 LAYER = "layer"  # in node.meta: the class of the module that it was
@@ -210,6 +210,15 @@ def _rank_source(node: Any) -> _Rule:
     return node
 
 
+def _is_view(target: Any) -> bool:
+    """Whether an aten operator is a view of one dtype, or writes, by its schema."""
+    if not isinstance(target, torch._ops.OpOverload) or target._opname in ("real", "imag", "_conj"):
+        return False
+    first, *others = target._schema.arguments or (None,)
+    views = first is not None and first.alias_info is not None and len(target._schema.returns) == 1
+    return views and not target._opname.startswith("view_as_") and not any(row.name == "dtype" for row in others)
+
+
 def _dtype(node: Any, root: nn.Module) -> _Rule:
     if not isinstance(node, fx.Node):
         return None
@@ -232,7 +241,7 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
         return (yield node.args[0]) if node.target.endswith("_") else None
     if node.target in _FROM_WEIGHT:
         return (yield node.args[1])
-    if node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.getitem):
+    if node.target in AUGMENTED or node.target is operator.getitem or _is_view(node.target):
         return (yield node.args[0])
     if node.target is ops.embedding_bag:
         return (yield node.args[1])

@@ -26,6 +26,7 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import qualified_name
 from fx_passes.graph.graph import (
+    AUGMENTED,
     argument,
     example,
     finish,
@@ -152,6 +153,9 @@ class Normalizer:
 
     def visit(self, node: fx.Node) -> None:
         """Rewrite one node, if a builder knows it."""
+        if is_call(node, *AUGMENTED) and is_shape(node):
+            node.target = AUGMENTED[node.target]  # generated code of n += 1 would change n for its other readers
+            return
         if is_call(node, getattr) and node.args[1] == "dtype" and node.args[0].op == "get_attr":
             value = get_attribute(self.gm, node.args[0].target)
             if isinstance(value, torch.Tensor):

@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional
 
 from fx_passes import ops
+from fx_passes.graph.graph import AUGMENTED
 from fx_passes.memoize.masks import asked_once
 from fx_passes.region.lowered import row_major_copy
 from fx_passes.saved.errors import FileError, NotSaved
@@ -32,9 +33,9 @@ def _names(text: str) -> frozenset[str]:
 
 
 _OPERATORS = _names("""
-    add and_ eq floordiv ge getitem gt iadd iand ifloordiv imatmul imod imul index inv invert ior ipow isub itruediv
-    ixor le lshift lt matmul mod mul ne neg not_ or_ pos pow rshift setitem sub truediv xor
-""")
+    add and_ eq floordiv ge getitem gt imatmul index inv invert le lshift lt matmul mod mul ne neg not_ or_ pos pow
+    rshift setitem sub truediv xor
+""") | {operation.__name__ for operation in AUGMENTED}
 _MATH = _names("ceil fabs floor isqrt log log2 prod sqrt trunc")
 _BUILTINS = _names("abs bool float getattr int len max min pow round sum")
 _FORBIDDEN = _names("from_file record_stream set_ set_data")  # operators that reach beyond tensors: files, other memory

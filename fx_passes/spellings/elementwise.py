@@ -110,13 +110,10 @@ def reversed_binary(kind: str) -> Callable[..., Built]:
     return lambda input, other, *, alpha=1: binary(kind)(other, input, alpha=alpha)
 
 
-row(binary("add"), "add", functions=[operator.add], inplace={operator.iadd: operator.add})
-row(binary("sub"), "sub", "subtract", functions=[operator.sub], inplace={operator.isub: operator.sub})
-row(binary("mul"), "mul", "multiply", functions=[operator.mul], inplace={operator.imul: operator.mul})
-row(
-    binary("div"), "div", "divide", "true_divide",
-    functions=[operator.truediv], inplace={operator.itruediv: operator.truediv},
-)  # fmt: skip
+row(binary("add"), "add", functions=[operator.add])
+row(binary("sub"), "sub", "subtract", functions=[operator.sub])
+row(binary("mul"), "mul", "multiply", functions=[operator.mul])
+row(binary("div"), "div", "divide", "true_divide", functions=[operator.truediv])
 row(binary("max"), "maximum")
 row(binary("min"), "minimum")
 row(reversed_binary("sub"), "rsub")

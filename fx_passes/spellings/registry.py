@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fx_passes.graph.graph import AUGMENTED
 from fx_passes.graph.hooks import computed_weights, has_hooks
 from fx_passes.graph.quantized_tensors import is_understood
 
@@ -45,7 +46,7 @@ OVERLOADS: dict[Any, Builder] = {}  # of aten operators, where they are not NAME
 FIRST_RESULT: dict[Any, Builder] = {}  # operators with several results, of which the first is the value
 MODULES: dict[type[nn.Module], ModuleBuilder] = {}  # of exactly this type
 # In-place spellings become the function of the same meaning, once normalize has shown that nobody can tell.
-INPLACE: dict[Any, Any] = {}
+INPLACE: dict[Any, Any] = dict(AUGMENTED)
 QUALIFIED: dict[str, Builder] = {}  # by qualified name: libraries that are not installed or not imported cost nothing
 # Names of functions, methods and aten operators that refuse operands which the vocabulary's operation takes.
 STRICT: set[str] = {"expand_as"}
@@ -59,7 +60,6 @@ def row(
     overloads: Iterable[Any] = (),
     first_result: Iterable[Any] = (),
     modules: Mapping[type[nn.Module], Sequence[str] | ModuleBuilder] | None = None,
-    inplace: Mapping[Any, Any] | None = None,
     qualified: Iterable[str] = (),
     strict: Iterable[str] = (),
 ) -> B:
@@ -73,7 +73,6 @@ def row(
     first_result  operators whose first result it is
     modules       type -> the attributes that follow the arguments of its call (parameters and buffers as nodes), or a
                   function that builds it
-    inplace       function that writes -> the one that does not
     qualified     qualified names of other libraries' functions
     strict        names, as above, of those that refuse operands which the vocabulary's operation takes
     """
@@ -93,7 +92,6 @@ def row(
     OVERLOADS.update(dict.fromkeys(overloads, builder))
     FIRST_RESULT.update(dict.fromkeys(first_result, builder))
     QUALIFIED.update(dict.fromkeys(qualified, builder))
-    INPLACE.update(inplace or {})
     for kind, built in (modules or {}).items():
         MODULES[kind] = built if callable(built) else _of_attributes(builder, built)
     return builder

@@ -7,7 +7,6 @@ The graph writes to the buffer by the same operator. Nothing else that a forward
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)  # of tensors they return the first
+from fx_passes.graph.graph import AUGMENTED
 
 
 @contextmanager
@@ -35,6 +34,6 @@ def buffers_kept(root: nn.Module) -> Iterator[None]:
 
 def _written(node: fx.Node) -> str | None:
     """The attribute that operators which write in place left node of; None for what is no such."""
-    while node.op == "call_function" and node.target in _IN_PLACE and isinstance(node.args[0], fx.Node):
+    while node.op == "call_function" and node.target in AUGMENTED and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return str(node.target) if node.op == "get_attr" else None

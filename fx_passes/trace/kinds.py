@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fx_passes.graph.graph import AUGMENTED
 from fx_passes.graph.hooks import has_hooks
 from fx_passes.trace.assumptions import EVERY, Assumption, Bare, Path, Present, follow, own_attributes
 
@@ -45,8 +46,7 @@ _METHODS: Mapping[str, type] = MappingProxyType(
     }
 )  # fmt: skip
 _UNKNOWN_METHODS = ("item", "tolist", "type", "numpy", "stride", "backward", "data_ptr", "storage", "apply_", "map_")
-_ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "truediv", "neg", "pos", "iadd", "isub", "imul", "itruediv",
-               "ifloordiv")  # fmt: skip
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "truediv", "neg", "pos")
 _OPERATORS = frozenset(getattr(operator, name) for name in (*_ARITHMETIC, "pow", "matmul", "and_", "or_", "xor",
                                                             "invert", "lshift", "rshift", "abs"))  # fmt: skip
 _NUMERIC = frozenset(getattr(operator, name) for name in _ARITHMETIC)
@@ -189,7 +189,7 @@ class Kinds:
         return _METHODS.get(name) or self._by_schema(name, node)
 
     def _of_function(self, node: fx.Node) -> type | None:
-        target = node.target
+        target: Any = AUGMENTED.get(node.target, node.target)
         if target is operator.getitem:
             return self._of_item(node)
         if target is getattr and len(node.args) == 2:
@@ -357,6 +357,6 @@ def _of_operator(target: Any, kinds: list[type | None]) -> type | None:
         return bool
     if target not in _NUMERIC:
         return None
-    if target in (operator.truediv, operator.itruediv) or float in kinds:
+    if target is operator.truediv or float in kinds:
         return float
     return int

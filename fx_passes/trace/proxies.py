@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, TraceError
 
+from fx_passes.graph.graph import AUGMENTED
 from fx_passes.trace.instructions import (
     callee,
     compares_identity,
@@ -36,6 +37,7 @@ _ABC_ASKS = abc.ABCMeta.__instancecheck__.__code__
 _PARAMETER_ASKS = type(nn.Parameter).__instancecheck__.__code__
 _IS_TENSOR = torch.is_tensor.__code__
 _FUNCTIONAL = nn.functional.__name__
+_NUMBERS = (bool, int, float, complex, str, tuple, torch.Size)
 _NO_TENSORS = ("grad", "grad_fn", "_base", "names")  # of a tensor: each may be None
 
 # Names in functions that write values out for people: no branch depends on that.
@@ -289,18 +291,6 @@ class RecordingProxy(fx.Proxy):
             found.check_use(frame)
         return found
 
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self._record(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> fx.Proxy:
-        return self._record(operator.isub, other)
-
-    def __imul__(self, other: Any) -> fx.Proxy:
-        return self._record(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self._record(operator.itruediv, other)
-
     def __setitem__(self, item: Any, value: Any) -> None:
         self._record(operator.setitem, item, value)
 
@@ -309,6 +299,24 @@ class RecordingProxy(fx.Proxy):
 
     def __floor__(self) -> fx.Proxy:
         return self._record(math.floor)
+
+
+def _recording(operation: Callable[..., Any]) -> Callable[[RecordingProxy, Any], fx.Proxy]:
+    """The method of an augmented assignment. A number of the example's is another one then, which other names are not.
+
+    Generated code of n += 1 gives all readers of n the new number.
+    """
+
+    def record(self: RecordingProxy, other: Any) -> fx.Proxy:
+        kinds = None if (questions := _questions(self)) is None else questions.kinds
+        is_known = kinds is not None and kinds.values is not None and kinds.is_given(self.node)
+        return self._record(AUGMENTED[operation] if is_known and self.kind() in _NUMBERS else operation, other)
+
+    return record
+
+
+for _operation in AUGMENTED:
+    setattr(RecordingProxy, f"__{_operation.__name__}__", _recording(_operation))
 
 
 class RecordingAttribute(RecordingProxy, Attribute):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,7 @@ CONVERTED: dict[str, Callable[..., Any]] = {
     "leaky": lambda m, x: F.leaky_relu_(m.c(x), 0.1),
     "hardtanh": lambda m, x: F.hardtanh(m.c(x), -1.0, 1.0, True),
     "mul_ of a number": lambda m, x: m.c(x).mul_(3),
+    "**= of a tensor": lambda m, x: operator.ipow(m.c(x), 2),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -99,3 +100,32 @@ def test_idle_dropout_of_channels_cuts_no_exported_region() -> None:
 
     gm = compile_graph(Exported().eval(), (torch.randn(2, 3, 8, 8),))
     assert len(gm.regions()) == 1 and not any("dropout" in str(node.target) for node in gm.graph.nodes)
+
+
+PROMOTING = {
+    **{name: lambda y, t, name=name: getattr(y, name)(t)
+       for name in ("add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "pow_")},
+    "**=": operator.ipow,
+    "//=": operator.ifloordiv,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", PROMOTING)
+@pytest.mark.parametrize("is_exported", [False, True])
+def test_a_write_of_another_dtype_keeps_the_first(write: str, is_exported: bool) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            if is_exported and len(x) > 9:
+                return x
+            y: Tensor = PROMOTING[write](self.linear(x).exp(), other)
+            return y
+
+    model, args = Writes().eval(), (torch.rand(4, 8), torch.rand(4, 8, dtype=torch.float64))
+    fast: Any = zendnn_cffi.optimize(model, args, tune="off")
+    assert len(fast.regions()) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*args), model(*args))
