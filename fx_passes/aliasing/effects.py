@@ -65,11 +65,13 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
         return []  # n += 1 of a number
     if node.target in INPLACE or node.target is operator.setitem or is_inplace_call(node):
         return inputs[:1]
-    if isinstance(node.kwargs.get("out"), fx.Node):
-        return [node.kwargs["out"]]
-    if is_known_function(node.target):
-        return inputs[:1] if node.target not in _OPERATORS and _has_inplace_name(node.target.__name__) else []
-    return inputs if unknown else []
+    if not is_known_function(node.target) and unknown:
+        return inputs
+    if out := _given_out(node):
+        return out
+    if is_known_function(node.target) and node.target not in _OPERATORS and _has_inplace_name(node.target.__name__):
+        return nodes_in(node.args[:1]) or inputs[:1]  # of a list, all that are in it
+    return []
 
 
 # They return something new, and write to nothing, though the names of some end like those of what does.
@@ -110,6 +112,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         return inputs
     if node.target in ops.COMPUTE or node.target in ops.SHAPE:
         return inputs[:1] if node.target in ops.WRITING else []
+    if (out := _given_out(node)) and is_known_function(node.target):
+        return out
     if node.target in INPLACE or node.target is operator.setitem:
         return inputs[:1]
     if isinstance(node.target, torch._ops.OpOverload) and node.target._opname not in _DROPOUTS | {"contiguous"}:
@@ -125,8 +129,13 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
         return inputs[:1] if is_inplace_call(node) else []
     if getattr(torch, name, None) is node.target and makes_new(name):
-        return [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
+        return []
     return inputs
+
+
+def _given_out(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a function is to write its results to: out=values, or out=(values, indices)."""
+    return nodes_in(node.kwargs.get("out"))
 
 
 def _is_new_piece(node: fx.Node, root: nn.Module) -> bool:
@@ -191,9 +200,10 @@ def _schema_writes(node: fx.Node) -> list[fx.Node]:
     return [value for value, alias in _annotated(node) if alias.is_write]
 
 
-# Operators written in terms of others, whose schemas do not say that the result may be the argument, or a view of it.
+# Operators whose schemas do not say that the result may be an argument, or a view of it. Most are written in terms of
+# others; a tensor that set_ was called on lies in the memory of the other one.
 _MAY_BE_VIEWS = frozenset(
-    ("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "einsum", "meshgrid", "type_as")
+    ("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "einsum", "meshgrid", "set_", "type_as")
 )
 
 
@@ -211,8 +221,8 @@ def _annotated(node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
     """Each argument about whose memory an operator's schema says something, and what it says."""
     for i, row in enumerate(node.target._schema.arguments):
         value = node.args[i] if i < len(node.args) else node.kwargs.get(row.name)
-        if row.alias_info is not None and isinstance(value, fx.Node):
-            yield value, row.alias_info
+        if row.alias_info is not None:
+            yield from ((each, row.alias_info) for each in nodes_in(value))  # of a list of tensors, all
 
 
 def is_known_function(target: Any) -> bool:
