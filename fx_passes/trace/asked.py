@@ -37,6 +37,7 @@ _OF_GRADIENTS = frozenset(("requires_grad", "is_leaf", "grad", "grad_fn", "retai
 _OF_NOTHING = frozenset(("_version", "_base", "_is_view", "data_ptr", "const_data_ptr", "storage", "untyped_storage",
                          "storage_offset", "is_inference", "is_neg", "is_conj", "is_shared", "is_pinned", "is_set_to",
                          "output_nr", "_cdata"))  # fmt: skip
+_ASSIGNED = ("data", "grad")  # which no graph does
 _ASKED = _OF_STRIDES | _OF_GRADIENTS | _OF_NOTHING
 # Methods of tensors that are written in Python: who calls them asks.
 _BETWEEN = ("torch._tensor", "torch.overrides")
@@ -146,12 +147,14 @@ def _told(
 class Asked:
     """What a forward asked of tensors that are not parameters, from outside of PyTorch's own code.
 
-    missing  attributes that it looked for, and that no tensor has while torch.export goes through it
+    missing   attributes that it looked for, and that no tensor has while torch.export goes through it
+    assigned  attributes of tensors that it set to other tensors
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.missing: set[str] = set()
+        self.assigned: set[str] = set()
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
@@ -174,6 +177,8 @@ class Asked:
 
     def refuse(self, root: nn.Module) -> None:
         """Raise NotImplementedError where no guard could tell whether the graph is right."""
+        if names := sorted(self.assigned):
+            raise NotImplementedError(f"its forward assigns to {names[0]} of a tensor")
         held = own_attributes([*root.parameters(), *root.buffers()])
         if names := sorted(self.missing.intersection(held)):
             raise NotImplementedError(f"its forward asks for {names[0]}, which one of its tensors was given")
@@ -198,25 +203,28 @@ def listening() -> Iterator[None]:
 
     FakeTensor.__getattr__ = missing
     try:
-        with _Listening(heard.names):
+        with _Listening(heard):
             yield
     finally:
         del FakeTensor.__getattr__
 
 
 class _Listening(TorchFunctionMode):
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, heard: Asked) -> None:
         super().__init__()
-        self._names = names
+        self._heard = heard
 
     def __torch_function__(
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name in ("__get__", "__set__"):
+            attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+            if name == "__set__" and attribute in _ASSIGNED and _is_asked_by_user(sys._getframe(1)):
+                self._heard.assigned.add(attribute)
+            name = attribute if name == "__get__" else ""
         if name in _ASKED and args and not isinstance(args[0], nn.Parameter) and _is_asked_by_user(sys._getframe(1)):
-            self._names.add(name)
+            self._heard.names.add(name)
         return func(*args, **(kwargs or {}))
 
 

@@ -239,3 +239,33 @@ def test_other_threads_ask_for_themselves() -> None:
 )
 def test_arrangements(one: torch.Tensor, other: torch.Tensor, is_equal: bool) -> None:
     assert (arrangement(one) == arrangement(other)) == is_equal
+
+
+class Assigns(nn.Module):
+    def __init__(self, attribute: str) -> None:
+        super().__init__()
+        self.attribute, self.layer = attribute, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.layer(x))
+        z = torch.zeros_like(y)
+        setattr(z, self.attribute, y)
+        out: torch.Tensor = self.layer(z if self.attribute == "data" else z.grad)
+        return out
+
+
+@pytest.mark.parametrize("attribute", ["data", "grad"])
+@pytest.mark.parametrize("has_example", [True, False])
+@pytest.mark.parametrize("path", ["", "1"])
+def test_assignments_to_a_tensor_are_no_graph(attribute: str, has_example: bool, path: str) -> None:
+    """torch.export says nothing, and leaves them out."""
+    model: nn.Module = Assigns(attribute)
+    if path:
+        model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), model)
+    model, x = model.eval(), torch.randn(2, 4)
+    fast: Any = zendnn_cffi.optimize(model, (x,) if has_example else None, tune="off")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        torch.testing.assert_close(fast(x + 1), model(x + 1))
+    assert f"its forward assigns to {attribute} of a tensor" in fast.leaves[path]
+    assert len(fast.regions()) == bool(path)
