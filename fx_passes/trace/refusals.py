@@ -165,8 +165,10 @@ def _may_outgrow(node: fx.Node) -> bool:
     return (is_method or node.target in INPLACE) and any(other.op in ("get_attr", "placeholder") for other in others)
 
 
-def _check_fits(written: torch.Tensor, *others: Any) -> None:
+def _check_fits(written: Any, *others: Any) -> None:
     """Raise RuntimeError where eager PyTorch does: pow_ of meta tensors takes what would make them larger."""
+    if not isinstance(written, torch.Tensor):
+        return  # n //= m of numbers
     shape = torch.broadcast_shapes(written.shape, *(other.shape for other in others if isinstance(other, torch.Tensor)))
     if shape != written.shape:
         raise RuntimeError(f"{list(written.shape)} would be {list(shape)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -211,7 +212,10 @@ def test_a_graph_without_strict_spellings_has_none() -> None:
     assert zendnn_cffi.optimize(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval())._source[0].refusals is None
 
 
-@pytest.mark.parametrize("write", ["mul_", "sub_", "+=", "pow_"])
+AUGMENTED: dict[str, Case] = {"+=": operator.iadd, "**=": operator.ipow, "//=": operator.ifloordiv}
+
+
+@pytest.mark.parametrize("write", ["mul_", "sub_", "+=", "**=", "//=", "pow_"])
 @pytest.mark.parametrize("of", ["parameter", "input"])
 def test_writes_what_is_larger_in_place(write: str, of: str) -> None:
     """Eager PyTorch refuses it; the operation out of place has a larger result."""
@@ -223,9 +227,8 @@ def test_writes_what_is_larger_in_place(write: str, of: str) -> None:
 
         def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             y, operand = self.linear(x).sigmoid(), self.scale if of == "parameter" else other
-            if write == "+=":
-                y += operand
-                return y
+            if write in AUGMENTED:
+                return AUGMENTED[write](y, operand)
             return getattr(y, write)(operand)
 
     model = Writes().eval()
@@ -237,3 +240,21 @@ def test_writes_what_is_larger_in_place(write: str, of: str) -> None:
         model(torch.rand(1, 4), other)
     with pytest.raises(RuntimeError, match="broadcast"):
         fast(torch.rand(1, 4), other)
+
+
+@pytest.mark.parametrize("write", AUGMENTED)
+def test_numbers_that_an_assignment_augments_are_not_refused(write: str) -> None:
+    class Augments(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, n: int, m: int) -> Tensor:
+            y: Tensor = torch.relu(self.linear(x)) * AUGMENTED[write](n, m)
+            return y
+
+    model, x = Augments().eval(), torch.rand(5, 4)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    torch.testing.assert_close(fast(x, 5, 2), model(x, 5, 2))
+    refusals = fast._source[0].refusals
+    assert fast.regions() and (refusals is None or refusals.allow({"x": x, "n": 5, "m": 2}))
