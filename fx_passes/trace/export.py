@@ -22,7 +22,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
-from fx_passes.graph.graph import copy_graph, replace, unique_name
+from fx_passes.graph.graph import copy_graph, unique_name
 from fx_passes.graph.hooks import without_hooks
 from fx_passes.trace.asked import Asked, listening, sizes_written
 from fx_passes.trace.assumptions import own_attributes
@@ -126,8 +126,17 @@ def export(
         elif node.op == "get_attr":
             node.target = _constant_of_root(root, node.target, gm, held)
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
-            replace(node, node.args[0])  # the guards keep gradients out
+            _drop_detach(node)
     return graph, Guards(check, (args, kwargs), without_gradients, asked, sizes)
+
+
+def _drop_detach(node: fx.Node) -> None:
+    """Let others than the result read what is detached: the guards keep gradients out. Results are other objects."""
+    for user in list(node.users):
+        if user.op != "output" or node.target is aten.detach_.default:
+            user.replace_input_with(node, node.args[0])
+    if not node.users:
+        node.graph.erase_node(node)
 
 
 def _constant_of_root(root: nn.Module, target: str, gm: fx.GraphModule, held: Held) -> str:

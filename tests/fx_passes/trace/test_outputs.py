@@ -265,3 +265,30 @@ def test_a_container_that_looks_at_what_it_gets() -> None:
     model.forward = lambda p: PackedSequence(model.linear(p.data), p.batch_sizes)  # type: ignore[method-assign]
     packed = pack_padded_sequence(noise(2, 5, 8), torch.tensor([5, 3]), batch_first=True)
     check(compile_graph(model, (packed,)), model, packed)  # type: ignore[arg-type]
+
+
+class Detached(nn.Module):
+    """torch.export has to trace it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if len(x) > 9:
+            return x
+        y = self.layer(x)
+        return x.detach(), y, y.detach(), torch.relu(y.detach())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_detached_result_is_another_object(dtype: torch.dtype | None) -> None:
+    model, x = Detached().eval(), torch.randn(2, 4)
+    fast: Any = zendnn_cffi.optimize(model, (x.clone(),), tune="off", dtype=dtype)
+    with torch.no_grad():
+        got, expected = fast(x), model(x)
+    assert got[0] is not x and got[2] is not got[1]
+    assert [got[0].data_ptr(), got[2].data_ptr()] == [x.data_ptr(), got[1].data_ptr()]
+    for mine, theirs in zip(got, expected, strict=True):
+        assert_close(mine, theirs, k=4, dtype=dtype or torch.float32)
+    assert len(fast.regions()) == 1
