@@ -302,15 +302,15 @@ class RecordingProxy(fx.Proxy):
 
 
 def _recording(operation: Callable[..., Any]) -> Callable[[RecordingProxy, Any], fx.Proxy]:
-    """The method of an augmented assignment. A number of the example's is another one then, which other names are not.
+    """The method of an augmented assignment. A number among the arguments keeps its value under other names.
 
-    Generated code of n += 1 gives all readers of n the new number.
+    Generated code of n += 1 gives all readers of n the new number. Without an example, arguments are taken for tensors.
     """
 
     def record(self: RecordingProxy, other: Any) -> fx.Proxy:
         kinds = None if (questions := _questions(self)) is None else questions.kinds
-        is_known = kinds is not None and kinds.values is not None and kinds.is_given(self.node)
-        return self._record(AUGMENTED[operation] if is_known and self.kind() in _NUMBERS else operation, other)
+        is_given = kinds is not None and kinds.is_given(self.node)
+        return self._record(AUGMENTED[operation] if is_given and self.kind() in _NUMBERS else operation, other)
 
     return record
 

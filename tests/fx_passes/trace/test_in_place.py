@@ -168,7 +168,10 @@ def test_augmented_assignments_are_in_place(operation: Callable[[Any, Any], Any]
 
 @pytest.mark.parametrize("operation", AUGMENTED, ids=lambda operation: operation.__name__)
 @pytest.mark.parametrize("of", ["size", "shape", "number"])
-def test_numbers_keep_their_value_under_another_name(operation: Callable[[Any, Any], Any], of: str) -> None:
+@pytest.mark.parametrize("has_example", [True, False])
+def test_numbers_keep_their_value_under_another_name(
+    operation: Callable[[Any, Any], Any], of: str, has_example: bool
+) -> None:
     class Sizes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -182,10 +185,11 @@ def test_numbers_keep_their_value_under_another_name(operation: Callable[[Any, A
             return self.layer(y.reshape(x.size(0), -1)), y.new_ones(before), before, n
 
     model, x = Sizes().eval(), noise(5, 6)
-    fast: Any = zendnn_cffi.optimize(model, (x, 5), tune="off")
+    fast: Any = zendnn_cffi.optimize(model, (x, 5) if has_example else None, tune="off")
     assert not fast.leaves and len(fast.regions()) == 1
     with torch.no_grad():
         torch.testing.assert_close(fast(x, 5), model(x, 5))
+        torch.testing.assert_close(fast(x, 9), model(x, 9))
         if of != "number":
             torch.testing.assert_close(fast(noise(4, 6), 5), model(noise(4, 6), 5))
 
