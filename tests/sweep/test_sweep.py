@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.hugging_face import tensors_of
 from tests.sweep import faulty
-from tests.sweep.case import Case, NotRun, in_turns, parameters_of
+from tests.sweep.case import MOST_PARAMETERS, Case, NotRun, in_turns, parameters_of
 from tests.sweep.check import RIGHT, Verdict, check, difference
 from tests.sweep.hugging_face_missing import complete, missing
 from tests.sweep.hugging_face_models import HUGGING_FACE
 from tests.sweep.hugging_face_widths import as_wide_as_asked
+from tests.sweep.hugging_face_written import WRITTEN
 from tests.sweep.page import page, write_page
 from tests.sweep.process import Journal, Run, run_apart
 from tests.sweep.record import Key, of_journals, of_page, plain
@@ -163,6 +165,16 @@ def test_a_model_of_each_library(source: Any, name: str, entry: str) -> None:
 def test_tiny_models_that_take_more_than_their_defaults(name: str, asked: str) -> None:
     case = HUGGING_FACE.build(name)
     assert asked in case.kwargs and sum(p.numel() for p in case.model.parameters()) < 5e7
+
+
+@pytest.mark.parametrize("name", ["blip-2", "clap"])
+def test_configurations_written_by_hand(name: str) -> None:
+    assert name in WRITTEN
+    case = HUGGING_FACE.build(name)
+    with torch.no_grad():
+        answers = [tensors_of(case.model(**case.kwargs)) for _ in range(2)]
+    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(*answers, strict=True))
+    assert sum(p.numel() for p in case.model.parameters()) < MOST_PARAMETERS
 
 
 @pytest.mark.parametrize(
