@@ -29,6 +29,10 @@ class Aside(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # PyTorch would import TorchDynamo for that, which nobody runs here
+
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
         self._root = root
@@ -69,7 +73,7 @@ class Aside(TorchDispatchMode):
             copy = self._copies.get(_place(value))
             if copy is None:
                 return value
-            result = torch.empty(0, dtype=value.dtype)
+            result = torch.empty(0, dtype=value.dtype, device="cpu")
             result.set_(copy.untyped_storage(), value.storage_offset(), value.shape, value.stride())
             given[id(result)] = result, value
             return result
@@ -84,7 +88,7 @@ class Aside(TorchDispatchMode):
         if place not in self._held or place in self._copies:
             return
         storage = tensor.untyped_storage()
-        self._copies[place] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
+        self._copies[place] = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).clone()
         counted = [each for each in self._held[place] if not each.is_inference()]
         self._versions += map(torch.autograd._unsafe_preserve_version_counter, counted)
 

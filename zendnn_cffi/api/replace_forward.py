@@ -76,6 +76,7 @@ class ReplacedForward:
     def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OptimizedModule | None:
         """The module for such a call, made where it is the first one."""
         from fx_passes.first_call import no_example
+        from fx_passes.graph.hooks import outputs_are_collected
 
         if self.model.training:
             return self._plain("the model is in training mode")
@@ -93,7 +94,7 @@ class ReplacedForward:
             except Exception as error:
                 self._refused += 1
                 return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
-            if fast._awaits_call:  # what calls change is known afterwards
+            if fast._awaits_call and not outputs_are_collected():  # what calls change is known afterwards
                 fast.trace_by(args, kwargs)
                 if fast._awaits_call:
                     return self._plain("no graph can be made of it: the next call is tried")
