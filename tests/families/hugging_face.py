@@ -210,7 +210,6 @@ def rows() -> list[Row]:
             "Mamba, 2 x 256, 1 x 32",
             _build("Mamba", **_VOCABULARY, hidden_size=256, num_hidden_layers=2, state_size=16, use_cache=False),
             lambda: {"input_ids": _tokens(32)},
-            "the scan is a loop of element-wise steps: PyTorch's",
         ),
         _experts("phimoe", "PhiMoE-like", "Phimoe", num_local_experts=8, intermediate_size=512),
         _experts("mixtral", "Mixtral-like", "Mixtral", num_local_experts=8, intermediate_size=512),
