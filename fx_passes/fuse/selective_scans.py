@@ -69,7 +69,7 @@ def fuse_selective_scans(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     aliasing = Aliasing(gm)
     for node, scan in matches:
-        read = (scan.decays, scan.drives, scan.c, scan.state)
+        read = (scan.decays, scan.drives, scan.c, scan.state, *scan.lasts)
         if not any(aliasing.is_written(source) for source in read if source is not None):
             _rewrite(node, scan)
     return finish(gm)

@@ -102,8 +102,13 @@ def recurrent_layer(
     output, cell = output_and_cell(src, h, c, weights, kind, has_biases=has_biases, reverse=reverse)
     if not with_cell or cell is None:
         return output
+    return with_state_behind(output, cell)
+
+
+def with_state_behind(output: Tensor, state: Tensor) -> Tensor:
+    """Return one dimension: the output's numbers, zeros up to their state_offset, and the state's."""
     between = output.new_zeros(state_offset(output.numel()) - output.numel())
-    return torch.cat([output.reshape(-1), between, cell.reshape(-1)])
+    return torch.cat([output.reshape(-1), between, state.reshape(-1)])
 
 
 def state_offset(numbers: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fx_passes.ops.recurrent import state_offset
+from fx_passes.ops.recurrent import with_state_behind
 from fx_passes.ops.registry import COMPUTE, op
 
 
@@ -28,8 +28,7 @@ def selective_scan(
     read, last = selective_scan_and_state(delta, a, drive, b, c, state)
     if not with_state:
         return read
-    between = read.new_zeros(state_offset(read.numel()) - read.numel())
-    return torch.cat([read.transpose(1, 2).reshape(-1), between, last.transpose(1, 2).reshape(-1)])
+    return with_state_behind(read.transpose(1, 2), last.transpose(1, 2))
 
 
 @op(kind=COMPUTE, several=True, no_rule="it becomes one scan, with both in one result, where shapes are known")
@@ -45,4 +44,4 @@ def selective_scan_and_state(
     for step in range(delta.shape[-1]):
         state = torch.addcmul(drives[:, :, step], decays[:, :, step], state)
         read.append((state @ c[:, step].unsqueeze(-1)).squeeze(-1))
-    return torch.stack(read, -1), state
+    return torch.stack(read, -1), state.contiguous()

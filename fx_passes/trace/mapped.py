@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._functorch import predispatch
+
+from fx_passes.graph.graph import example, set_example
 
 _ENTER, _LEAVE = predispatch._vmap_increment_nesting, predispatch._vmap_decrement_nesting
 _MAP, _UNMAP = predispatch._add_batch_dim, predispatch._remove_batch_dim
@@ -32,17 +33,16 @@ def write_out_map(graph: fx.Graph, part: Sequence[fx.Node]) -> bool:
     first, *inside, last = part
     if first.target is not _ENTER or last.target is not _LEAVE or first.users or last.users:
         return False
-    mapped = [node for node in inside if node.target is _MAP]
-    if len({len(shape) for node in mapped if (shape := _shape(node.args[0])) is not None}) != 1:
-        return False
-    if not all(_is_in_place_of_itself(node, set(inside)) for node in inside):
+    mapped = [value for node in inside if node.target is _MAP and (value := example(node.args[0])) is not None]
+    members = set(inside)
+    if len({value.ndim for value in mapped}) != 1 or not all(_may_stand_alone(node, members) for node in inside):
         return False
     for node in inside:
         if node.target in (_MAP, _UNMAP):
             node.replace_all_uses_with(node.args[0])
         else:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-            node.meta["val"] = node.target(*args, **kwargs)
+            set_example(node, node.target(*args, **kwargs))
     before = first.prev
     for node in (last, *reversed(inside), first):
         if node.target not in _ELEMENTWISE:
@@ -52,19 +52,14 @@ def write_out_map(graph: fx.Graph, part: Sequence[fx.Node]) -> bool:
     return True
 
 
-def _is_in_place_of_itself(node: fx.Node, inside: set[fx.Node]) -> bool:
+def _may_stand_alone(node: fx.Node, inside: set[fx.Node]) -> bool:
     """Whether node, of a map, maps or unmaps by dimension 0, or is element-wise on what is mapped and on numbers."""
     if node.kwargs and node.target in (_MAP, _UNMAP):
         return False
     if node.target is _MAP:
-        return node.args[1] == 0 and _shape(node.args[0]) is not None and node.args[0] not in inside
+        return node.args[1] == 0 and example(node.args[0]) is not None and node.args[0] not in inside
     if node.target is _UNMAP:
         return node.args[3] == 0 and node.args[0] in inside and node.args[0].target in _ELEMENTWISE
     if node.op != "call_function" or node.target not in _ELEMENTWISE or any(user not in inside for user in node.users):
         return False
     return inside.issuperset(node.all_input_nodes) and not any(n.target is _UNMAP for n in node.all_input_nodes)
-
-
-def _shape(node: Any) -> tuple[Any, ...] | None:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return tuple(value.shape) if isinstance(value, Tensor) else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -163,6 +164,22 @@ def is_parametrization(module: nn.Module) -> bool:
     return parts_of_it or parametrize.is_parametrized(module)
 
 
+@contextlib.contextmanager
+def writes_refused(root: nn.Module) -> Iterator[None]:
+    """Raise Untraceable where tracing root would have written to its memory, and let one raised inside say so.
+
+    Tensors that a forward is handed, by parameters() say, stand for themselves.
+    """
+    with writes_aside(root) as aside:
+        try:
+            yield
+        except Untraceable as failure:
+            failure.written = tuple(aside.names())
+            raise
+    if written := aside.names():
+        raise Untraceable({WHOLE: f"its forward writes to {written[0][1]}{LEFT_OUT}"}, (WHOLE,), written=written)
+
+
 def trace_symbolically(
     root: nn.Module,
     reached: Reached,
@@ -171,29 +188,7 @@ def trace_symbolically(
     given: frozenset[str],
     example: Mapping[str, Any] | None,
 ) -> Traced:
-    """Return the graph of root. Raises Untraceable.
-
-    Tensors that a forward is handed, by parameters() say, stand for themselves: it would write to the model's memory.
-    """
-    with writes_aside(root) as aside:
-        try:
-            traced = _trace_symbolically(root, reached, leaves, specialized, given, example)
-        except Untraceable as failure:
-            failure.written = tuple(aside.names())
-            raise
-    if written := aside.names():
-        raise Untraceable({WHOLE: f"its forward writes to {written[0][1]}{LEFT_OUT}"}, (WHOLE,), written=written)
-    return traced
-
-
-def _trace_symbolically(
-    root: nn.Module,
-    reached: Reached,
-    leaves: Mapping[str, str],
-    specialized: Mapping[str, Any],
-    given: frozenset[str],
-    example: Mapping[str, Any] | None,
-) -> Traced:
+    """Return the graph of root. Raises Untraceable. Within writes_refused: a forward could write to root's memory."""
     traced_root = skeleton(root, own_state=True)
     tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
     again = SubmoduleTracer(traced_root, reached, leaves, specialized, example) if reached.has_near_code else None

@@ -50,6 +50,7 @@ from fx_passes.trace.symbolic import (
     ONE_OBJECT,
     refuse_writes_beside_arrays,
     trace_symbolically,
+    writes_refused,
 )
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from zendnn_cffi.locks import making
@@ -201,7 +202,8 @@ def _trace_root(
     written: tuple[tuple[str, str], ...] = ()
     while True:
         try:
-            traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
+            with writes_refused(root):
+                traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
             unseen, several = ("", False) if refused or leaves else _unseen(traced.graph)
             if unseen and (several or not sizes.has_one_graph):
                 because = f"torch.fx does not look into {unseen}()"

@@ -9,6 +9,7 @@ numbers in one result, so that each operation has one. So does the last state of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -129,10 +130,19 @@ def _layer(
         return result, None
     (steps, samples, _), matrix = values.known(x).shape, values.known(weights[1]).shape
     hidden, width = matrix[0] // ops.GATES[kind], matrix[1]
-    numbers = steps * samples * width
-    output = call(ops.reshape, call(ops.narrow, result, 0, 0, numbers), (steps, samples, width))
-    cell = call(ops.narrow, result, 0, state_offset(numbers), None)
-    return output, call(ops.reshape, cell, (1, samples, hidden))
+    return _output(result, (steps, samples, width), call), _behind(
+        result, steps * samples * width, (1, samples, hidden), call
+    )
+
+
+def _output(both: fx.Node, shape: tuple[int, ...], call: _Call) -> fx.Node:
+    """The output of a result that has a state behind it."""
+    return call(ops.reshape, call(ops.narrow, both, 0, 0, math.prod(shape)), shape)
+
+
+def _behind(both: fx.Node, numbers: int, shape: tuple[int, ...], call: _Call) -> fx.Node:
+    """The state behind so many numbers of an output."""
+    return call(ops.reshape, call(ops.narrow, both, 0, state_offset(numbers), None), shape)
 
 
 def _operand(node: Any, values: RegionValues) -> Any:
@@ -177,14 +187,11 @@ def _expand_scan(node: fx.Node, values: RegionValues, call: _Call, read: frozens
     (samples, width, steps), (_, numbers) = (values.known(source).shape for source in node.args[:2])
     if 1 not in read:
         return {0: call(ops.selective_scan, *node.args)}
-    both, results = call(ops.selective_scan, *node.args, with_state=True), {}
-    rows = samples * steps * width
+    both = call(ops.selective_scan, *node.args, with_state=True)
+    last = _behind(both, samples * steps * width, (samples, numbers, width), call)
+    results = {1: call(ops.contiguous, call(ops.transpose, last, 1, 2))}
     if 0 in read:
-        results[0] = call(ops.reshape, call(ops.narrow, both, 0, 0, rows), (samples, steps, width))
-    last = call(ops.narrow, both, 0, state_offset(rows), None)
-    results[1] = call(ops.reshape, last, (samples, numbers, width))
-    results = {index: call(ops.transpose, result, 1, 2) for index, result in results.items()}
-    results[1] = call(ops.contiguous, results[1])
+        results[0] = call(ops.transpose, _output(both, (samples, steps, width), call), 1, 2)
     return results
 
 

@@ -119,6 +119,21 @@ def test_a_state_between_keeps_the_loop(read_at: int) -> None:
     assert not found["selective_scan"] and not found["selective_scan_and_state"]
 
 
+def test_a_last_state_that_is_written_before_it_is_read_keeps_the_loop() -> None:
+    def scan(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Any:
+        decays, drives = torch.exp(delta[..., None] * a), (delta * x)[..., None] * b[:, :, None]
+        state, read = x.new_zeros(x.shape[0], WIDTH, NUMBERS), []
+        for step in range(x.shape[1]):
+            state = decays[:, step] * state + drives[:, step]
+            if step == x.shape[1] - 1:
+                state[:, 0] = 7.0
+            read.append((state @ c[:, step, :, None])[..., 0])
+        return torch.stack(read, 1), state
+
+    found = count(exported(scan)[1])
+    assert not found["selective_scan"] and not found["selective_scan_and_state"]
+
+
 def _other(change: str) -> Callable[..., Tensor]:
     """A loop that differs from the scan in one thing."""
 

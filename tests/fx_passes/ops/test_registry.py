@@ -24,6 +24,7 @@ HELPERS = {
     "plain_axis",
     "row_zero_points",
     "state_offset",
+    "with_state_behind",
     "count_of_chosen",
     "output_and_cell",
 }
