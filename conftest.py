@@ -2,6 +2,7 @@
 
 On a machine where the library is expected (Linux, x86-64 with AVX2) a test that skips itself has tested nothing, so
 it fails. `@pytest.mark.may_skip("why")` allows a skip for a stated reason; ZENDNN_CFFI_TEST_MAY_SKIP=1 allows all.
+Tests of kernels that this CPU has not (`@pytest.mark.needs`) are left out, and counted as deselected.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent
+# What kernels of the library need, beyond AVX2: each instruction set as the library names it.
+KERNELS = {"avx512": "cpu_isa_avx512_core", "vnni": "cpu_isa_avx512_core_vnni", "bf16": "cpu_isa_avx512_core_bf16"}
 
 # Last, so that an installed zendnn_cffi wins over the source tree; tests also import `demo` and `benchmarks`.
 if str(ROOT) not in sys.path:
@@ -41,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["ZENDNN_CFFI_CACHE"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     config.addinivalue_line("markers", "may_skip(reason): this test may skip itself even where the library is expected")
+    config.addinivalue_line("markers", f"needs(*kernels): left out on a CPU without one of {', '.join(KERNELS)}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,6 +61,33 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs kernels that this CPU, or its setting (ZENDNN_MAX_CPU_ISA), has not."""
+    missing = _missing_kernels()
+    is_old = "avx512" in missing  # takes half as long again: slow tests, too, are left to newer ones
+
+    def stays(item: pytest.Item) -> bool:
+        return not missing & _needs(item) and not (is_old and item.get_closest_marker("slow"))
+
+    left_out = [item for item in items if not stays(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if stays(item)]
+
+
+def _needs(item: pytest.Item) -> set[str]:
+    """The kernels that an item's marks name; KeyError where a name is none of KERNELS."""
+    return {name for mark in item.iter_markers("needs") for name in mark.args if KERNELS[name]}
+
+
+def _missing_kernels() -> set[str]:
+    if not library_expected():
+        return set()
+    from zendnn_cffi.engine.library import load
+
+    return {name for name, instructions in KERNELS.items() if not load().runs(instructions)}
 
 
 def _hide_structured_trace() -> None:
@@ -83,10 +114,15 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     import zendnn_cffi
 
-    return f"zendnn_cffi: {Path(zendnn_cffi.__file__).parent}, skips {'fail' if library_expected() else 'are allowed'}"
+    lines = [
+        f"zendnn_cffi: {Path(zendnn_cffi.__file__).parent}, skips {'fail' if library_expected() else 'are allowed'}"
+    ]
+    if missing := sorted(_missing_kernels()):
+        lines.append(f"left out: tests of kernels that this CPU has not ({', '.join(missing)}), and slow tests")
+    return lines
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,8 @@
 """gemm: AOCL-BLIS low precision matrix products (float32, bfloat16, int8) with post-ops and weights reordered once.
 
 Source: the aocl_gemm addon of AOCL-BLIS 5.1. Its functions return nothing: what they would refuse (with a line on
-stderr, leaving the result as it was) is refused here first.
+stderr, leaving the result as it was) is refused here first. So are 8-bit products on a CPU without AVX512_VNNI, for
+which it has no kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from zendnn_cffi.engine.host import cpu_flags
 from zendnn_cffi.engine.library import load
+from zendnn_cffi.errors import UnsupportedError
 from zendnn_cffi.functional._arrays import INT8, as_input, as_output, dtype_names
 from zendnn_cffi.functional._gemm_post_ops import GemmPostOps
 from zendnn_cffi.functional._int32 import WIDEST, bound_of_sums, largest, saturated
@@ -71,7 +74,7 @@ class PackedWeights:
     weights    [K, N] float32, bfloat16 or int8, any strides (for a torch Linear pass ``layer.weight.t()``: it is read
                as it lies)
     src_dtype  for int8 weights the type of the left-hand side, torch.uint8 (default) or torch.int8
-    Raises     TypeError, ValueError for arguments that do not fit
+    Raises     TypeError, ValueError for arguments that do not fit; UnsupportedError for int8 without AVX512_VNNI
     """
 
     __slots__ = ("_buffer", "address", "dtype", "k", "largest", "n", "size_bytes", "src_dtype")
@@ -88,6 +91,7 @@ class PackedWeights:
                 f"src_dtype must be {dtype_names([s for s, d in _WEIGHTS.items() if d == w.dtype])} for "
                 f"{dtype_names([w.dtype])} weights, got {src_dtype!r}"
             )
+        _check_instructions(src_dtype)
         self.dtype, self.src_dtype = w.dtype, src_dtype
         self.k, self.n = int(w.shape[0]), int(w.shape[1])
         self.largest = largest(w) if w.dtype == torch.int8 else 0
@@ -140,7 +144,7 @@ def gemm(
     Returns    [M, N]; integer results are rounded to even and saturated. int32 results have passed through float32:
                they are exact up to 2**24
     Raises     TypeError, ValueError for arguments that do not fit, among them 8-bit products whose sums may pass the
-               32 bits in which they are kept
+               32 bits in which they are kept; UnsupportedError for 8-bit a on a CPU without AVX512_VNNI
     """
     x = as_input(a, "a", tuple(_DEFAULT_RESULT))
     if x.dim() != 2:
@@ -158,6 +162,7 @@ def gemm(
     for name, tensor in (*inputs, *chain.tensors) if out is not None and result.numel() else ():
         if tensor.numel() and checks.overlap(result, tensor):
             raise ValueError(f"out shares memory with {name}: pass a buffer of its own, or leave out out")
+    _check_instructions(x.dtype)
     if result.numel():
         if k == 0:
             raise ValueError(f"a and b have K = 0, shapes {list(x.shape)} and [0, {n}]: there is nothing to multiply")
@@ -173,6 +178,15 @@ def gemm(
         isinstance(a, np.ndarray) and isinstance(b, (np.ndarray, PackedWeights)) and result_dtype != torch.bfloat16
     )
     return result.numpy() if speaks_numpy else result
+
+
+def _check_instructions(src: torch.dtype) -> None:
+    """Raise where AOCL-BLIS has no kernels. It looks at the CPU itself, whatever ZENDNN_MAX_CPU_ISA says."""
+    if src in INT8 and cpu_flags() and "avx512_vnni" not in cpu_flags():
+        raise UnsupportedError(
+            "AOCL-BLIS multiplies 8-bit integers with AVX512_VNNI, which this CPU has not (AMD's have it from Zen 4 "
+            "on): pass float32 or bfloat16"
+        )
 
 
 def _right_side(b: Any, x: torch.Tensor) -> tuple[PackedWeights | None, torch.Tensor | None, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 import threading
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tests.tolerance import assert_close
 from tests.zendnn_cffi.functional.support import few, hold, randn, ways
 from zendnn_cffi import functional as zf
+from zendnn_cffi.errors import UnsupportedError
 
 SIZES = st.sampled_from([1, 2, 3, 7, 16, 33, 64, 70])
 INT8 = [torch.uint8, torch.int8]
@@ -73,6 +75,7 @@ def test_floats(
     assert_close(actual, expected, k=k, scale=8 * size)
 
 
+@pytest.mark.needs("vnni")
 @few
 @given(SIZES, SIZES, SIZES, st.sampled_from(INT8), ways, ways, st.booleans(), st.booleans())
 def test_integers(m: int, k: int, n: int, src: torch.dtype, way_a: str, way_b: str, bias: bool, packed: bool) -> None:
@@ -105,6 +108,10 @@ def test_alpha_and_beta() -> None:
     expected = 0.5 * (a.double() @ b.double()) + 2 * out.double()
     assert zf.gemm(a, b, alpha=0.5, beta=2, out=out) is out
     assert_close(out, expected, k=7)
+
+
+@pytest.mark.needs("vnni")
+def test_alpha_of_integers() -> None:
     x, w = integers(5, 7, torch.uint8), integers(7, 4, torch.int8)
     assert torch.equal(zf.gemm(x, w, alpha=3).double(), 3 * (x.double() @ w.double()))
 
@@ -169,7 +176,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: zf.gemm(randn(2, 3), randn(3, 4), post_ops=[("binary", "add", randn(4))]), r"shape \[2, 4\]"),
     (lambda: zf.gemm(randn(2, 3), randn(3, 4), post_ops=[("eltwise", "relu")] * 9), "at most 8"),
     (lambda: zf.gemm(randn(2, 3), zf.PackedWeights(randn(5, 4))), "packed weights 5"),
-    (lambda: zf.gemm(U8, zf.PackedWeights(S8, src_dtype=torch.int8)), "packed for int8"),
+    (lambda: zf.gemm(randn(2, 3), zf.PackedWeights(randn(3, 4).bfloat16())), "packed for bfloat16"),
     (lambda: zf.PackedWeights(torch.zeros(0, 4)), "not empty"),
     (lambda: zf.PackedWeights(randn(3, 4), src_dtype=torch.uint8), "src_dtype must be float32"),
     (lambda: zf.PackedWeights(U8), "weights must be"),
@@ -196,6 +203,7 @@ def test_out_must_be_apart_from_the_operands() -> None:
 INTEGERS = (torch.int8, torch.uint8, torch.int32)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("src", [torch.uint8, torch.int8])
 def test_sums_that_may_pass_32_bits_are_refused(src: torch.dtype) -> None:
     """They wrap without a word. A long K with small numbers is no trouble."""
@@ -215,6 +223,7 @@ def test_sums_that_may_pass_32_bits_are_refused(src: torch.dtype) -> None:
         zf.gemm(a, b, beta=1, out=torch.full((2, 3), 0.5))
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("result", INTEGERS)
 @pytest.mark.parametrize("factor", [0.01, 1e3, 1e6, -1e6, 1e30, float("inf")])
 def test_integer_results_are_saturated_however_large(result: torch.dtype, factor: float) -> None:
@@ -235,6 +244,18 @@ def test_integer_results_are_saturated_however_large(result: torch.dtype, factor
         assert ((got - expected).abs() <= 1).all()
 
 
+def test_integers_need_vnni(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """BLIS says so on stderr, and leaves the result as it was."""
+    module = importlib.import_module("zendnn_cffi.functional.gemm")  # the package has the function under that name
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
+    for call in (lambda: zf.gemm(U8, S8), lambda: zf.gemm(S8.t(), S8), lambda: zf.PackedWeights(S8)):
+        with pytest.raises(UnsupportedError, match="AVX512_VNNI"):
+            call()
+    assert torch.equal(zf.gemm(torch.ones(2, 3), torch.ones(3, 4)), torch.full((2, 4), 3.0))
+    assert "libblis" not in capfd.readouterr().err
+
+
+@pytest.mark.needs("vnni")
 def test_int32_results_are_those_of_float32() -> None:
     """Documented: they have passed through float32."""
     a, b = torch.full((3, 4096), 127, dtype=torch.uint8), torch.full((4096, 5), 127, dtype=torch.int8)
