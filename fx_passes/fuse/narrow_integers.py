@@ -1,7 +1,7 @@
-"""Let values that are quantized to fewer than all 8-bit integers (reduce_range) be clipped, and quantized to all.
+"""Let values that are quantized to fewer than all 8-bit integers (reduce_range) be clipped before.
 
 Before: quantize(conv, 0.1, 20, low=0, high=127, uint8)
-After:  quantize(clip(conv, -2.0, 10.7), 0.1, 20, low=0, high=255, uint8)
+After:  quantize(clip(conv, -2.0, 10.7), 0.1, 20, low=0, high=127, uint8, is_within=True)
 
 The integers are the same: the value at a limit is a whole number of steps, so it is rounded to that limit. In bf16
 the value is off by a quarter of a step at most, where it is no more than 127 steps from zero. Primitives
@@ -58,20 +58,20 @@ def clip_narrow_integers(gm: fx.GraphModule) -> fx.GraphModule:
         if (steps := match_narrow(node)) is None:
             continue
         narrow[node] = steps
-        src, scale, zero_point, axis, _, _, dtype = node.args
+        src = node.args[0]
         if not _is_within(src, steps, narrow):
             if (src, steps) not in clipped:
                 clipped[src, steps] = _clip(node, src, steps)
             src = clipped[src, steps]
-        limits = torch.iinfo(dtype)
-        node.args = (src, scale, zero_point, axis, limits.min, limits.max, dtype)
+        node.args = (src, *node.args[1:])
+        node.kwargs = {"is_within": True}
     return finish(gm) if narrow else gm
 
 
 def match_narrow(node: fx.Node) -> Steps | None:
     """The integers of an ops.quantize, where these are some of a dtype's, and numbers say which."""
     src, scale, zero_point, axis, low, high, dtype = node.args
-    if axis is not None or dtype not in (torch.uint8, torch.int8):
+    if node.kwargs.get("is_within") or axis is not None or dtype not in (torch.uint8, torch.int8):
         return None
     if not (is_number(scale) and all(type(number) is int for number in (zero_point, low, high))):
         return None

@@ -49,7 +49,7 @@ def _views_of(node: fx.Node) -> list[fx.Node]:
 def _move(node: fx.Node, views: list[fx.Node]) -> None:
     graph, source = node.graph, views[-1].args[0]
     with graph.inserting_after(source):
-        kept = graph.call_function(ops.quantize, (source, *node.args[1:]))
+        kept = graph.call_function(ops.quantize, (source, *node.args[1:]), node.kwargs)
     _describe(kept, node, source)
     for reader in list(node.users):
         with graph.inserting_before(reader):

@@ -20,7 +20,16 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, Weights
 from fx_passes.candidates.conversions import zero_point_arguments, zero_point_masks
-from fx_passes.candidates.layouts import Layout, Numerics, Quantized, layout, row_major, spatial_tags, strided
+from fx_passes.candidates.layouts import (
+    RANGES,
+    Layout,
+    Numerics,
+    Quantized,
+    layout,
+    row_major,
+    spatial_tags,
+    strided,
+)
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name
@@ -30,7 +39,6 @@ from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Att
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.values import dataclass
 
-RANGES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
 _SMALLEST = torch.finfo(torch.float32).tiny  # its inverse is finite in float32
 _VIEWS = ops.having(view=True)
 _SCALED = frozenset({"relu", "clip", "linear"})  # f with c * f(x; p) = f(c * x; p'), c > 0
@@ -97,7 +105,9 @@ def numerics_of(node: object, values: RegionValues) -> Numerics | None:
         if src is None:
             return None
         zero_point = 0 if zero_point is None else zero_point
-        return _numerics(src.dtype, scale, zero_point, plain_axis(axis, src.shape), values)
+        return _numerics(
+            src.dtype, scale, zero_point, plain_axis(axis, src.shape), values, bits_of(node.args[0], values)
+        )
     if node.target is ops.concat:
         found = {numerics_of(piece, values) for piece in node.args[0]}
         return found.pop() if len(found) == 1 else None
@@ -111,10 +121,21 @@ def numerics_of(node: object, values: RegionValues) -> Numerics | None:
 def quantizes_to(node: fx.Node, values: RegionValues) -> Numerics | None:
     """The integers that an ops.quantize makes, where primitives can."""
     _, scale, zero_point, axis, low, high, dtype = node.args
-    if (values.concrete(low), values.concrete(high)) != RANGES.get(dtype):
+    if not node.kwargs.get("is_within") and (values.concrete(low), values.concrete(high)) != RANGES.get(dtype):
         return None
     src = values.specs.get(node.args[0])
-    return None if src is None else _numerics(dtype, scale, zero_point, plain_axis(axis, src.shape), values)
+    if src is None:
+        return None
+    return _numerics(dtype, scale, zero_point, plain_axis(axis, src.shape), values, bits_of(node, values))
+
+
+def bits_of(node: object, values: RegionValues) -> int:
+    """How many bits of its integers a value uses: 7 where none of uint8's is above 127, as far as the graph says."""
+    if is_call(node, ops.quantize):
+        _, _, _, _, low, high, dtype = node.args
+        low, high = values.concrete(low), values.concrete(high)
+        return 7 if dtype == torch.uint8 and type(low) is type(high) is int and 0 <= low <= high <= 127 else 8
+    return bits_of(node.args[0], values) if is_call(node, *_VIEWS) else 8
 
 
 def wanted_of(node: fx.Node, values: RegionValues) -> Numerics | None:
@@ -125,14 +146,14 @@ def wanted_of(node: fx.Node, values: RegionValues) -> Numerics | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _numerics(dtype: Any, scale: Any, zero_point: Any, axis: Any, values: RegionValues) -> Numerics | None:
+def _numerics(dtype: Any, scale: Any, zero_point: Any, axis: Any, values: RegionValues, bits: int) -> Numerics | None:
     scale, zero_point = _number(values.concrete(scale)), _number(values.concrete(zero_point))
     if axis is not None or dtype not in RANGES or scale is None or zero_point is None:
         return None
     low, high = RANGES[dtype]
     if not _SMALLEST <= scale < math.inf or zero_point != int(zero_point) or not low <= zero_point <= high:
         return None
-    return Numerics(dtype, scale, int(zero_point))
+    return Numerics(dtype, scale, int(zero_point), bits)
 
 
 def _number(value: Any) -> float | None:

@@ -63,8 +63,21 @@ def _along(values: Any, axis: Axis, ndim: int) -> Any:
 
 
 @op(kind=COMPUTE, light=True, opens_region=False, shape="same", shares_memory=True)
-def quantize(src: Tensor, scale: Any, zero_point: Any, axis: Axis, low: Any, high: Any, dtype: torch.dtype) -> Tensor:
-    """Return clamp(round(src / scale) + zero_point, low, high) in dtype; with TOKEN it adds before it rounds."""
+def quantize(
+    src: Tensor,
+    scale: Any,
+    zero_point: Any,
+    axis: Axis,
+    low: Any,
+    high: Any,
+    dtype: torch.dtype,
+    *,
+    is_within: bool = False,
+) -> Tensor:
+    """Return clamp(round(src / scale) + zero_point, low, high) in dtype; with TOKEN it adds before it rounds.
+
+    is_within  src is known to be between the limits: they need not be looked at
+    """
     if axis == TOKEN:
         return src.mul(1.0 / scale).add(zero_point).round().clamp(low, high).to(dtype)
     if isinstance(axis, tuple):

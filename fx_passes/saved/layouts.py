@@ -79,7 +79,8 @@ class Layouts:
 
 
 def _is_sound(numerics: Numerics) -> bool:
-    return type(numerics.scale) is float and numerics.scale > 0 and type(numerics.zero_point) is int
+    is_counted = type(numerics.zero_point) is int and numerics.bits in (7, 8)
+    return type(numerics.scale) is float and numerics.scale > 0 and is_counted
 
 
 def _no_special(value: Any) -> None:

@@ -25,10 +25,9 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.conversions import fastest_conversion, in_steps, is_by_torch
 from fx_passes.candidates.folds import largest_absolute
-from fx_passes.candidates.layouts import Layout, Quantized, in_memory, row_major
+from fx_passes.candidates.layouts import RANGES, Layout, Quantized, in_memory, row_major
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.layout.reorder import reorder_into
-from fx_passes.lower.quantized import RANGES
 from fx_passes.plan.materialise import materialise
 from fx_passes.plan.prepack import prepack
 from fx_passes.search import database
@@ -109,7 +108,7 @@ class Bench:
             program, result = self._prepare(self._twin(candidate))
             first_ns = run_ns(program)
             error = self._error(result, candidate.dst)
-            if not error <= tolerance(candidate):
+            if not error <= max(tolerance(candidate), TOLERANCE.get(self.expected.dtype, 0.0)):
                 return database.Result(math.inf, error, False)
             if best_ns == CHECK_ONLY and first_ns > _TOUCHING_NS:
                 first_ns = min(first_ns, run_ns(program))

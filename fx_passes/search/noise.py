@@ -15,7 +15,7 @@ from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import is_call, signature_of
 from fx_passes.lower.context import NotLowered
 from fx_passes.lower.products.dynamic import has_zero_point
-from fx_passes.lower.quantized import RANGES, numerics_of
+from fx_passes.lower.quantized import numerics_of
 from fx_passes.ops.quantized import ASYMMETRIC
 from zendnn_cffi.primitives.checks import has_internal_overlap
 
@@ -31,7 +31,7 @@ def noise_for(values: RegionValues, node: fx.Node, generator: torch.Generator) -
     """
     spec = values.specs[node]
     if (numerics := numerics_of(node, values)) is not None:
-        low, high = RANGES[numerics.dtype]
+        low, high = numerics.limits
         kept = _repeated(spec.numel, generator).mul_(_STEPS).round_().add_(numerics.zero_point).clamp_(low, high)
         return kept.sub_(numerics.zero_point).mul_(numerics.scale).to(spec.dtype).reshape(spec.shape)
     if is_call(node, ops.choose_scale):

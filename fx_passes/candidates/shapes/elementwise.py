@@ -139,7 +139,7 @@ def prelu(src: TensorSpec, weight: TensorSpec) -> TensorSpec:
     return eltwise(src, "relu")
 
 
-def quantized(src: TensorSpec, scale: Any, zero_point: Any, axis: Any, *rest: Any) -> TensorSpec:
+def quantized(src: TensorSpec, scale: Any, zero_point: Any, axis: Any, *rest: Any, **known: Any) -> TensorSpec:
     """ops.quantize and ops.dequantize of whole tensors or their channels."""
     if isinstance(axis, str) or (axis is not None and not is_row_major(src)):
         raise Unclear  # scales of rows may broadcast, and promote

@@ -25,13 +25,12 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
-from fx_passes.candidates.layouts import in_memory, row_major
+from fx_passes.candidates.layouts import RANGES, in_memory, row_major
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name, run_time_operands
 from fx_passes.lower.post_ops import build_chain, fit_view
 from fx_passes.lower.primitives import keep_optimized, optimized_implementations
 from fx_passes.lower.products.scales import Primitives, Range, choice, choose, rows_of, zero_point_bits
-from fx_passes.lower.quantized import RANGES
 from fx_passes.ops.quantized import plain_axis
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives import descriptors

@@ -19,7 +19,7 @@ from fx_passes.candidates.candidates import (
     Operation,
     Result,
 )
-from fx_passes.candidates.layouts import row_major
+from fx_passes.candidates.layouts import RANGES, row_major
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.post_ops import dtype_of
@@ -40,7 +40,6 @@ from fx_passes.lower.products.scales import (
     first_implementation,
     rows_of,
 )
-from fx_passes.lower.quantized import RANGES
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 

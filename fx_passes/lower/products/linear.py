@@ -128,7 +128,9 @@ def _integer_candidates(
             if bias is not None and is_matmul:
                 bias = replace(bias, desc=row_major((1, n), torch.float32))
             weights = MemoryDesc(dims, torch.int8, "any")
-            pds = optimized_implementations(describe, src, weights, bias and bias.desc, seen, attr=integers.attr)
+            pds = optimized_implementations(
+                describe, src, weights, bias and bias.desc, seen, src_bits=factors.src.bits, attr=integers.attr
+            )
             packed = PackedWeights(factors.key, factors.weight, transposed=is_matmul)
             args = weighted_arguments(packed, bias, integers.chain, src, seen)
             overwrites = integers.chain.overwrites
@@ -240,7 +242,9 @@ def _integer_products(
         for strides in rights if integers is not None else ():
             assert integers is not None and strides is not None
             other = strided(shape, right.dtype, tuple(strides))
-            found = optimized_implementations(descriptors.matmul, src, other, None, dst, attr=integers.attr)
+            found = optimized_implementations(
+                descriptors.matmul, src, other, None, dst, src_bits=left.bits, attr=integers.attr
+            )
             args: Arguments = {ARG_SRC: Operand(0, src), ARG_WEIGHTS: Operand(1, other), ARG_DST: Result(dst)}
             args = {**args, **integers.chain.args}
             srcs = (Quantized(src, left), Quantized(other, right), *integers.chain.srcs)

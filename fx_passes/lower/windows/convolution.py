@@ -221,6 +221,7 @@ def _integer_candidates(
             integers.bias and integers.bias.desc,
             dst,
             **conv.steps,
+            src_bits=factors.src.bits,
             attr=integers.attr,
         )
         args = weighted_arguments(PackedWeights(factors.key, weight), integers.bias, integers.chain, src, dst)

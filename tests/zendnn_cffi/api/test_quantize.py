@@ -20,6 +20,7 @@ from tests.support.lowering import net, noise
 from tests.support.quantized import ran
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization_report import QuantizationReport, sqnr_db
+from zendnn_cffi.engine.loaded import Library
 
 
 class Net(nn.Module):
@@ -127,6 +128,7 @@ def test_names_come_in_any_order() -> None:
     assert all(sqnr_db(called(model, x), called(module, x)) > 20 for x in data)
 
 
+@pytest.mark.needs("vnni")
 def test_dynamic() -> None:
     torch.manual_seed(0)
     model, x = Named().eval(), (noise(4, 24), noise(1))
@@ -135,6 +137,7 @@ def test_dynamic() -> None:
     assert report.layers and all(layer.computes_in == "int8" for layer in report.layers)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("case", ["alone", "relu", "sum", "sum and relu", "pooling", "concatenation"])
 def test_dynamic_leaves_convolutions_in_float(case: str) -> None:
     """torchao's quantizer chose scales of their inputs in each call, too, which PyTorch computed."""
@@ -160,6 +163,25 @@ def test_a_layer_that_computes_in_float_is_not_reported_as_integers(monkeypatch:
     model = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 8)).eval()
     _, report, _ = zendnn_cffi.quantize(model, [noise(4, 16)], dynamic=True, tune="off", compare=False)
     assert [layer.computes_in for layer in report.layers] == ["plain PyTorch"] * 2
+
+
+def test_seven_bits_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those, sums of two products fit into 16 bits: layers are in int8 there, too."""
+    runs = Library.runs
+    monkeypatch.setattr(
+        Library, "runs", lambda self, instructions: "vnni" not in instructions and runs(self, instructions)
+    )
+    torch.manual_seed(0)
+    model, data = Net().eval(), [noise(2, 3, 32, 32, seed=seed) for seed in range(3)]
+    module, report, converted = zendnn_cffi.quantize(model, data, tune="off", compare=False)
+    quantized = converted.graph.find_nodes(
+        op="call_function", target=torch.ops.quantized_decomposed.quantize_per_tensor.default
+    )
+    assert quantized and {tuple(node.args[3:6]) for node in quantized} == {(0, 127, torch.uint8)}
+    assert [layer.computes_in for layer in report.layers] == ["int8"] * 3
+    assert sqnr_db(called(model, data[0]), called(module, data[0])) == report.sqnr_db > 22
+    assert report.bits == 7 and "activations of 7 bits" in str(report)
+    assert sqnr_db(called(converted, data[0]), called(module, data[0])) > 30
 
 
 def test_layers_that_nobody_reads_are_dropped() -> None:
@@ -192,6 +214,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("case", NUMBERS)
 def test_numbers_that_are_added_to_a_layer(case: str, dynamic: bool) -> None:
@@ -294,6 +317,7 @@ def test_calls_of_other_kinds_are_named(dynamic: bool) -> None:
         zendnn_cffi.quantize(model, [(x, x), (x,)], dynamic=dynamic)
 
 
+@pytest.mark.needs("vnni")
 def test_example_inputs_tell_which_sizes_are_free() -> None:
     """torch.export takes a batch of 1 for fixed, and calibration inputs often are such."""
     model = net_of(lambda m, x: m[1](torch.relu(m[0](x))), nn.Linear(24, 48), nn.Linear(48, 8))
@@ -347,6 +371,7 @@ def test_decibels() -> None:
     assert "m: 0 of 0 layers" in str(QuantizationReport("m", (), 30.0))
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_projections_of_multihead_attention_are_quantized(dynamic: bool) -> None:
     """torchao's quantizer finds linear layers by their module, and these have none."""
@@ -368,6 +393,7 @@ def test_projections_of_multihead_attention_are_quantized(dynamic: bool) -> None
     assert len(linear) == 4 - dynamic  # queries and keys, too, where scales are constants
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("options", ({}, {"norm_first": True}, {"activation": "gelu", "batch_first": False}))
 def test_encoder_layers_are_quantized(options: dict[str, Any], dynamic: bool) -> None:

@@ -12,13 +12,14 @@ from zendnn_cffi import Attr, Memory, MemoryDesc, PostOps, Primitive, PrimitiveD
 from zendnn_cffi.primitives.attributes import ARG_ATTR_ZERO_POINTS, ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
 
 U8, S8, F32 = torch.uint8, torch.int8, torch.float32
+SOURCES = [(U8, 8), (S8, 8), (U8, 7)]  # dtype, and how many bits are used
 LIMITS = {U8: (0, 255), S8: (-128, 127)}
 
 
-def integers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+def integers(*shape: int, dtype: torch.dtype, seed: int = 0, bits: int = 8) -> torch.Tensor:
     """All integers of dtype, the extreme ones often: sums that saturate anywhere would show."""
     generator = torch.Generator().manual_seed(seed)
-    low, high = LIMITS[dtype]
+    low, high = LIMITS[dtype] if bits == 8 else (0, 127)
     wide = torch.randint(low - 60, high + 60, shape, generator=generator)
     return wide.clamp(low, high).to(dtype)
 
@@ -58,14 +59,14 @@ POST_OPS = {
 @pytest.mark.parametrize("post_ops", POST_OPS)
 @pytest.mark.parametrize("zero_points", [(0, 0), (7, 0), (0, 90), (7, 90)])
 @pytest.mark.parametrize("dst", [U8, S8, F32])
-@pytest.mark.parametrize("src", [U8, S8])
+@pytest.mark.parametrize(("src", "bits"), SOURCES)
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_convolution(
-    kernel: int, src: torch.dtype, dst: torch.dtype, zero_points: tuple[int, int], post_ops: str
+    kernel: int, src: torch.dtype, bits: int, dst: torch.dtype, zero_points: tuple[int, int], post_ops: str
 ) -> None:
     if dst == F32:
         zero_points = zero_points[0], 0
-    x = integers(2, 16, 7, 6, dtype=src).contiguous(memory_format=torch.channels_last)
+    x = integers(2, 16, 7, 6, dtype=src, bits=bits).contiguous(memory_format=torch.channels_last)
     w, bias = integers(17, 16, kernel, kernel, dtype=S8, seed=1), torch.arange(17.0) * 500
     before = integers(2, 17, 7, 6, dtype=S8 if dst == F32 else dst, seed=2).to(dst)
     before = before.contiguous(memory_format=torch.channels_last)
@@ -86,9 +87,8 @@ def test_convolution(
         zero_points={arg: 0 for arg, point in points.items() if point},
     )
     have, leave = MemoryDesc(x.shape, src, "nhwc"), MemoryDesc(before.shape, dst, "nhwc")
-    op = descriptors.convolution(
-        have, MemoryDesc(w.shape, S8, "any"), MemoryDesc((17,), F32), leave, padding_l=kernel // 2
-    )
+    weights, wide = MemoryDesc(w.shape, S8, "any"), MemoryDesc((17,), F32)
+    op = descriptors.convolution(have, weights, wide, leave, padding_l=kernel // 2, src_bits=bits)
     args = {ARG_SRC: x, ARG_WEIGHTS: w, ARG_BIAS: bias}
     args |= {ARG_ATTR_ZERO_POINTS | a: torch.tensor([p], dtype=torch.int32) for a, p in points.items() if p}
     _all_right(PrimitiveDesc(op, attr), args, leave, before, expected, dst)
@@ -96,9 +96,9 @@ def test_convolution(
 
 @pytest.mark.parametrize("product", ["inner_product", "matmul"])
 @pytest.mark.parametrize("dst", [U8, S8, F32])
-@pytest.mark.parametrize("src", [U8, S8])
-def test_matrix_product(src: torch.dtype, dst: torch.dtype, product: str) -> None:
-    x, w = integers(9, 48, dtype=src), integers(17, 48, dtype=S8, seed=1)
+@pytest.mark.parametrize(("src", "bits"), SOURCES)
+def test_matrix_product(src: torch.dtype, bits: int, dst: torch.dtype, product: str) -> None:
+    x, w = integers(9, 48, dtype=src, bits=bits), integers(17, 48, dtype=S8, seed=1)
     bias, before = torch.arange(17.0) * 500, torch.zeros(9, 17, dtype=dst)
     scales = torch.linspace(0.5, 2, 17) / 300
     expected = (x.double() @ w.double().t() + bias.double()) * scales.double()
@@ -106,7 +106,7 @@ def test_matrix_product(src: torch.dtype, dst: torch.dtype, product: str) -> Non
     have, leave = MemoryDesc((9, 48), src), MemoryDesc((9, 17), dst)
     weights, row = (w.t().contiguous(), bias.view(1, 17)) if product == "matmul" else (w, bias)
     describe: Any = getattr(descriptors, product)
-    op = describe(have, MemoryDesc(weights.shape, S8, "any"), MemoryDesc(row.shape, F32), leave)
+    op = describe(have, MemoryDesc(weights.shape, S8, "any"), MemoryDesc(row.shape, F32), leave, src_bits=bits)
     args = {ARG_SRC: x, ARG_WEIGHTS: weights, ARG_BIAS: row}
     _all_right(PrimitiveDesc(op, attr), args, leave, before, expected, dst)
 
@@ -119,11 +119,23 @@ def _all_right(
     expected: torch.Tensor,
     dst: torch.dtype,
 ) -> None:
-    """Every implementation, but where it refuses to run; at least one that is no reference, or VNNI is not there."""
+    """Every implementation, but where it refuses to run; at least one that is no reference, or VNNI is not there.
+
+    Of 7 bits there is one without VNNI.
+    """
     names = {}
     for each in pd.implementations():
         names[each.implementation] = right(execute(each, args, desc, before), expected, dst)
     assert names and all(names.values()), names
     everything = {each.implementation: each.known_problem or "" for each in pd.implementations(everything=True)}
     fast = [name for name in names if not name.startswith("ref")]
-    assert fast or any("saturates" in problem for problem in everything.values())
+    saturate = [name for name, problem in everything.items() if "saturates" in problem]
+    assert fast or saturate
+    assert pd.op is not None and not (saturate and "src_bits" in pd.op.params)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(S8, 7), (F32, 7), (U8, 6), (U8, 9)])
+def test_other_numbers_of_bits_are_refused(dtype: torch.dtype, bits: int) -> None:
+    matrix = MemoryDesc((4, 8), dtype)
+    with pytest.raises(ValueError, match="src_bits must be 8, or 7 for a uint8 src"):
+        descriptors.inner_product(matrix, MemoryDesc((3, 8), S8), None, MemoryDesc((4, 3), F32), src_bits=bits)

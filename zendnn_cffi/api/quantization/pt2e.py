@@ -22,6 +22,7 @@ from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_no
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 from zendnn_cffi.api.quantization.sources import name_sources
+from zendnn_cffi.engine.library import load
 
 
 class Pt2e:
@@ -37,8 +38,11 @@ class Pt2e:
         """Insert observers: those of torchao's quantizer for x86, and those of products that it does not see.
 
         dynamic: of linear layers alone.
+
+        Without VNNI, values are quantized to 7 bits by scales known beforehand: kernels are exact of those alone.
         """
-        config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+        is_narrow = not dynamic and not load().runs("cpu_isa_avx512_core_vnni")
+        config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic, reduce_range=is_narrow)
         quantizer = self._x86.X86InductorQuantizer().set_global(config)
         annotate, positions = quantizer.annotate, quantizer._get_input_idx_for_binary_node
 
@@ -76,6 +80,14 @@ class Pt2e:
             converted = self._functions.convert_pt2e(prepared)
         show_norms(converted)
         return scale_rows(converted, one_sided)
+
+
+def activation_bits(converted: fx.GraphModule) -> int:
+    """How many bits of uint8 the values of a converted graph use: 7 where none may be above 127."""
+    quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
+    kept = [node.args for node in converted.graph.find_nodes(op="call_function", target=quantize)]
+    highest = [args[4] for args in kept if args[5] == torch.uint8]
+    return 7 if highest and max(highest) <= 127 else 8
 
 
 def _other_product(node: fx.Node, activation: Any, weight: Any, dynamic: bool) -> dict[fx.Node, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from zendnn_cffi.errors import check
 from zendnn_cffi.primitives import checks
 from zendnn_cffi.primitives.attributes import kind_value
@@ -29,6 +31,13 @@ from zendnn_cffi.primitives.handles import native
 from zendnn_cffi.primitives.memory import MemoryDesc, pad
 
 
+def _bits(src: MemoryDesc, src_bits: int) -> dict[str, int]:
+    """The parameter that says how many bits of a source are used, where these are not all."""
+    if src_bits not in (7, 8) or (src_bits == 7 and src.dtype != torch.uint8):
+        raise ValueError(f"src_bits must be 8, or 7 for a uint8 src, got {src_bits!r} for {src}")
+    return {"src_bits": src_bits} if src_bits == 7 else {}
+
+
 @describing
 def convolution(
     src: MemoryDesc,
@@ -41,11 +50,13 @@ def convolution(
     padding_l: Sequence[int] | int = 0,
     padding_r: Sequence[int] | int | None = None,
     algorithm: str = "direct",
+    src_bits: int = 8,
 ) -> OpDesc:
     """Convolution over 1, 2 or 3 spatial dimensions.
 
     src [N, C, *spatial], weights [O, C, *kernel] or grouped [G, O/G, C/G, *kernel], bias [O] or None, dst [N, O, *out];
-    dilation as torch counts it (1: dense). algorithm: "direct", "winograd" (3x3, stride 1) or "auto".
+    dilation as torch counts it (1: dense). algorithm: "direct", "winograd" (3x3, stride 1) or "auto". src_bits 7 says
+    that no integer of a uint8 src is above 127: kernels without VNNI are exact then.
     """
     need(src=src, weights=weights, dst=dst)
     need_written(dst, "dst")
@@ -88,6 +99,7 @@ def convolution(
             "padding_l": padding_l,
             "padding_r": padding_r,
             "algorithm": algorithm,
+            **_bits(src, src_bits),
         },
     )
     check(status, "describing {}", op)
@@ -141,8 +153,10 @@ def deconvolution(
 
 
 @describing
-def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc) -> OpDesc:
-    """src [N, *K], weights [O, *K] (same K), bias [O] or None, dst [N, O]."""
+def inner_product(
+    src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, *, src_bits: int = 8
+) -> OpDesc:
+    """src [N, *K], weights [O, *K] (same K), bias [O] or None, dst [N, O]; src_bits as of `convolution`."""
     need(src=src, weights=weights, dst=dst)
     need_written(dst, "dst")
     need_rank(weights, src.ndim, "weights")
@@ -154,7 +168,7 @@ def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None,
     need_bias(bias, (dst.dims[1],))
     n = native()
     ptr = n.ffi.new("zendnn_inner_product_desc_t *")
-    op = OpDesc("inner_product", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst})
+    op = OpDesc("inner_product", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst}, _bits(src, src_bits))
     check(
         n.lib.zendnn_inner_product_forward_desc_init(
             ptr, INFERENCE, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr
@@ -166,9 +180,11 @@ def inner_product(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None,
 
 
 @describing
-def matmul(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc) -> OpDesc:
+def matmul(
+    src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, *, src_bits: int = 8
+) -> OpDesc:
     """src [*B, M, K], weights [*B, K, N], dst [*B, M, N]; batch dims broadcast; bias has dst's rank, dims equal to
-    dst's or 1.
+    dst's or 1; src_bits as of `convolution`.
     """
     need(src=src, weights=weights, dst=dst)
     need_written(dst, "dst")
@@ -188,7 +204,7 @@ def matmul(src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: M
         need_dense_bias(bias)
     n = native()
     ptr = n.ffi.new("zendnn_matmul_desc_t *")
-    op = OpDesc("matmul", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst})
+    op = OpDesc("matmul", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst}, _bits(src, src_bits))
     check(
         n.lib.zendnn_matmul_desc_init(ptr, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr),
         "describing {}",

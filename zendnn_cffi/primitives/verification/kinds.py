@@ -92,7 +92,11 @@ def _window(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
             parts.append("depthwise" if weights.dims[1] == weights.dims[2] == 1 else "groups")
     if p.get("algorithm", "direct") != "direct":
         parts.append(p["algorithm"])
-    return parts
+    return parts + _bits(op, descs)
+
+
+def _bits(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
+    return ["7 bits"] if op.params.get("src_bits") == 7 else []
 
 
 def _eltwise(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
@@ -133,6 +137,8 @@ def _recurrent(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
 _PARAMETERS: dict[str, Callable[[Any, dict[str, MemoryDesc]], list[str]]] = {
     "convolution": _window,
     "deconvolution": _window,
+    "inner_product": _bits,
+    "matmul": _bits,
     "pooling": _window,
     "pooling_v2": _window,
     "eltwise": _eltwise,
