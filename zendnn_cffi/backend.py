@@ -201,7 +201,7 @@ class Binding:
         from fx_passes.aliasing.inputs import Places
         from fx_passes.changes import Contents, counters_of
         from fx_passes.pipeline import build
-        from fx_passes.region.options import TUNE_SECONDS, RegionOptions
+        from fx_passes.region.options import TUNE_SECONDS, RegionOptions, computes_in
         from fx_passes.region.region import RegionFactory
         from fx_passes.report.compiled import register
         from fx_passes.report.debug_folder import captured_by_dynamo
@@ -215,9 +215,8 @@ class Binding:
         self._floats = digits(args, floats)
         fixed = {*constants, *floats}
         self._inputs = tuple(i for i in range(len(args)) if i not in fixed)
-        dtype = options.get("dtype")
         region = RegionOptions(
-            dtype if dtype == torch.bfloat16 else None,
+            computes_in(options.get("dtype")),
             options.get("allow_winograd", True),
             options.get("tune", "auto"),
             tune_seconds=options.get("tune_seconds", TUNE_SECONDS),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fx_passes.candidates.layouts import strided
+from fx_passes.candidates.layouts import has_bf16_kernels, strided
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
@@ -22,7 +22,7 @@ def box_reorder(
     into     from the piece to its box
     Returns  None where blocks would have to be cut
     """
-    whole, piece, offsets = _in_words(whole, piece, offsets)
+    whole, piece, offsets = _in_bytes(*_in_words(whole, piece, offsets))
     try:
         box = whole.submemory(piece.dims, offsets)
         return PrimitiveDesc.reorder(piece, box) if into else PrimitiveDesc.reorder(box, piece)
@@ -48,6 +48,22 @@ def _in_words(
         return whole, piece, offsets
     begins = [start // count if d in rows else start for d, start in enumerate(offsets)]
     return _words_of(whole, rows[0], count), _words_of(piece, rows[0], count), begins
+
+
+def _in_bytes(
+    whole: MemoryDesc, piece: MemoryDesc, offsets: Sequence[int]
+) -> tuple[MemoryDesc, MemoryDesc, Sequence[int]]:
+    """bfloat16 as pairs of bytes where there is no AVX-512: by way of float32 the smallest numbers would become 0."""
+    is_narrow = whole.dtype == piece.dtype == torch.bfloat16
+    if not is_narrow or whole.strides is None or piece.strides is None or has_bf16_kernels():
+        return whole, piece, offsets
+    return _bytes_of(whole), _bytes_of(piece), (*offsets, 0)
+
+
+def _bytes_of(desc: MemoryDesc) -> MemoryDesc:
+    assert desc.strides is not None and desc.dtype is not None
+    count = desc.dtype.itemsize
+    return strided((*desc.dims, count), torch.uint8, (*(step * count for step in desc.strides), 1))
 
 
 def _words_of(desc: MemoryDesc, row: int, count: int) -> MemoryDesc:

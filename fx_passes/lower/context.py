@@ -11,7 +11,15 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate, Weights
-from fx_passes.candidates.layouts import GrowingDesc, OpaqueDesc, is_describable, is_known_dtype, row_major, strided
+from fx_passes.candidates.layouts import (
+    GrowingDesc,
+    OpaqueDesc,
+    has_bf16_kernels,
+    is_describable,
+    is_known_dtype,
+    row_major,
+    strided,
+)
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import signature_of
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
@@ -69,6 +77,8 @@ class LoweringContext:
         dtype = spec.dtype
         if dtype == torch.float32 and self.compute_dtype is not None:
             dtype = self.compute_dtype
+        if dtype == torch.bfloat16 and not has_bf16_kernels():
+            dtype = torch.float32
         if dtype not in PRIMITIVE_DTYPES:
             raise NotLowered(f"dtype {str(dtype).removeprefix('torch.')}: primitives compute in float32 and bfloat16")
         return dtype

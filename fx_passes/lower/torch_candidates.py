@@ -37,8 +37,11 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
         dtypes = [context.dtype(spec) for spec in (*specs, operation.spec)]
     except NotLowered:
         return
-    if node.target in WEIGHTED and dtypes[-1] != operation.spec.dtype:  # its constants are of the other dtype
-        return
+    if dtypes[-1] != operation.spec.dtype and context.values.constants_of(node):  # they are of the other dtype
+        if node.target in WEIGHTED and not _is_one_row(node, operation.spec):
+            return
+        if operation.spec.dtype == torch.bfloat16:  # layer_norm and the like take none in bfloat16 beside float32
+            dtypes = [spec.dtype for spec in (*specs, operation.spec)]
     function, into = _function(operation, node, context)
     for channels_last in (False, True):
         if channels_last and (operation.spec.ndim not in (4, 5) or any(s.ndim != operation.spec.ndim for s in specs)):
@@ -49,6 +52,11 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
         operation.candidates.append(Candidate("torch", tuple(descs[:-1]), descs[-1], (template,)))
     if node.target is ops.concat:
         operation.candidates += _concat_of_blocks(operation, node, context)
+
+
+def _is_one_row(node: fx.Node, spec: TensorSpec) -> bool:
+    """Whether it is a linear layer of one row in bfloat16, which PyTorch's kernel reads as it lies: half the memory."""
+    return node.target is ops.linear and spec.dtype == torch.bfloat16 and spec.numel == spec.shape[-1]
 
 
 def _has_rivals(node: fx.Node, context: LoweringContext) -> bool:

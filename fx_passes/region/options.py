@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from fx_passes.candidates.layouts import has_bf16_kernels
 from zendnn_cffi.values import dataclass
 
 TUNE_SECONDS = 1.0
+
+
+def computes_in(dtype: torch.dtype | None) -> torch.dtype | None:
+    """RegionOptions.dtype for the one that a user asks for: None where that says nothing, or has no kernels here."""
+    return dtype if dtype == torch.bfloat16 and has_bf16_kernels() else None
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def optimize(
     dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. Sums of
                     residual connections that a normalization of rows reads stay float32, as does what lies around
                     Winograd convolutions that beat bf16's. None (default) and torch.float32: each value in its own
-                    dtype.
+                    dtype. Without AVX-512 there are no kernels for bf16: all of it is float32 inside, of models in
+                    bf16, too.
     allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error no larger than direct's)
     tune            how implementations are chosen. "auto": those that may win are measured on the first call with a new
                     input signature, and the results kept on disk (ZENDNN_CFFI_CACHE: the folder, empty for none).
@@ -115,7 +116,7 @@ def made(
     release_weights = checks.as_bool(release_weights, "release_weights")
     dynamic = checks.as_bool(dynamic, "dynamic")
     from fx_passes.pipeline import build
-    from fx_passes.region.options import RegionOptions
+    from fx_passes.region.options import RegionOptions, computes_in
     from fx_passes.region.region import RegionFactory
     from fx_passes.trace.export import is_exported
     from fx_passes.trace.trace import trace
@@ -129,9 +130,7 @@ def made(
     if not has_library:
         _warn_once()
         return build_plain(traced)
-    options = RegionOptions(
-        dtype if dtype == torch.bfloat16 else None, allow_winograd, tune, release_weights, tune_seconds
-    )
+    options = RegionOptions(computes_in(dtype), allow_winograd, tune, release_weights, tune_seconds)
     gm = build(traced, make_region=RegionFactory(options, kept_choices(tune)))
     if release_weights:
         from fx_passes.saved.released import release_weights as release

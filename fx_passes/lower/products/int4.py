@@ -59,13 +59,14 @@ def lower_int4_linear(node: fx.Node, context: LoweringContext) -> Operation:
     operation = Operation(node, node.name, "inner_product", (arguments["src"],), spec, flops=2 * m * k * n)
     bias = bias_weights(node, arguments["bias"], context)
     srcs, dst = (row_major(src.shape, layer.dtype),), row_major(spec.shape, layer.dtype)
-    is_bf16 = layer.dtype == torch.bfloat16
+    is_bf16 = src.dtype == torch.bfloat16
     if not is_bf16 or m >= _DEQUANTIZED_ROWS:
         found = layer.by_primitives(bias)
         operation.candidates += [Candidate(name, srcs, dst, calls) for name, calls in found]
     if is_bf16:
         at = len(operation.candidates) if m >= _RATHER_DEQUANTIZED_ROWS else 0
-        operation.candidates.insert(at, Candidate(NAME, srcs, dst, (layer.by_torch(bias),)))
+        own = (row_major(src.shape, src.dtype),), row_major(spec.shape, src.dtype)
+        operation.candidates.insert(at, Candidate(NAME, *own, (layer.by_torch(bias, src.dtype),)))
     if not operation.candidates:
         raise NotLowered("no matmul implementation takes these shapes")
     return operation
@@ -88,8 +89,8 @@ class _Layer:
         """M, K and N."""
         return self.m, 2 * self.packed.shape[1], self.packed.shape[0]
 
-    def by_torch(self, bias: Weights | None) -> TorchTemplate:
-        """One call of PyTorch's kernel, of which the result is written with the bias, or copied."""
+    def by_torch(self, bias: Weights | None, dtype: torch.dtype) -> TorchTemplate:
+        """One call of PyTorch's kernel on rows of dtype, of which the result is written with the bias, or copied."""
         m, k, n = self.sizes
         group = self.group
 
@@ -97,12 +98,12 @@ class _Layer:
             found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, group, scales)
             return torch.add(found, *others[:-1], out=others[-1]) if len(others) > 1 else others[-1].copy_(found)
 
-        added = [] if bias is None else [Weights(bias.key, bias.plain, row_major((n,), self.dtype))]
+        added = [] if bias is None else [Weights(bias.key, bias.plain, row_major((n,), dtype))]
         args: tuple[Argument, ...] = (
-            Operand(0, row_major((m, k), self.dtype)),
-            *self._weights_here(),
+            Operand(0, row_major((m, k), dtype)),
+            *self._weights_here(dtype),
             *added,
-            Result(row_major((m, n), self.dtype)),
+            Result(row_major((m, n), dtype)),
         )
         key = f"{torch.__version__} int4pack {group} {tuple(self.packed.shape)} {'with bias' if added else ''}"
         return TorchTemplate(compute, "", True, key, args, flops=2 * m * k * n)
@@ -150,26 +151,26 @@ class _Layer:
         some = last - first
         key = f"{torch.__version__} dequantize 4 bits {self.group} {self.block} {out.desc.dims} {self.dtype}"
         compute = partial(_dequantize, self.group, self.block)
-        args = (*self._weights(first, last), out)
+        args = (*self._weights(first, last, self.dtype), out)
         return TorchTemplate(compute, "", True, key, args, assists=True, flops=_DEQUANTIZE_OPS * k * some)
 
-    def _weights_here(self) -> tuple[Weights, Weights]:
-        """All weights as the kernel of this process reads them: a file may have them from another machine."""
-        packed, scales = self._weights(0, self.sizes[2])
+    def _weights_here(self, dtype: torch.dtype) -> tuple[Weights, Weights]:
+        """All weights as the kernel of this process reads them, scales in dtype: a file may have another machine's."""
+        packed, scales = self._weights(0, self.sizes[2], dtype)
         if self.block != block_here():
             late = partial(packed_again, packed.plain, self.block)
             packed = replace(packed, key=f"{packed.key} again", plain=packed.plain.to("meta"), late=late)
         return packed, scales
 
-    def _weights(self, first: int, last: int) -> tuple[Weights, Weights]:
-        """The packed integers of some outputs, and their scales, both where they lie."""
+    def _weights(self, first: int, last: int, dtype: torch.dtype) -> tuple[Weights, Weights]:
+        """The packed integers of some outputs, and their scales in dtype, both where they lie."""
         _, k, n = self.sizes
         name, factors = (constant_name(self.node, parameter) for parameter in ("packed", "scales"))
         suffix = "" if (first, last) == (0, n) else f" {first}"
         packed, scales = self.packed.detach()[first:last], self.scales.detach()[:, first:last]
-        seen: MemoryDesc = row_major(tuple(scales.shape), self.dtype)
-        if scales.dtype == self.dtype:  # else a copy is made
-            seen = strided(tuple(scales.shape), self.dtype, tuple(scales.stride()))
+        seen: MemoryDesc = row_major(tuple(scales.shape), dtype)
+        if scales.dtype == dtype:  # else a copy is made
+            seen = strided(tuple(scales.shape), dtype, tuple(scales.stride()))
         return (
             Weights(f"{name}{suffix}", packed, row_major((last - first, k // 2), torch.uint8)),
             Weights(f"{factors}{suffix}", scales, seen, is_streamed=False),

@@ -1,0 +1,105 @@
+"""bfloat16 on CPUs without AVX-512: float32 inside of regions, as nobody has fast kernels for bfloat16 there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import zendnn_cffi
+from fx_passes import ops
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.rules import lower_graph
+from tests.support.lowering import kinds, net, noise, offload, oracle, tensors
+from tests.tolerance import assert_close
+from zendnn_cffi.engine.loaded import Library
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the library has AVX2 alone."""
+    runs = Library.runs
+    monkeypatch.setattr(
+        Library, "runs", lambda self, instructions: "avx512" not in instructions and runs(self, instructions)
+    )
+
+
+def images() -> tuple[nn.Module, Tensor]:
+    def fn(m: Any, x: Tensor) -> Tensor:
+        y = F.relu(m[0](x))
+        return m[3]((F.relu(m[1](y)) + m[2](y)).mean((2, 3)))
+
+    layers = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1), nn.Linear(16, 10)
+    return net(fn, *layers), noise(2, 3, 12, 11)
+
+
+def rows() -> tuple[nn.Module, Tensor]:
+    def fn(m: Any, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in m[0](m[1](x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return m[2](F.gelu(y) + x)
+
+    return net(fn, nn.Linear(64, 192), nn.LayerNorm(64), nn.Linear(64, 48)), noise(2, 9, 64)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"images": images, "rows": rows}
+
+
+@pytest.mark.parametrize("tune", ["off", "full"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_in_bf16_is_computed_in_float32(name: str, tune: str) -> None:
+    """Nearer to float64 than eager, in its dtype; a candidate is as right as the reference in bf16 can tell."""
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    model, x = model.bfloat16(), x.bfloat16()
+    fast = zendnn_cffi.optimize(model, (x,), tune=tune)
+    with torch.no_grad():
+        ours, theirs, expected = fast(x), model(x), oracle(model, (x,))[0]
+    assert ours.dtype == BF16 and (ours - expected).norm() <= (theirs - expected).norm()
+    assert_close(ours, expected, dtype=BF16, k=144, scale=float(expected.abs().max()))
+    found = zendnn_cffi.explain(fast)
+    layers = [node for node in found.nodes if node.became in ("convolution", "inner_product", "matmul")]
+    assert len(layers) == sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) or tune == "full"
+    assert layers and all("float32" in node.layout for node in layers)
+    assert not any("right numbers" in node.reason for node in found.nodes)
+
+
+def test_asking_for_bf16_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model, x = images()
+    assert "torch" not in kinds(offload(model, x, dtype=BF16))
+    fasts = [zendnn_cffi.optimize(model, dtype=dtype, tune="off") for dtype in (None, BF16)]
+    with torch.no_grad():
+        assert torch.equal(*(fast(x) for fast in fasts))
+
+
+def test_pytorchs_product_of_one_row_is_a_rival_in_bf16() -> None:
+    """It reads half the memory. Of more rows, and of convolutions, it is none: it takes several times as long."""
+
+    def by_torch(shape: tuple[int, ...]) -> list[torch.dtype | None]:
+        graph = fx.Graph()
+        graph.output(graph.call_function(ops.linear, (graph.placeholder("x"), graph.get_attr("w"))))
+        spec, weight = TensorSpec.of(torch.empty(shape, dtype=BF16)), noise(48, 64, dtype=BF16)
+        (operation,), _ = lower_graph(graph, [spec], {"w": weight})
+        return [c.dst.dtype for c in operation.candidates if c.implementation == "torch"]
+
+    assert by_torch((1, 64)) == by_torch((1, 1, 64)) == [BF16]
+    assert by_torch((2, 64)) == []
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = rows()
+    model, x = model.bfloat16(), x.bfloat16()
+    fast: Any = zendnn_cffi.optimize(model, (x,), tune="off")
+    with torch.no_grad():
+        expected = tensors(fast(x))[0]
+        zendnn_cffi.save(fast, tmp_path / "rows.safetensors")
+        assert torch.equal(zendnn_cffi.load(tmp_path / "rows.safetensors")(x), expected)
