@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from zendnn_cffi.engine.library import load
 from zendnn_cffi.errors import UnsupportedError, check
 from zendnn_cffi.primitives import allocation, attributes, checks, primitive_cache
 from zendnn_cffi.primitives.attributes import (  # noqa: F401  (the argument ids are part of this module's interface)
@@ -130,7 +131,7 @@ class PrimitiveDesc(NotCopyable):
         slot = n.ffi.new("zendnn_primitive_desc_t *")
         status = n.lib.zendnn_primitive_desc_create(slot, op_desc.ptr, self.attr.handle, self.engine.handle, n.null)
         if status:
-            check(status, f"choosing an implementation for {op_desc} with {self.attr.post_ops}")
+            check(status, f"choosing an implementation for {op_desc} with {self.attr.post_ops}{_wants_avx512(op_desc)}")
         self._adopt(slot[0])
         if self.problem is not None:
             self._take_next()
@@ -356,6 +357,16 @@ class PrimitiveDesc(NotCopyable):
 
     def __repr__(self) -> str:
         return f"PrimitiveDesc({self.op.kind if self.op else '?'}, {self.implementation})"
+
+
+def _wants_avx512(op: OpDesc) -> str:
+    """What to add to an error: that this CPU has none of the kernels for bfloat16 or Winograd convolutions."""
+    is_bf16 = any(desc is not None and desc.dtype == torch.bfloat16 for desc in op.descs.values())
+    is_winograd = op.params.get("algorithm") == "winograd"
+    if not (is_bf16 or is_winograd) or load().runs("cpu_isa_avx512_core"):
+        return ""
+    what = "bfloat16" if is_bf16 else "Winograd convolutions"
+    return f" (the library's kernels for {what} need AVX-512, which this CPU has not)"
 
 
 def _check_kinds(op_desc: object, attr: object) -> None:
