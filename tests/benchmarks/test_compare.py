@@ -17,6 +17,9 @@ from benchmarks.provisional import provisional, settle
 from benchmarks.quantized import calibration_calls
 from benchmarks.report import COLOURS, Result, load, overview, save, table
 
+pytestmark = pytest.mark.slow
+
+
 QUICK = Protocol(warmup=2, iterations=6, rounds=3, settle=1, seconds=5.0, min_iterations=6)
 
 

@@ -34,6 +34,7 @@ def test_demo_keeps_the_digits_right(shown: tuple[str, Path]) -> None:
     assert "same answer on 450 of 450" in shown[0]
 
 
+@pytest.mark.needs("avx512")
 def test_demo_ran_all_convolutions_in_zendnn(shown: tuple[str, Path]) -> None:
     lines = [line.split() for line in shown[0].splitlines() if " x convolution" in line]
     assert sum(int(words[0]) for words in lines) == 53

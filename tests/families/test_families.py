@@ -33,6 +33,7 @@ SAMPLE = {
 }
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("name", SAMPLE)
 def test_right_and_offloaded(name: str) -> None:
     threads = torch.get_num_threads()

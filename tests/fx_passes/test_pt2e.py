@@ -256,6 +256,7 @@ def assert_within_steps(fast: Any, quantized: Any, x: Tensor, names: Sequence[st
         assert apart.max() <= STEPS and (apart > 1e-3).double().mean() < 0.4, name
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("group", GROUPS)
 def test_all_of_it_runs_on_integers(group: str) -> None:
     cases, shape = GROUPS[group]
@@ -274,6 +275,7 @@ QAT: dict[str, tuple[Function, Modules, str]] = {
 }
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize(("cases", "shape"), [(QAT, (2, 3, 11, 12)), (ROWS, (5, 24))])
 def test_quantization_aware_training(cases: dict[str, tuple[Function, Modules, str]], shape: tuple[int, ...]) -> None:
     model, x = Cases(cases), noise(*shape)
@@ -284,6 +286,7 @@ def test_quantization_aware_training(cases: dict[str, tuple[Function, Modules, s
     assert found == Counter((kind, U8) for _, _, kinds in cases.values() for kind in kinds.split())
 
 
+@pytest.mark.needs("vnni")
 def test_a_sum_that_broadcasts_is_no_residual_sum() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         x = F.relu(m[0](x))
@@ -299,6 +302,7 @@ def test_a_sum_that_broadcasts_is_no_residual_sum() -> None:
     assert "sum" not in [entry[0] for call in calls for entry in call.primitive.pd.attr.post_ops]
 
 
+@pytest.mark.needs("vnni")
 def test_any_number_of_samples() -> None:
     cases = {name: (IMAGES | ROWS)[name] for name in ("qconv2d_add_relu", "qflatten")}
     model, x = Cases(cases), noise(4, 3, 11, 12)
@@ -331,6 +335,7 @@ class Attention(nn.Module):
         return x.view(x.shape[0], x.shape[1], self.heads, -1).permute(0, 2, 1, 3)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("matmuls", [False, True])
 def test_an_attention_block(matmuls: bool, heads: int) -> None:
@@ -352,6 +357,7 @@ def test_an_attention_block(matmuls: bool, heads: int) -> None:
     assert sum(columns) == 3 * model.width + values  # of query, key and value, one product where they are only moved
 
 
+@pytest.mark.needs("vnni")
 def test_dynamic_quantization_is_right() -> None:
     torch.manual_seed(0)
     model, x = net(lambda m, x: m[1](F.relu(m[0](x))), nn.Linear(24, 32), nn.Linear(32, 8)), noise(5, 24)

@@ -184,11 +184,13 @@ def check(cases: dict[str, str], inputs: tuple[Tensor, ...]) -> None:
     assert found == Counter(kind for kinds in cases.values() for kind in kinds.split())
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize(("cases", "shape"), [(ROWS, (4, 5)), (IMAGES, (2, 3, 10, 10))])
 def test_networks_of_one_input(cases: dict[str, str], shape: tuple[int, ...]) -> None:
     check(cases, (noise(*shape),))
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("name", OTHERS)
 def test_networks_of_their_own_inputs(name: str) -> None:
     inputs, kinds = OTHERS[name]

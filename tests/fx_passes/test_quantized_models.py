@@ -54,6 +54,7 @@ WAYS_IN: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("way", WAYS_IN)
 def test_all_of_it_runs_on_integers(way: str) -> None:
     model = Block()
@@ -71,6 +72,7 @@ def test_torch_compile_runs_it_in_one_region() -> None:
         torch.testing.assert_close(fast(X), model(X), atol=2 * STEP, rtol=0)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_another_shape_and_dtype(dtype: torch.dtype | None) -> None:
     model = Block()
@@ -91,6 +93,7 @@ def test_a_copy_runs_on_integers() -> None:
     assert ran(other) == ran(fast)
 
 
+@pytest.mark.needs("vnni")
 def test_other_weights_are_packed_again() -> None:
     model = Block()
     fast = zendnn_cffi.optimize(model, (X,), tune="off")
@@ -108,6 +111,7 @@ def test_other_weights_are_packed_again() -> None:
     assert {source for _, source, _ in ran(fast)} == {U8}
 
 
+@pytest.mark.needs("vnni")
 def test_released_weights_stay_integers() -> None:
     model = Block()
     with torch.no_grad():
@@ -121,6 +125,7 @@ def test_released_weights_stay_integers() -> None:
     assert {source for _, source, _ in ran(fast)} == {U8}
 
 
+@pytest.mark.needs("vnni")
 def test_a_saved_module_computes_the_same_integers(tmp_path: Path) -> None:
     fast = zendnn_cffi.optimize(torch.export.export(Block(), (X,)), tune="off")
     with torch.no_grad():

@@ -49,6 +49,7 @@ def products_of_integers(fast: Any) -> int:
     return sum(kind in PRODUCTS and source in INTEGERS for kind, source, _ in ran(fast))
 
 
+@pytest.mark.needs("vnni")
 def test_random_networks_equal_eager() -> None:
     """Traced, by example, and as an exported program; with another number of samples, and strided."""
     found = 0

@@ -20,6 +20,9 @@ from tests.support.graphs import outside
 from tests.support.hugging_face import HEADS, LAYERS, MODELS, WIDTH, ids, noise, tensors_of
 from zendnn_cffi import backend
 
+pytestmark = pytest.mark.slow
+
+
 # f32 sums in another order, over a handful of layers
 TOLERANCE = 2e-5
 

@@ -20,6 +20,9 @@ import pytest
 
 import zendnn_cffi
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).resolve().parents[2]
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.notebooks import execute, number_after, outputs_containing
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:

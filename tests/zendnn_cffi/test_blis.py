@@ -152,6 +152,7 @@ def test_lpgemm_with_a_post_op(library: Any, operands) -> None:
     np.testing.assert_allclose(c, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.needs("vnni")
 def test_lpgemm_s8(library: Any) -> None:
     random = np.random.default_rng(4)
     a, b = (random.integers(-128, 128, shape, np.int8) for shape in ((17, 32), (32, 16)))

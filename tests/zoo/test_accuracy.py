@@ -45,6 +45,7 @@ def test_bfloat16_loses_no_more_than_eager(name: str) -> None:
     assert root_mean_square(ours - exact) <= ORDER * root_mean_square(eager - exact)
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize(("allow_winograd", "tolerance"), ((True, 1e-4), (False, 2e-5)))
 @pytest.mark.parametrize("name", ("resnet18", "vgg11"))
 def test_float32(name: str, allow_winograd: bool, tolerance: float) -> None:

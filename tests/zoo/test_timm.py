@@ -10,6 +10,9 @@ import zendnn_cffi
 from demo import vision
 from tests.support.answers import TOLERANCE
 
+pytestmark = pytest.mark.slow
+
+
 # What is peculiar, and the most regions that torch.fx or torch.export may cut the network into.
 NETWORKS = {
     "eca_nfnet_l0": ("weights standardized in each call, gates expanded to what they multiply", 1),

@@ -54,6 +54,7 @@ def test_model_is_right_when_tuned(name: str) -> None:
     assert verdict.error <= TOLERANCE
 
 
+@pytest.mark.needs("avx512")
 def test_resnet50_runs_all_53_convolutions_in_zendnn() -> None:
     model, images = vision.build("resnet50"), vision.image_batch(1)
     optimized = zendnn_cffi.optimize(model, (images,), tune="off")

@@ -36,6 +36,7 @@ def both(model: nn.Module, x: Tensor, program: Any) -> tuple[Any, Any]:
     return fasts
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize(
     ("config", "dtype"), [(config, F32) for config in CONFIGS] + [(name, BF16) for name in IN_BF16]
@@ -77,6 +78,7 @@ def test_shapes(config: str, shape: tuple[int, ...]) -> None:
     assert ran(fast) == ran(module) or len(shape) == 1
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("config", ["rows", "outputs", "groups, 4 bits", "float8"])
 def test_files(config: str, tmp_path: Path) -> None:
     model, x = block(config), noise(3, 5, 64)

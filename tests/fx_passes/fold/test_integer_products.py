@@ -48,6 +48,7 @@ def optimized(model: nn.Module, *inputs: Tensor) -> list[tuple[str, torch.dtype,
     return [call for call in ran(fast) if call[0] in ("inner_product", "matmul")]
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("shape", "scales"), [((33, 48), (1,)), ((33, 48), (33, 1)), ((3, 11, 48), (33, 1))])
 def test_smooth_quant(shape: tuple[int, ...], scales: tuple[int, ...], bias: bool) -> None:
@@ -55,6 +56,7 @@ def test_smooth_quant(shape: tuple[int, ...], scales: tuple[int, ...], bias: boo
     assert source == S8 and not implementation.startswith("ref")
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("cast", [lambda x: x.to(F32), lambda x: x.float(), lambda x: x.to(dtype=F32)])
 def test_the_largest_sums_are_exact(cast: Callable[[Tensor], Tensor]) -> None:
     class Extreme(nn.Module):
@@ -71,6 +73,7 @@ def test_the_largest_sums_are_exact(cast: Callable[[Tensor], Tensor]) -> None:
     assert torch.equal(fast(a), Extreme()(a)) and [call[1] for call in ran(fast)] == [S8]
 
 
+@pytest.mark.needs("vnni")
 def test_two_values() -> None:
     class Two(nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -41,6 +42,7 @@ def test_each_begins_with_the_last_one() -> None:
     check_twice(gm, chain_concatenations)
 
 
+@pytest.mark.needs("vnni")
 def test_the_numbers_are_those_of_the_whole() -> None:
     fast = optimized(block(4), noise(1, 8, 9, 7), steps=4.0)
     assert [kind for kind, _, _ in ran(fast)] == ["convolution"] * 4

@@ -106,6 +106,7 @@ def projections_of_integers(w: Any, x: Tensor, how: Callable[[Tensor], Tensor], 
     return tuple(part.view(2, 3, -1, 4).transpose(1, 2) for part in parts) if moved else sum(parts)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("bias", [(True, False, True), (False, False, False)])
 @pytest.mark.parametrize("how", QUANTIZED)
 def test_projections_of_integers_become_one_product(how: str, bias: tuple[bool, ...]) -> None:
@@ -120,6 +121,7 @@ def test_projections_of_integers_become_one_product(how: str, bias: tuple[bool, 
     assert len(products) == 1 and products[0] in RANGES
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("how", QUANTIZED)
 def test_projections_of_integers_that_are_added_stay_apart(how: str) -> None:
     model = Integers(lambda w, x: projections_of_integers(w, x, QUANTIZED[how], False), Weight(8, 16), Weight(8, 16))

@@ -37,6 +37,7 @@ def quantized(gm: Any) -> list[fx.Node]:
     return [node.args[0] for graph in graphs for node in graph.nodes if is_call(node, ops.quantize)]
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dtype", [U8, S8])
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_are_views_of_integers(view: str, dtype: torch.dtype) -> None:
@@ -69,6 +70,7 @@ def test_it_stays_where_others_read_the_view_or_the_integers() -> None:
     assert is_call(quantized(plain)[-1], ops.transpose, ops.permute)
 
 
+@pytest.mark.needs("vnni")
 def test_projections_that_are_quantized_apart_are_not_joined() -> None:
     def forward(w: Any, x: Tensor) -> Any:
         kept = through(x, 0.02, 3)

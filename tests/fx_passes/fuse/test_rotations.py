@@ -144,7 +144,9 @@ def test_offloaded(batch: int, turn: Any, dtype: torch.dtype | None) -> None:
     assert len(turns) == 2 and "torch" not in turns  # one position: the matrix by two primitives
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize(
+    "dtype", (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.needs("bf16"))), ids=str
+)
 @pytest.mark.parametrize("interleaved", (False, True))
 @pytest.mark.parametrize("size", (2, 6, 64))
 def test_the_matrix_has_the_numbers_of_the_angles(size: int, interleaved: bool, dtype: torch.dtype) -> None:

@@ -37,6 +37,7 @@ def convolution(weight: Weight, x: Tensor, **window: Any) -> Tensor:
     return (F.conv1d, F.conv2d, F.conv3d)[weight.spatial - 1](x, weight(), weight.bias, **window)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dtype", [U8, S8])
 @pytest.mark.parametrize("zero_point", [0, 5])
 @pytest.mark.parametrize("post_op", POST_OPS)
@@ -51,6 +52,7 @@ def test_a_convolution_reads_and_writes_integers(post_op: str, zero_point: int, 
     assert F32 not in {target for _, target in reorders(fast)}
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize(
     ("shape", "weight", "window"),
     [
@@ -87,6 +89,7 @@ def post_ops_of(fast: Any) -> list[list[str]]:
     return [[entry[0] for entry in call.primitive.pd.attr.post_ops] for call in calls]
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("residual_zero_point", [0, 9])
 @pytest.mark.parametrize("relu", [False, True])
@@ -106,6 +109,7 @@ def test_a_residual_is_added_as_integers_with_its_own_scale(relu: bool, residual
     assert F32 not in {target for _, target in reorders(fast)}
 
 
+@pytest.mark.needs("vnni")
 def test_a_residual_that_is_the_source_too_is_not_written_over() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         q = kept(convolution(w[0], through(x, 0.02, 128)), 0.03, 100)
@@ -116,6 +120,7 @@ def test_a_residual_that_is_the_source_too_is_not_written_over() -> None:
     assert "sum" not in post_ops_of(fast)[1]
 
 
+@pytest.mark.needs("vnni")
 def test_a_residual_that_is_read_later_is_not_written_over() -> None:
     def forward(w: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         q = kept(F.relu(convolution(w[0], through(x, 0.02, 128))), 0.03)
@@ -128,6 +133,7 @@ def test_a_residual_that_is_read_later_is_not_written_over() -> None:
     assert [source for kind, source, _ in ran(fast) if kind == "convolution"].count(U8) == 3
 
 
+@pytest.mark.needs("vnni")
 def test_who_reads_the_numbers_before_rounding_gets_them() -> None:
     def forward(w: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         y = convolution(w[0], through(x, 0.02, 128))
@@ -150,6 +156,7 @@ def _zero_is_none_of_them(w: Any, x: Tensor) -> Tensor:
     return decomposed.quantize_per_tensor.default(convolution(w[0], through(x, 0.02, 128)), 0.02, 60, 70, 127, U8)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("forward", [_two_scales, _zero_is_none_of_them])
 def test_results_that_no_one_scale_says_are_written_as_real_numbers(forward: Callable[..., Any]) -> None:
     fast = optimized(Integers(forward, Weight(16, 16, 1, 1)), noise(1, 16, 9, 8))
@@ -180,6 +187,7 @@ def test_weights_that_kernels_do_not_take_are_real_numbers(weight: Weight) -> No
     assert [source for _, source, _ in ran(optimized(Integers(forward, weight), noise(1, 16, 9, 8)))] == [F32]
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("kind", ["max", "average", "adaptive", "global mean"])
 @pytest.mark.parametrize("zero_point", [0, 100])
 def test_pooling_reads_and_writes_integers(kind: str, zero_point: int) -> None:
@@ -218,6 +226,7 @@ def test_means_that_are_read_as_real_numbers_are_not_rounded() -> None:
     assert ("pooling", F32) in [call[:2] for call in ran(fast)]
 
 
+@pytest.mark.needs("vnni")
 def test_pieces_of_one_scale_are_joined_as_integers() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         x = through(x, 0.02, 128)
@@ -239,6 +248,7 @@ def test_pieces_of_several_scales_are_joined_as_real_numbers() -> None:
     assert F32 in {target for _, target in reorders(fast)}
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("zero_point", [0, 100])
 @pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24)])
 @pytest.mark.parametrize("post_op", ["none", "relu", "gelu"])
@@ -253,6 +263,7 @@ def test_a_linear_layer_reads_and_writes_integers(post_op: str, shape: tuple[int
     assert kind == "matmul" or not zero_point  # inner_product has no zero points
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24), (2, 3, 5, 24)])
 @pytest.mark.parametrize(("dtype", "zero_point"), [(U8, 0), (U8, 90), (S8, 0), (S8, -7)])
 @pytest.mark.parametrize("rounded", [True, False])
@@ -266,6 +277,7 @@ def test_a_product_of_two_values(rounded: bool, dtype: torch.dtype, zero_point: 
     assert (kind, source) == ("matmul", dtype) and not implementation.startswith("ref")
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24), (2, 3, 5, 24)])
 @pytest.mark.parametrize(
     ("dtypes", "zero_points"),
@@ -293,6 +305,7 @@ def test_products_of_two_values_with_zero_points_are_of_real_numbers(dtype: torc
     assert [source for _, source, _ in ran(optimized(Integers(forward), noise(2, 5, 24), steps=1e-3))] == [F32]
 
 
+@pytest.mark.needs("vnni")
 def test_attention_of_integers() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         q, k, v = (through(x.relu() if relu else x, 0.03, 0, U8 if relu else S8) for relu in (True, False, False))
@@ -319,6 +332,7 @@ def test_what_a_constant_scales_is_written_as_integers(dtype: torch.dtype | None
     assert [call.kind for call in primitives if call.primitive.pd.dst_desc.dtype == U8] == ["binary"]
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("query", "key"),
@@ -351,6 +365,7 @@ def test_a_softmax_whose_integers_are_not_counted_from_zero_is_rounded_behind() 
     )
 
 
+@pytest.mark.needs("vnni")
 def test_integers_are_seen_in_another_shape_without_a_copy() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         y = through(F.adaptive_avg_pool2d(through(F.relu(convolution(w[0], through(x, 0.02, 128))), 0.02), 1), 0.02)
@@ -361,6 +376,7 @@ def test_integers_are_seen_in_another_shape_without_a_copy() -> None:
     assert len(reorders(fast)) <= 2  # the input, into integers and into channels last
 
 
+@pytest.mark.needs("vnni")
 def test_channels_are_parted_and_shuffled_as_integers() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         y = through(F.relu(convolution(w[0], through(x, 0.02, 128))), 0.02)
@@ -373,6 +389,7 @@ def test_channels_are_parted_and_shuffled_as_integers() -> None:
     assert F32 not in {target for _, target in reorders(fast)}
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_layers_that_are_not_quantized_stand_between(dtype: torch.dtype | None) -> None:
     def forward(w: Any, x: Tensor) -> Tensor:

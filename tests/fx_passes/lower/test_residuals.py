@@ -43,6 +43,7 @@ def layers(norm: type[nn.Module] = nn.LayerNorm) -> tuple[nn.Module, ...]:
 LINEAR, LAYER_NORM, BINARY = "inner_product", "layer_normalization", "binary"
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("shape", [(2, 7, 48), (5, 48), (2, 48)], ids=str)
 @pytest.mark.parametrize(
     "forward, expected",
@@ -77,12 +78,14 @@ def test_whatever_is_added(total: Callable[..., Any], shape: tuple[int, ...]) ->
     assert "torch" not in kinds(found)
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("shape", [(2, 7, 48), (1, 48)], ids=str)
 def test_with_rms_norms(shape: tuple[int, ...]) -> None:
     found = offload(net(pre_norm, *layers(nn.RMSNorm)), noise(*shape), dtype=BF16)
     assert wide(found).count("rms_norm") == 2
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize(
     "forward",
     [

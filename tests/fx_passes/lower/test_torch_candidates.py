@@ -44,6 +44,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [(name, None) for name in CASES] + [(name, torch.bfloat16) for name in ("gelu", "gate", "softmax", "concat")],
@@ -73,6 +74,7 @@ def test_concatenation_of_blocks(
     assert all(desc.inner_blocks == ((1, 16),) for c in found for desc in (*c.srcs, c.dst))
 
 
+@pytest.mark.needs("avx512")
 def test_batch_norm_prelu_and_layer_norm(torch_is_fastest: list[Candidate]) -> None:
     torch.manual_seed(0)  # with one of twenty, rows are so even that eager's rounding is as large as the tolerance
     model = net(
@@ -86,7 +88,9 @@ def test_batch_norm_prelu_and_layer_norm(torch_is_fastest: list[Candidate]) -> N
     assert sum(node.reason.startswith("plain PyTorch measured faster") for node in found.nodes) == 4
 
 
-@pytest.mark.parametrize("wide", (True, False), ids=("AVX-512", "AVX2"))
+@pytest.mark.parametrize(
+    "wide", (pytest.param(True, marks=pytest.mark.needs("avx512")), False), ids=("AVX-512", "AVX2")
+)
 def test_layers_with_weights_have_rivals_without_avx512(
     wide: bool, torch_is_fastest: list[Candidate], monkeypatch: pytest.MonkeyPatch
 ) -> None:

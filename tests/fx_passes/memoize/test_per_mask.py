@@ -152,6 +152,7 @@ def test_indices_of_a_table_are_no_mask() -> None:
     assert not memo(gm)
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize(("kind", "inside"), [(Returned, 2), (Written, 3)])
 @torch.no_grad()
 def test_what_the_caller_sees_is_made_anew(kind: type[Encoder], inside: int) -> None:

@@ -133,6 +133,7 @@ def test_sizes_that_are_free() -> None:
         check_equal(model, gm, image(*shape))
 
 
+@pytest.mark.needs("avx512")
 def test_several_results_of_a_layer_are_no_views_of_each_other() -> None:
     model = nn.LSTM(24, 16, 2).eval()
     inputs = (noise(7, 3, 24), (noise(2, 3, 16), noise(2, 3, 16)))

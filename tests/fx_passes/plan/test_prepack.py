@@ -14,6 +14,7 @@ from fx_passes.plan.prepack import WeightStore, Workspace, prepack
 from fx_passes.region.region import ZenRegion
 
 
+@pytest.mark.needs("avx512")
 @torch.no_grad()
 def test_channels_last_weights_are_transformed_for_winograd() -> None:
     """The library reorders to Winograd's layout from row-major weights alone; the region ran as plain PyTorch."""
@@ -61,6 +62,7 @@ def test_weights_folded_in_shared_memory_do_not_change_with_the_next() -> None:
         assert torch.equal(found.view(torch.float32).view(weight.shape), expected)
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize(("by_library", "share"), [(False, 4), (True, 2)])
 def test_transforms_find_their_scratch_memory_in_the_workspace(
     by_library: bool, share: int, monkeypatch: pytest.MonkeyPatch

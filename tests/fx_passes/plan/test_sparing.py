@@ -48,6 +48,7 @@ def convolution() -> tuple[Operation, Candidate, Candidate]:
     raise AssertionError("no layouts have both")
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("factor, is_spared", ((0.9, True), (LITTLE - 0.001, True), (LITTLE + 0.001, False)))
 def test_a_smaller_copy_is_taken_where_it_costs_little(factor: float, is_spared: bool) -> None:
     operation, transformed, direct = convolution()
@@ -60,6 +61,7 @@ def test_a_smaller_copy_is_taken_where_it_costs_little(factor: float, is_spared:
     assert spare_weights([operation], [chosen], store, (), lambda *_: False) == [chosen]
 
 
+@pytest.mark.needs("avx512")
 def test_what_is_packed_already_costs_nothing() -> None:
     operation, transformed, direct = convolution()
     chosen, other = replace(transformed, cost_ns=1e5), replace(direct, cost_ns=1e5)

@@ -403,6 +403,7 @@ def test_copies_and_pickles(gm: Any, model: nn.Module) -> None:
     assert torch.equal(deep(x), result)
 
 
+@pytest.mark.needs("bf16")
 def test_options_are_kept(model: Small) -> None:
     gm = zendnn_cffi.optimize(model, dtype=torch.bfloat16, tune="off", allow_winograd=False)
     expected = RegionOptions(torch.bfloat16, False, "off")

@@ -64,6 +64,7 @@ def test_not_known_without_measuring() -> None:
     assert found.alone_ns == 0 and "alone" not in str(found)
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_bytes_are_those_of_operands_weights_and_result(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(33, 17), nn.ReLU()).eval()
@@ -125,6 +126,7 @@ def test_text() -> None:
     assert lines[-1] == "peak measured here: 200 GFLOP/s float32, 40 GB/s memory"
 
 
+@pytest.mark.needs("bf16")
 def test_the_peak_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(peak, "_SMALLEST_ARRAY_BYTES", 1 << 20)

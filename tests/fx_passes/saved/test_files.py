@@ -88,6 +88,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, bool]] = {
 }
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16))
 @pytest.mark.parametrize("name", MODELS)
 def test_a_loaded_module_answers_the_same_to_the_last_bit(

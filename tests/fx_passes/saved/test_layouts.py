@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ def test_layouts_that_are_none_of_integers_are_refused(inner: Any, numerics: Any
         Layouts([*layouts.written, ["quantized", inner, numerics]]).at(1)
 
 
+@pytest.mark.needs("avx512")
 def test_what_has_no_name_has_no_form() -> None:
     winograd = PrimitiveDesc(
         descriptors.convolution(
@@ -90,7 +92,7 @@ def test_layouts_that_are_not_there(place: int) -> None:
         Layouts([["aocl"]]).at(place)
 
 
-def primitives() -> dict[str, PrimitiveDesc]:
+def primitives() -> dict[str, Callable[[], PrimitiveDesc]]:
     """One of each kind that lowering uses."""
     matrix, weights = MemoryDesc((6, 32), f32), MemoryDesc((16, 32), f32, "any")
     bias, result = MemoryDesc((16,), f32), MemoryDesc((6, 16), f32)
@@ -98,33 +100,39 @@ def primitives() -> dict[str, PrimitiveDesc]:
     chain = Attr(PostOps().eltwise("relu").binary("add", other).sum(0.5))
     any_weights = MemoryDesc((32, 32, 3, 3), f32, "any")
     return {
-        "convolution": PrimitiveDesc(descriptors.convolution(image, any_weights, None, image, padding_l=1), chain),
-        "winograd": PrimitiveDesc(
+        "convolution": lambda: PrimitiveDesc(
+            descriptors.convolution(image, any_weights, None, image, padding_l=1), chain
+        ),
+        "winograd": lambda: PrimitiveDesc(
             descriptors.convolution(blocked, any_weights, None, blocked, padding_l=1, algorithm="winograd")
         ),
-        "inner_product": PrimitiveDesc(descriptors.inner_product(matrix, weights, bias, result)),
-        "eltwise": PrimitiveDesc(descriptors.eltwise("gelu_erf", matrix)),
-        "binary": PrimitiveDesc(descriptors.binary("mul", image, other, image)),
-        "softmax": PrimitiveDesc(descriptors.softmax(matrix, -1)),
-        "layer_normalization": PrimitiveDesc(descriptors.layer_normalization(matrix, 1e-5, shift=False)),
-        "batch_normalization": PrimitiveDesc(descriptors.batch_normalization(image, 1e-5)),
-        "pooling": PrimitiveDesc(
+        "inner_product": lambda: PrimitiveDesc(descriptors.inner_product(matrix, weights, bias, result)),
+        "eltwise": lambda: PrimitiveDesc(descriptors.eltwise("gelu_erf", matrix)),
+        "binary": lambda: PrimitiveDesc(descriptors.binary("mul", image, other, image)),
+        "softmax": lambda: PrimitiveDesc(descriptors.softmax(matrix, -1)),
+        "layer_normalization": lambda: PrimitiveDesc(descriptors.layer_normalization(matrix, 1e-5, shift=False)),
+        "batch_normalization": lambda: PrimitiveDesc(descriptors.batch_normalization(image, 1e-5)),
+        "pooling": lambda: PrimitiveDesc(
             descriptors.pooling("max", image, MemoryDesc((2, 32, 4, 4), f32, "nhwc"), kernel=2, strides=2)
         ),
-        "reduction": PrimitiveDesc(descriptors.reduction("mean", image, other)),
-        "resampling": PrimitiveDesc(descriptors.resampling("linear", image, MemoryDesc((2, 32, 18, 18), f32, "nhwc"))),
-        "integers": PrimitiveDesc(
+        "reduction": lambda: PrimitiveDesc(descriptors.reduction("mean", image, other)),
+        "resampling": lambda: PrimitiveDesc(
+            descriptors.resampling("linear", image, MemoryDesc((2, 32, 18, 18), f32, "nhwc"))
+        ),
+        "integers": lambda: PrimitiveDesc(
             descriptors.convolution(kept, MemoryDesc((32, 32, 3, 3), torch.int8, "any"), None, kept, padding_l=1),
             Attr(output_scales=[0.1] * 32, output_scales_mask=2, zero_points={ARG_SRC: 0, ARG_DST: 0}),
         ),
-        "to integers": PrimitiveDesc.reorder(image, kept, Attr(output_scales=3.0, zero_points={ARG_DST: 0})),
-        "reorder": PrimitiveDesc.reorder(image, MemoryDesc(image.dims, bf16, "nChw16c")),
+        "to integers": lambda: PrimitiveDesc.reorder(image, kept, Attr(output_scales=3.0, zero_points={ARG_DST: 0})),
+        "reorder": lambda: PrimitiveDesc.reorder(image, MemoryDesc(image.dims, bf16, "nChw16c")),
     }
 
 
-@pytest.mark.parametrize("name", primitives())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.needs("avx512")] * (n == "winograd")) for n in primitives()]
+)
 def test_primitives_come_back(name: str) -> None:
-    pd, layouts = primitives()[name], Layouts()
+    pd, layouts = primitives()[name](), Layouts()
     data = json.loads(json.dumps(encode_descriptor(pd, layouts)))
     found = decode_descriptor(data, Layouts(json.loads(json.dumps(layouts.written))))
     assert found.implementation == pd.implementation and found.attr == pd.attr
@@ -133,7 +141,7 @@ def test_primitives_come_back(name: str) -> None:
 
 
 def test_every_implementation_is_told_apart() -> None:
-    for pd in primitives()["convolution"].implementations():
+    for pd in primitives()["convolution"]().implementations():
         layouts = Layouts()
         data = encode_descriptor(pd, layouts)
         found = decode_descriptor(data, layouts)
@@ -143,7 +151,7 @@ def test_every_implementation_is_told_apart() -> None:
 @pytest.mark.parametrize("place, value", ((0, "nothing"), (0, "reduction_numbers"), (4, "jit:other"), (5, "- - -")))
 def test_another_implementation_is_refused(place: int, value: Any) -> None:
     layouts = Layouts()
-    data = encode_descriptor(primitives()["convolution"], layouts)
+    data = encode_descriptor(primitives()["convolution"](), layouts)
     data[place] = value
     with pytest.raises(FileError):
         decode_descriptor(data, layouts)
@@ -152,7 +160,7 @@ def test_another_implementation_is_refused(place: int, value: Any) -> None:
 @pytest.mark.parametrize("count, mask", ((31, 2), (1, 2), (33, 2)))
 def test_scales_that_end_before_the_channels_do_are_refused(count: int, mask: int) -> None:
     layouts = Layouts()
-    data = encode_descriptor(primitives()["integers"], layouts)
+    data = encode_descriptor(primitives()["integers"](), layouts)
     *others, (tag, _, _, masks) = data
     scales = [tag, ["tuple", *[0.1] * count], mask, masks]
     with pytest.raises(FileError, match="scales are not those of"):

@@ -53,6 +53,7 @@ def times_ns(candidates: list[Candidate]) -> list[float]:
     return [c.cost_ns for c in candidates]
 
 
+@pytest.mark.needs("avx512")
 def test_equal_layers_are_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Candidate] = []
     monkeypatch.setattr(equal_work, "fingerprint", lambda c: made.append(c) or fingerprint(c))

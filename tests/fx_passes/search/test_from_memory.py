@@ -49,6 +49,7 @@ def test_few_rows_are_bound_by_their_weights(rows: int, bound: bool) -> None:
     assert is_bound_by_weights(operations[0], operations[0].candidates[0]) is bound
 
 
+@pytest.mark.needs("avx512")
 def test_weights_of_all_layers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     one_bytes = WIDTH * WIDTH * 4
     small_cache(monkeypatch, 2 * one_bytes)
@@ -57,6 +58,7 @@ def test_weights_of_all_layers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not exceed_the_cache([])
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize(
     ("rows", "width", "cache_bytes", "cold"),
     [(1, WIDTH, 2 << 20, True), (1, WIDTH, 64 << 20, False), (64, WIDTH, 2 << 20, False), (1, 64, 1 << 10, False)],
@@ -102,6 +104,7 @@ def test_other_memory_is_read_and_given_back(monkeypatch: pytest.MonkeyPatch) ->
     from_memory.let_go()
 
 
+@pytest.mark.needs("avx512")
 def test_by_estimate_the_batched_product_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cache_bytes, chosen in ((2 << 20, True), (64 << 20, False)):
         small_cache(monkeypatch, cache_bytes)
@@ -113,6 +116,7 @@ def test_by_estimate_the_batched_product_reads_them(tmp_path: Path, monkeypatch:
             assert any(is_rival(c) for c in operation.candidates) is chosen
 
 
+@pytest.mark.needs("avx512")
 def test_what_is_not_measured_is_estimated_by_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of another width, for which no time was left, take the kernel that read others fastest."""
     small_cache(monkeypatch)
@@ -134,6 +138,7 @@ def test_what_is_not_measured_is_estimated_by_what_was(tmp_path: Path, monkeypat
     assert all(math.isclose(c.cost_ns, 900.0) for c in estimated if c is not best)
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("both", (False, True), ids=["in a cache alone", "from memory, too"])
 def test_shipped_times_in_a_cache_count_where_there_are_no_others(
     both: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -193,6 +193,7 @@ def test_a_single_choice_is_not_measured(region: Region, clock: Callable[..., li
     assert measured == []
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize(("rows", "tried"), [(1, True), (7, True), (64, False)])
 def test_products_of_few_rows_try_every_implementation(rows: int, tried: bool) -> None:
     graph = fx.Graph()

@@ -213,6 +213,7 @@ def test_the_packages_own_files_are_whole() -> None:
         assert path.stat().st_size < 1.5e6
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize(
     ("name", "dtype"), [("squeezenet1_1", "fp32"), ("mobilenet_v2", "fp32"), ("resnet18", "fp32"), ("resnet18", "int8")]
 )

@@ -82,6 +82,7 @@ def test_wrong_numbers_are_rejected(fresh: Path) -> None:
     assert [c.implementation for c in operation.candidates] == [good.implementation]
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("sign", (1, -1))
 def test_a_result_of_one_number_is_checked_on_both_sides_of_a_relu(sign: int, fresh: Path) -> None:
     """The library's x64:gemm:jit leaves out the relu of such a convolution: right for positive numbers."""

@@ -60,6 +60,7 @@ def check(fast: Any, model: nn.Module, x: Tensor) -> None:
                 assert (ours - right).norm() <= 1.5 * (theirs - right).norm()
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
 @pytest.mark.parametrize(
@@ -82,6 +83,7 @@ def test_groups(group: int) -> None:
     check(fast, model, x)
 
 
+@pytest.mark.needs("bf16")
 def test_bf16_inside_of_float32() -> None:
     model, x = block(F32), noise(3, 5, 128)
     with torch.no_grad():
@@ -168,6 +170,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_files_for_a_machine_whose_kernel_reads_other_blocks(capability: str, tmp_path: Path) -> None:
     model, inputs = block(), [noise(rows, 128, dtype=BF16) for rows in (5, 64)]
@@ -183,6 +186,7 @@ def test_files_for_a_machine_whose_kernel_reads_other_blocks(capability: str, tm
         assert (theirs - right).norm() <= 1.5 * (model(x) - right).norm()
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("rows", [5, 64])
 def test_no_second_copy_of_the_weights(rows: int) -> None:
     model, x = block(), noise(rows, 128, dtype=BF16)

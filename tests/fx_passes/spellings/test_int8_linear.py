@@ -48,6 +48,7 @@ def check(fast: Any, model: nn.Module, x: Tensor) -> None:
             assert noise_db(ours, theirs) > LEAST_DB[x.dtype]
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
 @pytest.mark.parametrize("config", CONFIGS)
@@ -61,6 +62,7 @@ def test_float32(config: str, entry: str, asks: bool) -> None:
     check(fast, model, x)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
 @pytest.mark.parametrize(
     "config",
@@ -99,6 +101,7 @@ def test_bf16_is_nearer_to_exact_arithmetic_than_eager() -> None:
     assert (ours - exact).abs().max() <= exact.abs().max() * 2**-8
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_a_step_of_one_row_has_few_primitives(dtype: torch.dtype) -> None:
     """Five or six choose and quantize, and one computes: a step of generated text is little else."""
@@ -125,6 +128,7 @@ def test_rows_that_pytorch_reduces(config: str, dtype: torch.dtype, monkeypatch:
     assert {name for kind, _, name in ran(fast) if kind == "choose_scale"} > {"torch"}
 
 
+@pytest.mark.needs("vnni")
 def test_bf16_inside_of_float32() -> None:
     model, x = block(), noise(3, 5, 64)
     fast = zendnn_cffi.optimize(model, (x,), dtype=BF16, tune="off")
@@ -177,6 +181,7 @@ class _Reads(nn.Module):
         return self.layer(x) + x @ self.layer.weight.dequantize()
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
 @pytest.mark.parametrize(("how", "count"), [("function", 1), ("slice", 0), ("dequantize", 1)])
 def test_other_readers_of_the_weight(how: str, count: int, entry: str) -> None:
@@ -197,6 +202,7 @@ class _Tied(nn.Module):
         return self.head(self.table(ids))
 
 
+@pytest.mark.needs("vnni")
 def test_a_table_that_a_quantized_layer_shared() -> None:
     model, ids = quantized(_Tied()), torch.arange(7)[None]
     fast = zendnn_cffi.optimize(model, (ids,), tune="off")
@@ -215,6 +221,7 @@ class _Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_layers_that_read_one_value_share_its_integers_and_are_one_product(dtype: torch.dtype) -> None:
     model, x = quantized(_Attention(), "rows", dtype), noise(2, 7, 64, dtype=dtype)
@@ -237,6 +244,7 @@ def test_changed_weights_are_packed_again(entry: str) -> None:
         assert noise_db(fast(x), model(x)) > 45 and noise_db(fast(x), model(x)) > 45
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("change", ["layer", "part", "float"])
 def test_parts_that_are_replaced_are_noticed(change: str) -> None:
     x, other = noise(3, 64), block(seed=1)
@@ -265,6 +273,7 @@ def test_copied_and_released() -> None:
         assert noise_db(model(x), expected) > 45  # whose tensors it shares
 
 
+@pytest.mark.needs("vnni")
 def test_an_exported_program_of_such_layers() -> None:
     """torch.export followed torchao's functions: what is left of the layer are its parts."""
     model, x = block(), noise(3, 64)
@@ -274,6 +283,7 @@ def test_an_exported_program_of_such_layers() -> None:
     assert any(dtype == torch.int8 for dtype, _ in products(fast))
 
 
+@pytest.mark.needs("vnni")
 def test_what_is_not_understood_stays_and_is_named() -> None:
     model, x = block(), noise(3, 64)
     up: Any = model.up

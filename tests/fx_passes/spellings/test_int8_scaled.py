@@ -27,6 +27,7 @@ KINDS = (
 )
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
 @pytest.mark.parametrize("how", KINDS)
 def test_float32(how: str, entry: str) -> None:

@@ -114,6 +114,7 @@ def test_float32_is_as_none() -> None:
     assert torch.equal(same(model, X, dtype=torch.float32)(X), same(model, X)(X))
 
 
+@pytest.mark.needs("bf16")
 def test_bfloat16_inside_float32_outside() -> None:
     model = small()
     gm = zendnn_cffi.optimize(model, dtype=torch.bfloat16, tune="off")

@@ -100,6 +100,7 @@ def test_padding_of_each_side() -> None:
     assert_close(zf.convolution(x, w, padding=(0, 2), padding_r=(3, 1)), expected, k=27)
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("algorithm", ["winograd", "auto"])
 def test_algorithms(algorithm: str) -> None:
     x, w = randn(2, 32, 14, 14), randn(32, 32, 3, 3)
@@ -113,7 +114,7 @@ def test_winograd_refuses_what_it_cannot_do() -> None:
 
 
 @pytest.mark.parametrize("way", ["contiguous", "channels_last", "slice"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_chains_of_post_ops(dtype: torch.dtype, way: str) -> None:
     x, w = hold(randn(2, 16, 9, 9, dtype=dtype), way), randn(24, 16, 3, 3, dtype=dtype)
     plain = F.conv2d(x.double(), w.double(), padding=1)

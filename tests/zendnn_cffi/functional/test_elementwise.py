@@ -67,7 +67,7 @@ def test_every_kind_has_an_oracle() -> None:
 
 
 @pytest.mark.parametrize("way", ["contiguous", "channels_last", "slice"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_eltwise_kind(kind: str, dtype: torch.dtype, way: str) -> None:
     alpha, beta, oracle = KINDS[kind]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tolerance import assert_close
-from tests.zendnn_cffi.functional.support import dtypes, few, hold, randn, ways
+from tests.zendnn_cffi.functional.support import DTYPES, dtypes, few, hold, randn, ways
 from zendnn_cffi import functional as zf
 from zendnn_cffi.primitives.attributes import BINARY
 
@@ -136,7 +136,7 @@ def test_prelu_is_refused_by_name(function: Any, name: str) -> None:
         function(randn(3, 4), randn(4, 4), post_ops=[("eltwise", "tanh"), ("prelu", torch.ones(4))])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -231,7 +231,7 @@ def test_an_implementation_that_cannot_be_created_is_passed_over() -> None:
     assert torch.equal(result, (a @ b != column).float())
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ("sub", "max"))
 def test_a_result_whose_size_1_dimension_has_the_longest_stride(kind: str, dtype: torch.dtype) -> None:
     """The library's gemm:jit ended the process with a binary post-op there."""

@@ -13,11 +13,11 @@ from torch import nn
 
 import zendnn_cffi
 from tests.support.lowering import net, noise
+from tests.zendnn_cffi.functional.support import DTYPES
 from zendnn_cffi import functional as zf
 from zendnn_cffi.primitives.attributes import BINARY, COMPARISONS, ELTWISE
 
 NAN = float("nan")
-DTYPES = (torch.float32, torch.bfloat16)
 LOST = {"relu": 0.0, "bounded_relu": 0.0, "clip": -0.5, "clip_v2": -0.5, "exp": math.inf}  # what a NaN becomes
 PARAMETERS = {"clip": (-0.5, 2.0), "clip_v2": (-0.5, 2.0), "bounded_relu": (6.0,), "elu": (1.0,), "swish": (1.0,),
               "linear": (2.0, 1.0), "pow": (1.0, 2.0)}  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tolerance import assert_close
-from tests.zendnn_cffi.functional.support import dtypes, f64, few, hold, randn, ways
+from tests.zendnn_cffi.functional.support import DTYPES, dtypes, f64, few, hold, randn, ways
 from zendnn_cffi import functional as zf
 
 images = st.tuples(st.integers(1, 3), st.sampled_from([1, 3, 8, 16, 20])).flatmap(
@@ -56,7 +56,7 @@ def test_layer_norm(shape: list[int], last: int, dtype: torch.dtype, way: str, s
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", ["contiguous", "channels_last", "slice"])
 def test_lrn_and_shuffle(dtype: torch.dtype, way: str) -> None:
     x = hold(randn(2, 24, 5, 6, dtype=dtype), way)

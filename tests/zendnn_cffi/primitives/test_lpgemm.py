@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from zendnn_cffi.primitives.lpgemm import Gemm, GemmPostOp, PackedLayout, is_offered
+from zendnn_cffi.primitives.lpgemm import Gemm, GemmPostOp, PackedLayout
 
-pytestmark = pytest.mark.skipif(
-    not all(is_offered(dtype, dtype) for dtype in (torch.float32, torch.bfloat16)),
-    reason="AOCL-BLIS's kernels need AVX-512 with bf16: run on a CPU that has it",
-)
+pytestmark = pytest.mark.needs("bf16")  # as all of these kernels
 
 BETWEEN_PAGES = """
 import itertools

@@ -86,6 +86,7 @@ class Convolution:
         }
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("algorithm", ["direct", "winograd", "auto"])
 @pytest.mark.parametrize("layout", ["any", "nhwc", "nchw", "nChw16c"])
 def test_every_implementation_without_a_known_problem_is_right(layout: str, algorithm: str) -> None:
@@ -149,6 +150,7 @@ def test_a_primitive_is_of_its_descriptors_implementation() -> None:
             assert own_implementation(Primitive(pd)) == pd.implementation
 
 
+@pytest.mark.needs("avx512")
 def test_a_primitive_is_compiled_from_nothing_that_is_gone() -> None:
     """The library's cache lends descriptors that point to the post-ops of the first one: others may lie there now."""
     case = Convolution("nhwc")
@@ -265,6 +267,7 @@ def test_sum_post_op_adds_to_the_destination() -> None:
 
 
 class TestScratchpad:
+    @pytest.mark.needs("avx512")
     def test_is_supplied_when_left_out(self) -> None:
         case = Convolution("any", "winograd")
         pd = PrimitiveDesc(case.op)
@@ -273,6 +276,7 @@ class TestScratchpad:
         Primitive(pd).execute(args)
         assert_close(plain(args[ARG_DST], case.expected.shape), case.expected, k=16 * 9)
 
+    @pytest.mark.needs("avx512")
     def test_may_be_given_and_must_fit(self) -> None:
         case = Convolution("any", "winograd")
         pd = PrimitiveDesc(case.op)
@@ -285,6 +289,7 @@ class TestScratchpad:
         with pytest.raises(ValueError, match="scratchpad is"):
             Primitive(pd).execute(args)
 
+    @pytest.mark.needs("avx512")
     def test_of_the_library_stays_in_its_thread(self) -> None:
         case = Convolution("any", "winograd", Attr(scratchpad="library"))
         pd = PrimitiveDesc(case.op, case.attr)

@@ -11,6 +11,8 @@ from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
 
+pytestmark = pytest.mark.needs("avx512")  # as the library's Winograd convolutions
+
 # (layout, blocks of a chunk of output channels, of input channels) -> images, input and output channels, pixels
 SHAPES = {
     ("aaOio", 1, 1): (1, 16, 48, 4),

@@ -98,6 +98,7 @@ def test_what_it_tells() -> None:
     assert loop.written == [loop.args[1]]
 
 
+@pytest.mark.needs("avx512")
 def test_scratchpads_that_grow_lie_elsewhere() -> None:
     """Another primitive asks for more than the first one did."""
     k, n = 3000, 8

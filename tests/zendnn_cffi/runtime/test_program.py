@@ -172,6 +172,7 @@ def test_a_failing_call_is_named() -> None:
         assert caught.value.status == 2
 
 
+@pytest.mark.needs("avx512")
 def test_a_scratchpad_that_is_missing_or_too_small_is_refused() -> None:
     src, weights, dst = (MemoryDesc(shape, torch.float32) for shape in ((3, 5), (5, 7), (3, 7)))
     op = descriptors.matmul(src, weights, None, dst)

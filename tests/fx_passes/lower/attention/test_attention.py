@@ -66,6 +66,7 @@ def steps(gm: Any) -> list[list[str]]:
     return found
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("is_causal", (False, True))
 @pytest.mark.parametrize("shape", ((1, 1), (2, 7), (3, 33), (1, 128)), ids=str)
@@ -78,6 +79,7 @@ def test_two_products_and_a_softmax(shape: tuple[int, int], is_causal: bool, dty
     assert steps(gm) == [["matmul", "softmax", "matmul"]]
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("examples", (False, True))
 def test_heads_taken_apart_by_unbind(examples: bool) -> None:
     model, x = Unbound().eval(), noise(2, 11, 16 * HEADS)
@@ -177,6 +179,7 @@ def test_another_mask_for_each_sample_may_leave_one_out() -> None:
             assert_close(gm(x, mask), model(x, mask), k=96)
 
 
+@pytest.mark.needs("avx512")
 def test_a_program_for_what_the_mask_says_not_for_one_mask() -> None:
     """The same shapes, other contents: each call is right, and masks that say the same share a program."""
     model, x = Masked().eval(), noise(3, 11, 16 * HEADS)
@@ -225,6 +228,7 @@ def test_one_sample_that_differs_is_seen() -> None:
         assert describe(mask.triu().tril() | True) == FULL
 
 
+@pytest.mark.needs("avx512")
 def test_two_products_around_pytorchs_softmax_are_no_plain_pytorch() -> None:
     """explain says what the attention became, where its mask may leave nothing of a row."""
     graph = fx.Graph()

@@ -220,7 +220,7 @@ def test_released_weights(dtype: torch.dtype | None) -> None:
         assert_close(gm(noise(2, 6), indices(2, 3, 4)), expected, dtype=dtype or torch.float32, k=6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", (None, pytest.param(torch.bfloat16, marks=pytest.mark.needs("bf16"))), ids=str)
 @pytest.mark.parametrize("limit", (0, 1 << 20))
 @pytest.mark.parametrize("distance", (16, 12), ids=("whole rows", "between rows"))
 def test_tables_are_copied_only_where_that_joins_them(

@@ -30,7 +30,7 @@ def only(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(to_integers, name, lambda *args, **options: [])
 
 
-@pytest.mark.parametrize("kind", ["binary", "convolution"])
+@pytest.mark.parametrize("kind", ["binary", pytest.param("convolution", marks=pytest.mark.needs("vnni"))])
 @pytest.mark.parametrize("dtypes", [(U8, U8), (S8, S8), (U8, S8), (S8, U8)])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("zero_points", [(0, 0), (7, 0), (3, 90)])
@@ -65,6 +65,7 @@ def test_a_channel_without_a_factor_is_no_depthwise_convolution(monkeypatch: pyt
     assert [kind for kind, _, _ in ran(fast)] == ["binary"]
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("kind", ["binary", "convolution"])
 def test_it_stands_between_layers_of_a_dense_block(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     only(kind, monkeypatch)
@@ -134,6 +135,7 @@ def test_a_gated_value_that_is_also_read_in_float32_is_not_rounded() -> None:
     assert (F32, U8) in reorders(fast)[1:]
 
 
+@pytest.mark.needs("bf16")
 def test_a_gated_value_in_bf16_is_not_written_as_integers() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         return kept(gated(F.silu(through(x, 0.02, 100))), 0.01, 90)

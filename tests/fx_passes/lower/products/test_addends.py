@@ -31,6 +31,7 @@ def cancelling(shape: tuple[int, ...], alpha: float) -> tuple[Tensor, Tensor, Te
     return (c, a.expand(*size, 4, 16).contiguous(), b.expand(*size, 16, 7).contiguous())
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("alpha", (1.0, 0.37))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_sum_is_rounded_once(shape: tuple[int, ...], alpha: float) -> None:

@@ -73,6 +73,7 @@ def test_shapes(shape: tuple[int, ...]) -> None:
     assert len(float_products(fast, F32)) == 2
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_bf16(config: str, entry: str) -> None:

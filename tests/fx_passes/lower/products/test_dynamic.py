@@ -63,6 +63,7 @@ def products(fast: Any) -> list[tuple[torch.dtype, str]]:
     return [(dtype, name) for kind, dtype, name in ran(fast) if kind == "inner_product" and dtype in RANGES]
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", ["choose_qparams", "choose_qparams_symmetric"])
 @pytest.mark.parametrize("dtype", [U8, S8])
 @pytest.mark.parametrize("bias", [True, False])
@@ -76,12 +77,14 @@ def test_computes_on_integers(post_op: str, bias: bool, dtype: torch.dtype, form
     assert source == dtype and not implementation.startswith("ref")
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("shape", [(1, 16), (1, 1, 16), (2, 5, 16), (3, 2, 5, 16)])
 def test_shapes(shape: tuple[int, ...]) -> None:
     fast = optimized(Integers(lambda w, x: F.linear(dynamic(x), w[0](), w[0].bias), Weight(8, 16)), noise(*shape))
     assert len(products(fast)) == 1
 
 
+@pytest.mark.needs("vnni")
 def test_layers_of_one_value_share_its_integers() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         real = dynamic(x)
@@ -91,6 +94,7 @@ def test_layers_of_one_value_share_its_integers() -> None:
     assert len(products(fast)) == 2 and choices(fast) == 1
 
 
+@pytest.mark.needs("vnni")
 def test_a_residual_is_added_by_the_product() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         y = F.linear(dynamic(x), w[0](), w[0].bias)
@@ -125,6 +129,7 @@ def test_weights_with_zero_points_stay_in_float() -> None:
     assert not products(fast)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_stays_so(number: float) -> None:
     model = Integers(lambda w, x: F.linear(dynamic(x), w[0](), w[0].bias), Weight(8, 16))
@@ -136,6 +141,7 @@ def test_what_is_not_finite_stays_so(number: float) -> None:
     assert len(products(fast)) == 1
 
 
+@pytest.mark.needs("bf16")
 def test_bfloat16_elsewhere() -> None:
     model = Integers(lambda w, x: F.linear(dynamic(F.gelu(x)), w[0](), w[0].bias), Weight(32, 64))
     fast = optimized(model, noise(5, 64), least_db=25, dtype=torch.bfloat16)

@@ -51,6 +51,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("post_op", "bias"), [*((name, True) for name in POST_OPS), ("none", False), ("gelu", False)])
 def test_computes_on_integers(post_op: str, bias: bool, form: str) -> None:
@@ -64,6 +65,7 @@ def test_computes_on_integers(post_op: str, bias: bool, form: str) -> None:
     assert [kind for kind, _, _ in ran(fast)].count("eltwise") == 0
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tokens", [99, 5000])
 def test_at_most_a_step_from_eager(tokens: int, form: str) -> None:
@@ -80,6 +82,7 @@ def test_at_most_a_step_from_eager(tokens: int, form: str) -> None:
     assert apart.max() <= 1.01 and (apart > 0.5).double().mean() < 0.005
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric", "affine, asymmetric, u8"])
 def test_all_of_it_runs_in_primitives(form: str) -> None:
     model = Integers(lambda w, x: F.linear(FORMS[form](x), w[0](), w[0].bias), Weight(19, K))
@@ -87,6 +90,7 @@ def test_all_of_it_runs_in_primitives(form: str) -> None:
     assert not {name for _, _, name in ran(fast)} & {"torch", "ref:any"}
 
 
+@pytest.mark.needs("vnni")
 def test_zero_points_of_more_than_a_cache_holds_are_added_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """And scales of the weight behind that."""
     form = FORMS["per token, asymmetric"]
@@ -95,6 +99,7 @@ def test_zero_points_of_more_than_a_cache_holds_are_added_by_pytorch(monkeypatch
     assert [name for _, _, name in ran(optimized(model, noise(70, K), least_db=45))].count("torch") == 2
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
 @pytest.mark.parametrize("shape", [(1, 16), (1, 1, 16), (2, 5, 16), (3, 2, 5, 16)])
 def test_shapes(shape: tuple[int, ...], form: str) -> None:
@@ -102,6 +107,7 @@ def test_shapes(shape: tuple[int, ...], form: str) -> None:
     assert len(products(optimized(model, noise(*shape), least_db=45))) == 1
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", ["per token", "affine, symmetric"])
 @pytest.mark.parametrize(("post_op", "bias"), [*((name, True) for name in POST_OPS), ("none", False), ("gelu", False)])
 def test_one_row_is_one_product_with_post_ops(post_op: str, bias: bool, form: str) -> None:
@@ -113,6 +119,7 @@ def test_one_row_is_one_product_with_post_ops(post_op: str, bias: bool, form: st
     assert (kinds.count("choose_scale"), kinds.count("binary"), len(products(fast))) == (4, 1, 1)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_residual_behind_few_rows(rows: int) -> None:
     """Of one row the product itself adds it, and multiplies by a gate."""
@@ -126,6 +133,7 @@ def test_a_residual_behind_few_rows(rows: int) -> None:
     assert [kind for kind, _, _ in ran(fast)].count("binary") == (1 if rows == 1 else 3)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("form", ["per token", "affine, symmetric", "affine, asymmetric"])
 def test_one_row_that_is_not_finite(form: str, number: float) -> None:
@@ -139,6 +147,7 @@ def test_one_row_that_is_not_finite(form: str, number: float) -> None:
     assert len(products(fast)) == 1
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric", "affine, asymmetric", "affine, asymmetric, u8"])
 @pytest.mark.parametrize("tokens", [1, 2, 120])
 def test_one_primitive_quantizes_with_zero_points_and_without(tokens: int, form: str) -> None:
@@ -158,6 +167,7 @@ def _chosen_by(fast: Any) -> set[str]:
     return {name for kind, _, name in ran(fast) if kind == "choose_scale"}
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.usefixtures("reduced_by_torch")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tokens", [1, 13, 70])
@@ -185,11 +195,13 @@ def test_pytorch_reduces_rows_that_are_not_finite(number: float, form: str) -> N
     torch.testing.assert_close(ours[others], theirs[others], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.needs("vnni")
 def test_rows_that_are_no_rows_in_memory() -> None:
     model = Integers(lambda w, x: F.linear(by_token(x.transpose(0, 1)), w[0](), w[0].bias), Weight(8, 16))
     assert len(products(optimized(model, noise(5, 3, 16), least_db=45))) == 1
 
 
+@pytest.mark.needs("vnni")
 def test_layers_of_one_value_share_its_integers() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         real = by_token(x)
@@ -199,6 +211,7 @@ def test_layers_of_one_value_share_its_integers() -> None:
     assert len(products(fast)) == 2 and choices(fast) == 1
 
 
+@pytest.mark.needs("vnni")
 def test_a_residual_is_added_by_the_last_primitive() -> None:
     def forward(w: Any, x: Tensor) -> Tensor:
         y = F.linear(by_token(x), w[0](), w[0].bias)
@@ -210,6 +223,7 @@ def test_a_residual_is_added_by_the_last_primitive() -> None:
     assert kinds.count("binary") == 4  # two that quantize, two that scale
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("mapping", ["SYMMETRIC", "ASYMMETRIC"])
 @pytest.mark.parametrize("eps", [1e-7, None])
 def test_all_values_at_once_by_affine(mapping: str, eps: float | None) -> None:
@@ -251,6 +265,7 @@ def _no_clipping(w: Any, x: Tensor) -> Tensor:
     return F.linear(by_block(x, "SYMMETRIC_NO_CLIPPING_ERR", [1, 16]), w[0](), w[0].bias)
 
 
+@pytest.mark.needs("vnni")
 def test_fewer_integers_are_bounded() -> None:
     fast = optimized(Integers(_seven_bits, Weight(8, 16)), noise(5, 16), least_db=45)
     assert not [kind for kind, _, name in ran(fast) if name == "torch"] and len(products(fast)) == 1
@@ -279,6 +294,7 @@ def test_weights_in_groups_stay_in_float_and_are_dequantized_once() -> None:
     assert any(name in ("matmul", "inner_product") for name, dtype, _ in ran(fast) if dtype == torch.float32)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", ["per token", "affine, asymmetric"])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_that_is_not_finite_stays_so_and_others_do_not_become_so(number: float, form: str) -> None:
@@ -293,6 +309,7 @@ def test_a_row_that_is_not_finite_stays_so_and_others_do_not_become_so(number: f
     torch.testing.assert_close(ours[others], theirs[others], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("form", ["per token", "affine, asymmetric"])
 def test_bfloat16_elsewhere(form: str) -> None:
     model = Integers(lambda w, x: F.linear(FORMS[form](F.gelu(x)), w[0](), w[0].bias), Weight(32, K))
@@ -315,6 +332,7 @@ def test_saved_copied_released_and_measured(tmp_path: Path, form: str) -> None:
     torch.testing.assert_close(measured(x), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric", "affine, symmetric"])
 def test_layers_that_quantize_one_value_alike_share_its_integers(form: str) -> None:
     def forward(w: Any, x: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ def test_all_candidates_compute_the_layer(
         assert result.right and result.error <= TOLERANCE[dtype], candidate.implementation
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize(
     ("rows", "dtype", "inside", "by_torch", "dequantized"),
     [
@@ -105,6 +106,7 @@ def test_which_is_taken_where_times_are_estimates(rows: int, first: str) -> None
     assert lowered((rows, 64), 48)[0].candidates[0].implementation.startswith(first)
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("n", [512, 1040])
 def test_some_outputs_at_a_time(n: int, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +121,7 @@ def test_some_outputs_at_a_time(n: int, bias: bool, monkeypatch: pytest.MonkeyPa
         assert result.right and result.error <= TOLERANCE[BF16]
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("n", [96, 1040])
 def test_no_second_copy_of_the_weights(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "_WEIGHTS_AT_ONCE", 1)

@@ -27,6 +27,7 @@ def test_linear(shape: tuple[int, ...], out: int, bias: bool, dtype: torch.dtype
     assert kinds(found) == ["inner_product"]
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_weights_are_packed_once_for_all_lengths(dtype: torch.dtype | None) -> None:
     """Without measuring, the matmul kernel with packed weights is taken, and its weights serve every length."""
@@ -43,6 +44,7 @@ def test_weights_are_packed_once_for_all_lengths(dtype: torch.dtype | None) -> N
     assert len(packed) == 1
 
 
+@pytest.mark.needs("bf16")
 def test_a_result_that_leaves_is_written_in_its_own_dtype() -> None:
     model, x = net(lambda m, x: m[1](F.relu(m[0](x))), nn.Linear(64, 96), nn.Linear(96, 4096)), noise(33, 64)
     gm = zendnn_cffi.optimize(model, dtype=torch.bfloat16, tune="off")
@@ -70,6 +72,7 @@ def test_binary_post_op(name: str, shape: tuple[int, ...], dtype: torch.dtype | 
     assert kinds(found).count("inner_product") == 2
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "fn",
     (
@@ -83,10 +86,9 @@ def test_binary_post_op(name: str, shape: tuple[int, ...], dtype: torch.dtype | 
         lambda m, x: (lambda a: (a.reshape(-1), m[0](x) + a))(m[1](x)),
     ),
 )
-def test_residuals(fn: object) -> None:
-    for dtype in DTYPES:
-        found = offload(net(fn, nn.Linear(16, 16), nn.Linear(16, 16)), noise(2, 3, 16), dtype=dtype)  # type: ignore[arg-type]
-        assert kinds(found).count("inner_product") >= 1 and not fallbacks(found)
+def test_residuals(fn: object, dtype: torch.dtype | None) -> None:
+    found = offload(net(fn, nn.Linear(16, 16), nn.Linear(16, 16)), noise(2, 3, 16), dtype=dtype)  # type: ignore[arg-type]
+    assert kinds(found).count("inner_product") >= 1 and not fallbacks(found)
 
 
 @pytest.mark.parametrize("shape", ((3, 5, 4), (2, 3, 5, 4), (2, 3, 1, 5, 4), (2, 1, 2, 3, 5, 4)), ids=str)
@@ -98,11 +100,11 @@ def test_matmul(shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
     assert kinds(found)[:2] == ["inner_product", "matmul"]
 
 
-def test_matmul_of_views() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_matmul_of_views(dtype: torch.dtype | None) -> None:
     model = net(lambda m, x: torch.softmax(m[0](x) @ m[1](x).transpose(-1, -2), -1), nn.Linear(8, 8), nn.Linear(8, 8))
-    for dtype in DTYPES:
-        found = offload(model, noise(2, 5, 8), dtype=dtype)
-        assert sorted(kinds(found)) == ["inner_product", "inner_product", "matmul", "softmax"]
+    found = offload(model, noise(2, 5, 8), dtype=dtype)
+    assert sorted(kinds(found)) == ["inner_product", "inner_product", "matmul", "softmax"]
 
 
 def test_matmul_with_binary() -> None:
@@ -123,14 +125,14 @@ def test_broadcast_matmul_stays_right() -> None:
     offload(net(lambda m, x, y: torch.matmul(m[0](x), y), nn.Linear(4, 4)), noise(2, 3, 4, 4), noise(4))
 
 
-def test_classifier() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_classifier(dtype: torch.dtype | None) -> None:
     def fn(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
         return m[3](F.relu(m[2](torch.flatten(m[1](F.relu(m[0](x))), 1))))
 
     model = net(fn, nn.Conv2d(3, 17, 3), nn.AdaptiveAvgPool2d(2), nn.Linear(68, 33), nn.Linear(33, 10))
-    for dtype in DTYPES:
-        found = offload(model, noise(5, 3, 8, 8), dtype=dtype)
-        assert kinds(found) == ["convolution", "pooling", "inner_product", "inner_product"]
+    found = offload(model, noise(5, 3, 8, 8), dtype=dtype)
+    assert kinds(found) == ["convolution", "pooling", "inner_product", "inner_product"]
 
 
 @pytest.mark.parametrize("tune", ("off", "full"))

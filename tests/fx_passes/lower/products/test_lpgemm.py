@@ -27,10 +27,7 @@ from tests.fx_passes.lower.products.test_matrix_vector import lowered
 from tests.support.lowering import net, noise, offload
 from zendnn_cffi.primitives.lpgemm import THREADS_VARIABLE, is_offered
 
-pytestmark = pytest.mark.skipif(
-    not all(is_offered(dtype, dtype) for dtype in (torch.float32, torch.bfloat16)),
-    reason="AOCL-BLIS's kernels need AVX-512 with bf16: run on a CPU that has it",
-)
+pytestmark = pytest.mark.needs("bf16")  # as all of AOCL-BLIS's kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 POST_OPS: dict[str, Callable[[Any, Any], Any]] = {

@@ -17,6 +17,7 @@ from tests.support.lowering import noise
 from tests.support.quantized import Integers, Weight
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("form", ["per token", "per token, asymmetric"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("post_op", ["none", "gelu", "residual", "gated residual"])
@@ -68,6 +69,7 @@ def test_ways_are_measured_side_by_side(bias: bool, form: str, monkeypatch: pyte
     assert fast.regions()
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize(("rows", "blocks"), [(16, 0), (36, 4), (40, 4), (121, 0), (127, 0)])
 def test_blocks_are_equal_and_fit_a_cache_or_there_are_none(
     rows: int, blocks: int, monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,7 @@ def test_steps_of_cells_are_one_region(kind: str, given: bool, dtype: torch.dtyp
     assert layers(found) == 3
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("native", [False, True])
 def test_a_model_in_bfloat16_keeps_its_cell_states(native: bool) -> None:
     torch.manual_seed(0)
@@ -245,6 +246,7 @@ def test_near_misses_stay_modules(reason: str) -> None:
     assert not any(node.target is ops.recurrent for r in gm.regions().values() for node in r.graph.nodes)
 
 
+@pytest.mark.needs("avx512")
 def test_the_rival_is_pytorch(torch_is_fastest: list[Candidate]) -> None:
     """Where it is faster, it computes the layer, with cell states and in reverse."""
     torch.manual_seed(0)

@@ -68,6 +68,7 @@ def compare(model: nn.Module, *inputs: Any, k: int, expected_loops: int) -> Any:
     return fast
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
@@ -77,6 +78,7 @@ def test_stacks(kind: str, bidirectional: bool, bias: bool, by_steps: str) -> No
     compare(model, noise(7, 1, 24), k=64, expected_loops=2 * (1 + bidirectional))
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_states_in_and_out(kind: str, by_steps: str) -> None:
     torch.manual_seed(0)
@@ -84,6 +86,7 @@ def test_states_in_and_out(kind: str, by_steps: str) -> None:
     compare(model, noise(1, 5, 24), states_of(kind, 2, 32), k=64, expected_loops=2)
 
 
+@pytest.mark.needs("avx512")
 @given(
     kind=st.sampled_from(list(NETWORKS)), inputs=st.integers(1, 70), hidden=st.integers(1, 70), count=st.integers(2, 9)
 )
@@ -98,6 +101,7 @@ def test_odd_sizes(kind: str, inputs: int, hidden: int, count: int) -> None:
     assert any(candidate.implementation in KINDS for candidate in measured)
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30])
 @pytest.mark.parametrize("kind", ["lstm", "gru", "rnn_tanh"])  # relu makes 0 of a NaN: docs/low-level.md
 def test_what_is_not_finite_or_large_comes_through(kind: str, number: float, by_steps: str) -> None:
@@ -111,6 +115,7 @@ def test_what_is_not_finite_or_large_comes_through(kind: str, number: float, by_
     assert loops(fast) == 1
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("tune", ["full", "auto"])
 def test_large_weights_by_default(tune: str, monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
     """Both kinds of product are measured beside the library's primitive and PyTorch's layer."""
@@ -137,6 +142,7 @@ REFUSALS: dict[str, Any] = {
 }
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_near_misses(reason: str, monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
     make, shape, dtype = REFUSALS[reason]
@@ -155,6 +161,7 @@ def test_an_estimate_takes_the_primitive(fresh: Path) -> None:
     assert loops(fast) == 0
 
 
+@pytest.mark.needs("avx512")
 def test_other_lengths_share_the_weights(by_steps: str) -> None:
     torch.manual_seed(0)
     model = nn.LSTM(24, 32).eval()
@@ -168,6 +175,7 @@ def test_other_lengths_share_the_weights(by_steps: str) -> None:
     assert loops(fast) == 3 and len(set(packed)) == 1
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_saved_and_loaded(kind: str, by_steps: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -182,6 +190,7 @@ def test_saved_and_loaded(kind: str, by_steps: str, tmp_path: Path) -> None:
     assert loops(again) == 2
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_one_thread_gives_the_same_bits(kind: str, by_steps: str) -> None:
     torch.manual_seed(0)
@@ -199,6 +208,7 @@ def test_one_thread_gives_the_same_bits(kind: str, by_steps: str) -> None:
             assert torch.equal(ours, e)
 
 
+@pytest.mark.needs("avx512")
 def test_profile_and_debug_text(by_steps: str) -> None:
     torch.manual_seed(0)
     model, x = nn.LSTM(24, 32).eval(), noise(5, 1, 24)

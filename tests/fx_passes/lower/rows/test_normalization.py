@@ -54,6 +54,7 @@ def test_batch_norm_as_depthwise_convolution(
         assert bench.check_and_time(candidate, CHECK_ONLY).error <= (1e-5 if dtype == torch.float32 else 1e-2)
 
 
+@pytest.mark.needs("bf16")
 def test_batch_norm_in_bf16_stays_exact_around_a_large_mean() -> None:
     """The shift is made of the rounded scale: their errors must not add up where the mean is far from zero."""
     norm = nn.BatchNorm2d(16)
@@ -70,17 +71,17 @@ def test_batch_norm_in_bf16_stays_exact_around_a_large_mean() -> None:
     assert float((actual - expected).abs().max() / expected.abs().max()) < 6e-3
 
 
-def test_batch_norm_between_convolutions() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_batch_norm_between_convolutions(dtype: torch.dtype | None) -> None:
     """DenseNet's order: the normalized value is read, and so is the plain one."""
 
     def fn(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
         a = m[0](x)
         return m[2](F.relu(m[1](a))) + a
 
-    for dtype in DTYPES:
-        model = net(fn, nn.Conv2d(3, 17, 3, padding=1), nn.BatchNorm2d(17), nn.Conv2d(17, 17, 1))
-        found = offload(model, noise(2, 3, 6, 6), dtype=dtype)
-        assert sorted(kinds(found)) == ["batch_normalization", "convolution", "convolution"]
+    model = net(fn, nn.Conv2d(3, 17, 3, padding=1), nn.BatchNorm2d(17), nn.Conv2d(17, 17, 1))
+    found = offload(model, noise(2, 3, 6, 6), dtype=dtype)
+    assert sorted(kinds(found)) == ["batch_normalization", "convolution", "convolution"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -95,16 +96,16 @@ def test_layer_norm(shape: tuple[int, ...], affine: bool, dtype: torch.dtype | N
     assert kinds(found) == ["layer_normalization"]
 
 
-def test_layer_norm_over_channels() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layer_norm_over_channels(dtype: torch.dtype | None) -> None:
     """ConvNeXt's: permuted around, so that channels are last."""
 
     def fn(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
         return m[2](m[1](m[0](x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
 
-    for dtype in DTYPES:
-        model = net(fn, nn.Conv2d(3, 17, 3, padding=1), nn.LayerNorm(17), nn.Conv2d(17, 4, 1))
-        found = offload(model, noise(2, 3, 6, 5), dtype=dtype)
-        assert kinds(found) == ["convolution", "layer_normalization", "convolution"]
+    model = net(fn, nn.Conv2d(3, 17, 3, padding=1), nn.LayerNorm(17), nn.Conv2d(17, 4, 1))
+    found = offload(model, noise(2, 3, 6, 5), dtype=dtype)
+    assert kinds(found) == ["convolution", "layer_normalization", "convolution"]
 
 
 def test_layer_norm_over_more_dimensions_stays_plain() -> None:
@@ -133,10 +134,10 @@ def test_softmax_of_minus_infinity() -> None:
     offload(net(lambda m, x: torch.softmax(x, -1), nn.Identity()), x)
 
 
-def test_attention_block() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_block(dtype: torch.dtype | None) -> None:
     attention = nn.MultiheadAttention(16, 4, batch_first=True)
     model = net(lambda m, x: m[2](m[1](m[0](x) + m[3](m[0](x), m[0](x), m[0](x), need_weights=False)[0])),
                 nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 5), attention)  # fmt: skip
-    for dtype in DTYPES:
-        found = offload(model, noise(2, 7, 16), dtype=dtype)
-        assert "inner_product" in kinds(found)
+    found = offload(model, noise(2, 7, 16), dtype=dtype)
+    assert "inner_product" in kinds(found)

@@ -85,12 +85,14 @@ def test_depthwise(c: int, multiplier: int, kernel: int, dtype: torch.dtype | No
     assert set(kinds(found)) <= {"convolution", "eltwise"}
 
 
+@pytest.mark.needs("avx512")  # else PyTorch is a candidate, and may be taken
 @pytest.mark.parametrize("pads", ((1, 0, 0, 2), (0, 3, 1, 0)))
 def test_asymmetric_padding(pads: tuple[int, ...]) -> None:
     found = offload(net(lambda m, x: m[0](F.pad(x, pads)), nn.Conv2d(3, 17, 3)), noise(2, 3, 8, 7))
     assert kinds(found) == ["convolution"]
 
 
+@pytest.mark.needs("avx512")
 def test_winograd_is_used_and_can_be_refused() -> None:
     model = net(lambda m, x: m[1](m[0](x)), *(nn.Conv2d(64, 64, 3, padding=1) for _ in range(2)))
     x = noise(1, 64, 32, 32)
@@ -288,6 +290,7 @@ def test_weights_computed_at_run_time_stay_plain() -> None:
     assert sorted(kinds(found))[:1] == ["convolution"] and "torch" in kinds(found)
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("taps", "length", "became"), ((31, 40, "torch"), (15, 40, "convolution"), (31, 3, "convolution")), ids=str

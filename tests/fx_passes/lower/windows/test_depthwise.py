@@ -32,6 +32,7 @@ def depthwise(operation: Operation) -> list[Candidate]:
     return [c for c in operation.candidates if "_dw" in c.implementation]
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("swapped", (False, True))
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def test_no_image_is_no_gate() -> None:
     assert not depthwise(product((2, 32, 4), (2, 32, 1), torch.float32)[0])
 
 
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("batch", (1, 3))
 def test_squeeze_and_excite(batch: int, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ def calls(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> list[tuple
 B, W = torch.bfloat16, torch.float32
 
 
+@pytest.mark.needs("bf16")
 def test_a_chain_stays_in_float32(eager_winograd: None) -> None:
     """No conversion between Winograd convolutions, through pooling, and out of a direct one that comes before."""
 
@@ -82,6 +83,7 @@ def joined(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     return m[3](torch.cat((m[1](y), m[2](y)), 1)[:, 16:48])
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("model_dtype", (W, B), ids=str)
 @pytest.mark.parametrize("channels", (32, 17), ids=("32", "17 channels"))
 @pytest.mark.parametrize("fn", (residual, scaled, joined))
@@ -96,6 +98,7 @@ def test_readers_of_both_dtypes(fn: Fn, channels: int, model_dtype: torch.dtype,
     assert found[-1][0] in ("convolution", "inner_product", "reorder")
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize(
     "other",
     (conv(kernel=1), conv(stride=2), conv(dilation=2, padding=2), conv(groups=2), conv(kernel=5)),
@@ -106,12 +109,14 @@ def test_other_convolutions_compute_in_bf16(other: nn.Conv2d, eager_winograd: No
     assert all(call[1:] == (B, B) for call in found if call[0] != "reorder")
 
 
+@pytest.mark.needs("bf16")
 def test_refused(eager_winograd: None) -> None:
     model, x = net(lambda m, x: m[1](m[0](x)), conv(), conv()), noise(2, 32, 13, 11)
     found = calls(model, x, dtype=B, allow_winograd=False)
     assert all(call[1:] == (B, B) for call in found if call[0] != "reorder")
 
 
+@pytest.mark.needs("bf16")
 def test_explain_names_the_dtype(eager_winograd: None) -> None:
     """Of what is not the region's."""
     model, x = net(lambda m, x: m[1](m[0](x)), conv(kernel=1), conv()), noise(2, 32, 13, 11)

@@ -59,6 +59,7 @@ def test_groups_of_queries_are_not_marked() -> None:
     assert mark_attention(graph) == []
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("form", FORMS)

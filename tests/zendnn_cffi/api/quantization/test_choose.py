@@ -74,6 +74,7 @@ def test_smaller_drops_the_worst_error_for_its_gain(fake: FakeQuantized) -> None
     assert points[0][0] == pytest.approx(0.4)
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_a_budget(gains: None, dynamic: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)

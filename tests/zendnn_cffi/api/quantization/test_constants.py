@@ -27,6 +27,7 @@ KINDS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,6 +31,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], list[nn.Module]], tuple[int, ...]]] =
 }
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolutions_of_sequences_and_volumes_are_quantized(case: str) -> None:
     """torchao's quantizer sees those of images, and those of sequences where a relu follows."""

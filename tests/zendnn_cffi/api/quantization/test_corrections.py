@@ -35,6 +35,7 @@ def test_the_mean_of_a_layer_is_the_float_one(make: object, bias: bool) -> None:
     assert shift().abs().max() < 1e-5 < before.abs().max()
 
 
+@pytest.mark.needs("vnni")
 def test_corrections_add_up_to_a_nearer_network() -> None:
     torch.manual_seed(1)
     calls = calls_of_noise(6, 4, 3, 12, 12)

@@ -80,6 +80,7 @@ def test_other_products_stay_as_they_are(wrong: str) -> None:
     assert share_observers(graph) == [] and graph.code == code
 
 
+@pytest.mark.needs("vnni")
 def test_quantize_leaves_no_copy_in_float32() -> None:
     model, calibration = Excited(), [noise(1, 3, 64, 64)]
     fast, report, converted = zendnn_cffi.quantize(model, calibration, tune="off", compare=False)

@@ -35,6 +35,7 @@ def model_of(between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(32, 48), between, nn.Linear(48, 8)).eval()
 
 
+@pytest.mark.needs("vnni")
 def test_rows_of_different_size_are_all_near() -> None:
     """With one scale for all, the integers of the smallest row would be zeros."""
     x = noise(2, 6, 32) * torch.logspace(-3, 1, 6).reshape(6, 1)
@@ -46,6 +47,7 @@ def test_rows_of_different_size_are_all_near() -> None:
         assert all(sqnr_db(model(x)[:, row], fast(x)[:, row]) > 30 for row in range(6))
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize(
     "between, chosen",
     [
@@ -108,6 +110,7 @@ def test_which_values_lie_on_one_side(values: Callable[[Tensor], Tensor], expect
     assert len(called_operators(torchao().convert(graph))) == 1
 
 
+@pytest.mark.needs("vnni")
 @pytest.mark.parametrize("between", [nn.Tanh(), nn.GELU()])
 def test_the_converted_graph_can_be_saved(between: nn.Module, tmp_path: str) -> None:
     x = noise(5, 32)

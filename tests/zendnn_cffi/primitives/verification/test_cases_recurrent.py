@@ -20,6 +20,7 @@ def made(*args: object, **kwargs: object) -> PrimitiveDesc:
         return PrimitiveDesc(layer(*args, **kwargs))  # type: ignore[arg-type]
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize(("reverse", "states"), [(False, False), (True, True)])
@@ -31,6 +32,7 @@ def test_the_library_computes_what_the_reference_does(
     assert kind in kind_of(pd) and ("reverse" in kind_of(pd)) == reverse == ("dst_iter" in kind_of(pd))
 
 
+@pytest.mark.needs("bf16")
 def test_projected_layers_are_right_in_float32_and_refused_in_bfloat16() -> None:
     assert check(made("lstm", torch.float32, (5, 3, 17, 33), width=24, states=True)).problem == ""
     with pytest.raises(UnsupportedError, match="interleaved in pairs"):

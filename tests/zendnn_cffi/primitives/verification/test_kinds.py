@@ -112,6 +112,7 @@ ALL_DIFFERENT: list[Callable[[], PrimitiveDesc]] = [
 ]
 
 
+@pytest.mark.needs("avx512")
 def test_what_may_matter_is_told_apart() -> None:
     kinds = [kind_of(make()) for make in ALL_DIFFERENT]
     assert len(set(kinds)) == len(kinds), sorted(k for k in kinds if kinds.count(k) > 1)
