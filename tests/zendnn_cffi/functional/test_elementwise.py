@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.tolerance import assert_close
 from tests.zendnn_cffi.functional.support import DTYPES, dtypes, few, hold, randn, ways
 from zendnn_cffi import functional as zf
+from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives.attributes import BINARY, COMPARISONS, ELTWISE
 
 # kind -> (alpha, beta, oracle); the sources of some must be positive
@@ -137,7 +138,10 @@ def test_softmax(shape: tuple[int, ...], dtype: torch.dtype, way: str, dim: int,
     x = hold(randn(*shape, dtype=dtype) * 3, way)
     actual = (zf.log_softmax if log else zf.softmax)(x, dim)
     expected = (torch.log_softmax if log else torch.softmax)(x.double(), dim)
-    assert_close(actual, expected, k=shape[dim], scale=max(1.0, expected.abs().max().item()))
+    size = max(1.0, expected.abs().max().item())
+    if log and not load().runs("cpu_isa_avx512_core"):
+        size *= 2  # the logarithm of the kernels for AVX2 is off by up to 3.4e-6
+    assert_close(actual, expected, k=shape[dim], scale=size)
 
 
 def test_softmax_of_large_values_does_not_overflow() -> None:
