@@ -68,13 +68,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     missing = _missing_kernels()
     is_old = "avx512" in missing  # takes half as long again: slow tests, too, are left to newer ones
 
-    def stays(item: pytest.Item) -> bool:
-        return not missing & _needs(item) and not (is_old and item.get_closest_marker("slow"))
-
-    left_out = [item for item in items if not stays(item)]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        is_left_out = missing & _needs(item) or (is_old and item.get_closest_marker("slow"))
+        (left_out if is_left_out else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if stays(item)]
+        items[:] = kept
 
 
 def _needs(item: pytest.Item) -> set[str]:

@@ -63,8 +63,8 @@ def clip_narrow_integers(gm: fx.GraphModule) -> fx.GraphModule:
             if (src, steps) not in clipped:
                 clipped[src, steps] = _clip(node, src, steps)
             src = clipped[src, steps]
-        node.args = (src, *node.args[1:])
-        node.kwargs = {"is_within": True}
+        node.update_arg(0, src)
+        node.update_kwarg("is_within", True)
     return finish(gm) if narrow else gm
 
 

@@ -60,14 +60,17 @@ _ORDINARY = 1e6  # the largest result of ordinary numbers, and the inverse of th
 _CHUNK = 1 << 18  # elements compared at once: what lies between stays in cache
 
 
-def tolerance(candidate: Candidate) -> float:
-    """The error allowed to a candidate: what it writes may be wider than what it reads; of integers in steps."""
+def tolerance(candidate: Candidate, reference: torch.dtype) -> float:
+    """The error allowed to a candidate: what it writes may be wider than what it reads; of integers in steps.
+
+    reference  dtype of what it is compared with, which may be narrower than both
+    """
     if isinstance(candidate.dst, Quantized):
         return ONE_STEP
     if candidate.dst.dtype in RANGES and candidate.srcs and candidate.srcs[0].dtype in TOLERANCE:
         return ONE_STEP  # it quantizes
     dtypes = (desc.dtype or torch.float32 for desc in (candidate.dst, *candidate.srcs))
-    return max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+    return max(TOLERANCE.get(dtype, 0.0) for dtype in (reference, *dtypes))
 
 
 class Bench:
@@ -108,7 +111,7 @@ class Bench:
             program, result = self._prepare(self._twin(candidate))
             first_ns = run_ns(program)
             error = self._error(result, candidate.dst)
-            if not error <= max(tolerance(candidate), TOLERANCE.get(self.expected.dtype, 0.0)):
+            if not error <= tolerance(candidate, self.expected.dtype):
                 return database.Result(math.inf, error, False)
             if best_ns == CHECK_ONLY and first_ns > _TOUCHING_NS:
                 first_ns = min(first_ns, run_ns(program))

@@ -15,9 +15,9 @@ import zendnn_cffi
 from fx_passes import ops
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.rules import lower_graph
+from tests.support.cpu import take_away
 from tests.support.lowering import net, noise, offload, oracle, tensors
 from tests.tolerance import assert_close
-from zendnn_cffi.engine.loaded import Library
 
 BF16 = torch.bfloat16
 
@@ -25,10 +25,7 @@ BF16 = torch.bfloat16
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the library has AVX2 alone."""
-    runs = Library.runs
-    monkeypatch.setattr(
-        Library, "runs", lambda self, instructions: "avx512" not in instructions and runs(self, instructions)
-    )
+    take_away("avx512", monkeypatch)
 
 
 def images() -> tuple[nn.Module, Tensor]:

@@ -16,11 +16,11 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.lower.products import row_scaled_linear
+from tests.support.cpu import take_away
 from tests.support.lowering import net, noise
 from tests.support.quantized import ran
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization_report import QuantizationReport, sqnr_db
-from zendnn_cffi.engine.loaded import Library
 
 
 class Net(nn.Module):
@@ -167,10 +167,7 @@ def test_a_layer_that_computes_in_float_is_not_reported_as_integers(monkeypatch:
 
 def test_seven_bits_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those, sums of two products fit into 16 bits: layers are in int8 there, too."""
-    runs = Library.runs
-    monkeypatch.setattr(
-        Library, "runs", lambda self, instructions: "vnni" not in instructions and runs(self, instructions)
-    )
+    take_away("vnni", monkeypatch)
     torch.manual_seed(0)
     model, data = Net().eval(), [noise(2, 3, 32, 32, seed=seed) for seed in range(3)]
     module, report, converted = zendnn_cffi.quantize(model, data, tune="off", compare=False)
