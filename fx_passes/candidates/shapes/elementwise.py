@@ -145,6 +145,8 @@ def quantized(src: TensorSpec, scale: Any, zero_point: Any, axis: Any, *rest: An
         raise Unclear  # scales of rows may broadcast, and promote
     if axis is not None and src.shape and src.shape[axis] == 1:
         raise Unclear  # one channel of several scales becomes several
+    if not is_row_major(src) and is_contiguous(src):
+        raise Unclear  # sizes of 1 have strides of their own
     return replace(elementwise(src), dtype=rest[-1])
 
 

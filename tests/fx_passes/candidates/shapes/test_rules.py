@@ -245,6 +245,15 @@ def varied_calls(draw: st.DrawFn, operation: Callable[..., Any]) -> tuple[tuple[
     return tree_map_only(TensorSpec, varied, tuple(args)), kwargs
 
 
+def test_one_channel_in_the_strides_of_channels_last_is_left_to_the_body() -> None:
+    """It is contiguous as well, and the operators of a quantize do not agree on what it is."""
+    rest = 0.1, 3, None, 0, 255, torch.uint8
+    with pytest.raises(Unclear):
+        infer(ops.quantize, (TensorSpec((1, 1, 9, 7), torch.float32, (63, 1, 7, 1)), *rest), {})
+    several = channels_last((1, 5, 9, 7), torch.float32), *rest
+    assert infer(ops.quantize, several, {}) == on_tensors(ops.quantize, several, {})
+
+
 @settings(max_examples=50, deadline=None)
 @pytest.mark.parametrize("operation", sorted(ops.ROW_MAJOR, key=name_of), ids=name_of)
 @given(st.data())
