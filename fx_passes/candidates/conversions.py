@@ -30,7 +30,8 @@ _FLOATS = {torch.float32, torch.bfloat16}
 def fastest_conversion(have: Layout, want: Layout) -> Template:
     """The same as conversion, by PyTorch where that alone rounds to bf16, or back, row by row.
 
-    Its loop takes a third of the reorder's time: 7.7 us against 20 for 128 x 768 on one Zen 4 thread.
+    Its loop takes a third of the reorder's time: 7.7 us against 20 for 128 x 768 on one Zen 4 thread. Of float16 the
+    library has a plain reference alone, which takes 200 times as long as PyTorch.
     """
     if not is_by_torch(have, want):
         return conversion(have, want)
@@ -39,11 +40,14 @@ def fastest_conversion(have: Layout, want: Layout) -> Template:
 
 
 def in_steps(have: Layout, want: Layout) -> list[tuple[Layout, Layout]]:
-    """The reorders that convert `have` into `want`, one after the other: one, or two where one answers wrongly.
+    """The reorders that convert `have` into `want`, one after the other: one, or two where one answers wrongly, or
+    where PyTorch converts float16 and the library the layout.
 
     Reorders that change the order of dimensions ignore zero points for some sizes (17 channels of 64 pixels). Two
     change the order and the numbers apart.
     """
+    if (between := _beside_float16(have, want)) is not None:
+        return [(have, between), (between, want)]
     if _loses_zero_points(have, want, torch.get_num_threads()):
         if isinstance(have, Quantized):
             moved = Quantized(_ordered_like(want, have.numerics.dtype), have.numerics)
@@ -52,6 +56,13 @@ def in_steps(have: Layout, want: Layout) -> list[tuple[Layout, Layout]]:
         kept = Quantized(_ordered_like(have, want.numerics.dtype), want.numerics)
         return [(have, kept), (in_memory(kept), in_memory(want))]
     return [(have, want)]
+
+
+def _beside_float16(have: Layout, want: Layout) -> MemoryDesc | None:
+    """What float16 is converted to, or from, before the library does the rest; None where nothing is left for it."""
+    if have.dtype == want.dtype or torch.float16 not in (have.dtype, want.dtype) or is_by_torch(have, want):
+        return None
+    return _ordered_like(*((have, torch.float32) if have.dtype == torch.float16 else (want, torch.float32)))
 
 
 def _ordered_like(other: Layout, dtype: torch.dtype) -> MemoryDesc:
@@ -73,9 +84,11 @@ def _loses_zero_points(have: Layout, want: Layout, threads: int) -> bool:
 
 def is_by_torch(have: Layout, want: Layout) -> bool:
     """Whether fastest_conversion is a call of PyTorch."""
-    if have.dims != want.dims or {have.dtype, want.dtype} != _FLOATS or have.strides != want.strides:
+    if have.dims != want.dims or None in (have.strides, want.strides):
         return False
-    return have.strides == contiguous_strides(tuple(have.dims))
+    if torch.float16 in (have.dtype, want.dtype):
+        return {have.dtype, want.dtype} <= {*_FLOATS, torch.float16}
+    return {have.dtype, want.dtype} == _FLOATS and have.strides == want.strides == contiguous_strides(tuple(have.dims))
 
 
 def conversion(have: Layout, want: Layout) -> PrimitiveTemplate:

@@ -1,4 +1,4 @@
-"""Drop conversions to float32 and back around a softmax of bf16: it computes in float32 inside anyway.
+"""Drop conversions to float32 and back around a softmax of 16 bits: it computes in float32 inside anyway.
 
 Before: softmax(x.float(), -1).to(torch.bfloat16), F.softmax(x, -1, dtype=torch.float32).to(torch.bfloat16)
 After:  softmax(x, -1)
@@ -18,6 +18,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.casts import dtype_of, is_cast
 from fx_passes.graph.graph import argument, finish, is_call, only_user
 
+_NARROW = (torch.bfloat16, torch.float16)
 _FUNCTIONS = (F.softmax, torch.softmax, torch.ops.aten.softmax.int)
 
 
@@ -36,8 +37,8 @@ def fold_wide_softmax(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def match_wide(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
-    """(the softmax, its bf16 source, its dimension) in front of a conversion to bf16."""
-    if not is_cast(node) or dtype_of(node) is not torch.bfloat16:
+    """(the softmax, its source, its dimension) in front of a conversion to the source's dtype, bf16 or f16."""
+    if not is_cast(node) or dtype_of(node) not in _NARROW:
         return None
     wide: Any = node.args[0]
     if only_user(wide) is None:
@@ -49,6 +50,6 @@ def match_wide(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
         source = source.args[0]
     elif not (is_call(wide, *_FUNCTIONS) or (wide.op == "call_method" and wide.target == "softmax")):
         return None
-    if dtype_of(source) is not torch.bfloat16 or dtype_of(wide) is not torch.float32 or type(dim) is not int:
+    if dtype_of(source) is not dtype_of(node) or dtype_of(wide) is not torch.float32 or type(dim) is not int:
         return None
     return wide, source, dim

@@ -28,6 +28,7 @@ def reorder_into(
         return
     if isinstance(source, torch.Tensor):
         plain = source.detach().reshape(desc.dims)
+        plain = plain.float() if plain.dtype == torch.float16 and desc.dtype != torch.float16 else plain
         memory = Memory(strided(tuple(plain.shape), plain.dtype, tuple(plain.stride())), plain)
     else:
         memory = source

@@ -14,7 +14,7 @@ from fx_passes.candidates.candidates import Candidate, Operation, TorchTemplate,
 from fx_passes.candidates.layouts import (
     GrowingDesc,
     OpaqueDesc,
-    has_bf16_kernels,
+    computed_as,
     is_describable,
     is_known_dtype,
     row_major,
@@ -27,6 +27,7 @@ from zendnn_cffi.values import dataclass
 
 MAX_LAYOUTS = 4  # of one value, that readers offer views of
 PRIMITIVE_DTYPES = (torch.float32, torch.bfloat16)
+CONSTANT_DTYPES = (*PRIMITIVE_DTYPES, torch.float16)  # packed as one of these
 # Operations whose kernels let a weight that is not finite reach other elements than it should, or fewer.
 SPREADING = frozenset({ops.convolution, ops.deconvolution, ops.batch_norm, ops.prelu})
 
@@ -74,11 +75,8 @@ class LoweringContext:
 
     def dtype(self, spec: TensorSpec) -> torch.dtype:
         """The dtype a value of this spec has inside the region; NotLowered where no primitive computes in it."""
-        dtype = spec.dtype
-        if dtype == torch.float32 and self.compute_dtype is not None:
-            dtype = self.compute_dtype
-        if dtype == torch.bfloat16 and not has_bf16_kernels():
-            dtype = torch.float32
+        asked = self.compute_dtype if spec.dtype in (torch.float32, torch.float16) else None
+        dtype = computed_as(asked or spec.dtype)
         if dtype not in PRIMITIVE_DTYPES:
             raise NotLowered(f"dtype {str(dtype).removeprefix('torch.')}: primitives compute in float32 and bfloat16")
         return dtype
@@ -92,7 +90,7 @@ class LoweringContext:
             raise NotLowered(f"{what} is empty")
         return spec
 
-    def constant(self, value: Any, what: str, dtypes: Sequence[torch.dtype] = PRIMITIVE_DTYPES) -> torch.Tensor:
+    def constant(self, value: Any, what: str, dtypes: Sequence[torch.dtype] = CONSTANT_DTYPES) -> torch.Tensor:
         """The tensor a parameter stands for; NotLowered where it is computed at run time."""
         if not isinstance(value, torch.Tensor):
             raise NotLowered(f"{what} is not a constant")

@@ -40,7 +40,7 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
     if dtypes[-1] != operation.spec.dtype and context.values.constants_of(node):  # they are of the other dtype
         if node.target in WEIGHTED and not _is_one_row(node, operation.spec):
             return
-        if operation.spec.dtype == torch.bfloat16:  # layer_norm and the like take none in bfloat16 beside float32
+        if operation.spec.dtype.itemsize == 2:  # layer_norm and the like take no constants of it beside float32
             dtypes = [spec.dtype for spec in (*specs, operation.spec)]
     function, into = _function(operation, node, context)
     for channels_last in (False, True):
@@ -55,8 +55,8 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
 
 
 def _is_one_row(node: fx.Node, spec: TensorSpec) -> bool:
-    """Whether it is a linear layer of one row in bfloat16, which PyTorch's kernel reads as it lies: half the memory."""
-    return node.target is ops.linear and spec.dtype == torch.bfloat16 and spec.numel == spec.shape[-1]
+    """Whether it is a linear layer of one row in 16 bits, which PyTorch's kernel reads as it lies: half the memory."""
+    return node.target is ops.linear and spec.dtype.itemsize == 2 and spec.numel == spec.shape[-1]
 
 
 def _has_rivals(node: fx.Node, context: LoweringContext) -> bool:

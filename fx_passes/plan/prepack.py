@@ -209,6 +209,8 @@ def prepack(
         return packed
     if desc.outer_strides is None and desc.dtype is not None:
         plain = plain.to(desc.dtype).contiguous()  # Winograd's transform is a reorder from that alone
+    elif plain.dtype == torch.float16:
+        plain = plain.float()  # the library's reorders of it are slow
     have = strided(tuple(plain.shape), plain.dtype, tuple(plain.stride()))
     packed = _allocated(allocate, desc)
     primitive = Primitive(PrimitiveDesc.reorder(have, desc))

@@ -206,5 +206,5 @@ def _layout(operation: Operation, candidate: Candidate, compute_dtype: torch.dty
         return str(candidate.dst)
     given = operation.spec.dtype
     inside = compute_dtype if given == torch.float32 and compute_dtype is not None else given
-    wider = not operation.fallback_reason and (inside, candidate.dst.dtype) == (torch.bfloat16, torch.float32)
+    wider = not operation.fallback_reason and inside.itemsize == 2 and candidate.dst.dtype == torch.float32
     return f"{candidate.dst.format} float32" if wider else candidate.dst.format

@@ -28,7 +28,7 @@ class NodeReport:
     source          what it was in the model
     kind            primitive, "view" or "torch"
     implementation  the implementation that runs, "view" or "torch"
-    layout          of the result; its dtype, too, where that is float32 in a region that computes in bf16
+    layout          of the result; its dtype, too, where that is float32 for a value of 16 bits
     post_ops        what was absorbed
     reason          why plain PyTorch runs, else empty
     flops           floating point operations of one run, 0 where not counted

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from tests.conformance.source import copied, module_of
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMS = ("alone", "network")
 _CONVOLUTIONS = {4: nn.Conv2d, 5: nn.Conv3d}
 _SEED = 15

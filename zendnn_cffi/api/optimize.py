@@ -55,8 +55,9 @@ def optimize(
     dtype           torch.bfloat16: activations and weights in bf16 inside, inputs and outputs as they were. Sums of
                     residual connections that a normalization of rows reads stay float32, as does what lies around
                     Winograd convolutions that beat bf16's. None (default) and torch.float32: each value in its own
-                    dtype. Without AVX-512 there are no kernels for bf16: all of it is float32 inside, of models in
-                    bf16, too.
+                    dtype. Models in float16 are float32 inside, or bf16 where that is asked for, as no AMD CPU has
+                    fast kernels for float16. Without AVX-512 there are none for bf16: all of it is float32 inside, of
+                    models in bf16, too.
     allow_winograd  whether 3x3 convolutions may use Winograd's algorithm (f32 error no larger than direct's)
     tune            how implementations are chosen. "auto": those that may win are measured on the first call with a new
                     input signature, and the results kept on disk (ZENDNN_CFFI_CACHE: the folder, empty for none).

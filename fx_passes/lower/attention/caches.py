@@ -105,7 +105,8 @@ def _attention(
     alike = not is_causal and (mask is None or mask.ndim < 3 or mask.shape[-3] == 1)
     rows = gqa and alike and length == 1  # the queries of a group are rows of one head
     shape = (b, groups, heads // groups, d) if rows else query.shape
-    single = length == 1 and heads == groups and alike and key.dtype == value.dtype == torch.bfloat16
+    narrow = key.dtype == value.dtype and key.dtype in (torch.bfloat16, torch.float16)
+    single = length == 1 and heads == groups and alike and narrow
     factor = 1 / math.sqrt(d) if scale is None else scale
     mask_fits = mask is None or mask.dtype in (torch.bool, torch.float32, key.dtype)
 

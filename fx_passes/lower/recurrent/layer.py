@@ -19,7 +19,7 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
-from fx_passes.candidates.layouts import row_major
+from fx_passes.candidates.layouts import computed_as, row_major
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.recurrent.arguments import LayerArguments, copied, is_projected
 from fx_passes.lower.recurrent.steps import by_steps
@@ -51,7 +51,7 @@ def lower_recurrent_layer(node: fx.Node, context: LoweringContext) -> Operation:
     result, spec = context.dtype(src), context.values.specs[node]
     weights = [context.constant(weight, "a weight") for weight in arguments["weights"]]
     # in bfloat16 the library's projected layers are wrong: known_problems
-    dtype = src.dtype if is_projected(weights, arguments["has_biases"]) else result
+    dtype = computed_as(src.dtype) if is_projected(weights, arguments["has_biases"]) else result
     if any(weight.dtype != src.dtype for weight in weights):
         raise NotLowered("weights of another dtype than the sequence's")
     states = [arguments[name] for name in ("h", "c")]

@@ -1,5 +1,7 @@
 """Conversions between float32 and bf16: by PyTorch where nothing else changes, and the same numbers as a reorder's.
 
+Those of float16 are by PyTorch in any strides. The library does the rest in a second step, where layouts have blocks.
+
 Those to and from integers keep their zero points, whatever order dimensions lie in.
 """
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from fx_passes.candidates.candidates import PrimitiveTemplate, TorchTemplate
-from fx_passes.candidates.conversions import conversion, fastest_conversion
+from fx_passes.candidates.conversions import conversion, fastest_conversion, in_steps
 from fx_passes.candidates.layouts import Layout, Numerics, Quantized, layout, row_major, strided
 from fx_passes.layout.reorder import reorder_into
 from fx_passes.search.measure import reorder_fingerprint, time_reorder
@@ -17,7 +19,8 @@ from tests.support.lowering import noise
 from zendnn_cffi.primitives.memory import Memory
 from zendnn_cffi.primitives.verification.unchecked import unchecked
 
-F32, BF16 = torch.float32, torch.bfloat16
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+U8, S8 = torch.uint8, torch.int8
 
 
 @pytest.mark.parametrize("dtypes", [(F32, BF16), (BF16, F32)], ids=str)
@@ -30,6 +33,36 @@ def test_rounding_alone_is_a_call_of_pytorch(shape: tuple[int, ...], dtypes: tup
     template.function(src, out)
     assert torch.equal(out, src.to(dtypes[1]))
     assert time_reorder(have, want) > 0 and "torch" in reorder_fingerprint(have, want)
+
+
+@pytest.mark.parametrize("to_float16", [False, True])
+@pytest.mark.parametrize("other", [F32, BF16], ids=str)
+@pytest.mark.parametrize("steps", [[(1, 17), (17, 1)], [(32, 1), (17, 1)], [(1, 5), (1, 5)]], ids=str)
+def test_float16_in_any_strides_is_a_call_of_pytorch(
+    steps: list[tuple[int, int]], other: torch.dtype, to_float16: bool
+) -> None:
+    dtypes = (other, F16) if to_float16 else (F16, other)
+    have, want = (strided((5, 17), dtype, s) for dtype, s in zip(dtypes, steps, strict=True))
+    (step,) = in_steps(have, want)
+    template = fastest_conversion(*step)
+    assert isinstance(template, TorchTemplate) and template.kind == "reorder"
+    assert time_reorder(have, want) > 0 and "torch" in reorder_fingerprint(have, want)
+
+
+@pytest.mark.parametrize("tag", ["nChw16c", "nchw", "nhwc"])
+@pytest.mark.parametrize("channels", [16, 17])
+def test_float16_into_blocks_is_two_steps(channels: int, tag: str) -> None:
+    """And the numbers are PyTorch's either way."""
+    shape = (2, channels, 3, 5)
+    x = noise(*shape, dtype=F16)
+    blocks = layout(shape, F32, tag)
+    steps = in_steps(row_major(shape, F16), blocks)
+    assert len(steps) == (2 if tag == "nChw16c" else 1)
+    assert len(in_steps(blocks, row_major(shape, F16))) == len(steps)
+    inside, back = torch.empty(blocks.size_bytes, dtype=U8), torch.empty(x.numel() * 4, dtype=U8)
+    reorder_into(x, inside, blocks)
+    reorder_into(Memory(blocks, inside), back, row_major(shape, F32))
+    assert torch.equal(back.view(F32).view(shape), x.float())
 
 
 INTEGERS = Quantized(row_major((2, 16, 3, 3), torch.uint8), Numerics(torch.uint8, 0.5, 3))
@@ -50,7 +83,6 @@ def test_everything_else_is_a_reorder(have: Layout, want: Layout) -> None:
     assert "torch" not in reorder_fingerprint(have, want).replace("torch.", "")
 
 
-U8, S8 = torch.uint8, torch.int8
 # Sizes for which the library's transposing reorders ignore zero points, and one for which they do not
 SIZES = {
     "17 channels of 64 pixels": ((2, 17, 8, 8), "abcd", "acdb"),

@@ -1,4 +1,4 @@
-"""A softmax in float32 of bf16 scores: folded where only bf16 is read of it."""
+"""A softmax in float32 of scores in 16 bits: folded where only these are read of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.graphs import count, traced
 from tests.support.lowering import net
 
 Scores = Callable[[Tensor], Any]
-F32, BF16 = torch.float32, torch.bfloat16
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 FOLDED: dict[str, Scores] = {
     "F.softmax": lambda x: F.softmax(x, dim=-1, dtype=F32).to(x.dtype),
-    "torch.softmax": lambda x: torch.softmax(x, -1, dtype=F32).bfloat16(),
+    "torch.softmax": lambda x: torch.softmax(x, -1, dtype=F32).to(x.dtype),
     "method": lambda x: x.softmax(1, dtype=F32).type_as(x),
     "converted before": lambda x: F.softmax(x.float(), dim=-1).to(x.dtype),
     "read in float32 as well": lambda x: (x.float() * 2, F.softmax(x.float(), -1).to(x.dtype)),
@@ -29,33 +29,39 @@ FOLDED: dict[str, Scores] = {
 STAYS: dict[str, Scores] = {
     "no conversion back": lambda x: F.softmax(x, dim=-1, dtype=F32),
     "float32 is returned": lambda x: (y := F.softmax(x, dim=-1, dtype=F32), y.to(x.dtype)),
-    "to another dtype": lambda x: F.softmax(x, dim=-1, dtype=F32).half(),
     "logarithm": lambda x: F.log_softmax(x.float(), dim=-1).to(x.dtype),
     "float64": lambda x: F.softmax(x, dim=-1, dtype=torch.float64).to(x.dtype),
     "scaled between": lambda x: F.softmax(x.float() * 3, dim=-1).to(x.dtype),
 }
 
 
-def is_folded(scores: Scores) -> bool:
-    x = torch.randn(3, 40).to(BF16)
+def is_folded(scores: Scores, dtype: torch.dtype) -> bool:
+    x = torch.randn(3, 40).to(dtype)
     gm = fold_wide_softmax(traced(net(lambda m, x: scores(x)), x))
     torch.testing.assert_close(gm(x), scores(x))
     (softmax,) = (node for node in gm.graph.nodes if "softmax" in str(node.target))
     return softmax.target is ops.softmax and softmax.args[0].op == "placeholder"
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("case", FOLDED)
-def test_folded(case: str) -> None:
-    assert is_folded(FOLDED[case])
+def test_folded(case: str, dtype: torch.dtype) -> None:
+    assert is_folded(FOLDED[case], dtype)
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("case", STAYS)
-def test_stays(case: str) -> None:
-    assert not is_folded(STAYS[case])
+def test_stays(case: str, dtype: torch.dtype) -> None:
+    assert not is_folded(STAYS[case], dtype)
+
+
+@pytest.mark.parametrize("have, want", [(BF16, F16), (F16, BF16)], ids=str)
+def test_stays_where_the_result_has_another_dtype(have: torch.dtype, want: torch.dtype) -> None:
+    assert not is_folded(lambda x: F.softmax(x, dim=-1, dtype=F32).to(want), have)
 
 
 @pytest.mark.parametrize("by_compile", [False, True])
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_attention_as_models_write_it_is_one_region(dtype: torch.dtype, by_compile: bool) -> None:
     """Softcapped, as Gemma 2: it is no scaled_dot_product_attention. The softmax stood outside of regions."""
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 import zendnn_cffi
 from fx_passes import ops
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.rules import lower_graph
 from tests.support.cpu import take_away
-from tests.support.lowering import net, noise, offload, oracle, tensors
+from tests.support.lowering import noise, offload, oracle, tensors
+from tests.support.small_networks import NETWORKS, images, rows
 from tests.tolerance import assert_close
 
 BF16 = torch.bfloat16
@@ -28,33 +27,12 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     take_away("avx512", monkeypatch)
 
 
-def images() -> tuple[nn.Module, Tensor]:
-    def fn(m: Any, x: Tensor) -> Tensor:
-        y = F.relu(m[0](x))
-        return m[3]((F.relu(m[1](y)) + m[2](y)).mean((2, 3)))
-
-    layers = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1), nn.Linear(16, 10)
-    return net(fn, *layers), noise(2, 3, 12, 11)
-
-
-def rows() -> tuple[nn.Module, Tensor]:
-    def fn(m: Any, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in m[0](m[1](x)).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return m[2](F.gelu(y) + x)
-
-    return net(fn, nn.Linear(64, 192), nn.LayerNorm(64), nn.Linear(64, 48)), noise(2, 9, 64)
-
-
-MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"images": images, "rows": rows}
-
-
 @pytest.mark.parametrize("tune", ["off", "full"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_model_in_bf16_is_computed_in_float32(name: str, tune: str) -> None:
     """Nearer to float64 than eager, in its dtype; a candidate is as right as the reference in bf16 can tell."""
     torch.manual_seed(0)
-    model, x = MODELS[name]()
+    model, x = NETWORKS[name]()
     model, x = model.bfloat16(), x.bfloat16()
     fast = zendnn_cffi.optimize(model, (x,), tune=tune)
     with torch.no_grad():
