@@ -1,8 +1,8 @@
 """PyTorch's operator and module databases through this package: `make conformance`.
 
-Every sample, in float32, bf16 and float16, alone and amid a small network, through optimize() and torch.compile, is compared
-with eager PyTorch. Each operator runs in a process of its own. What is done is
-kept and not done again (--fresh: it is).
+Every sample, in float32, bf16 and float16, alone and amid a small network, through optimize() and torch.compile, is
+compared with eager PyTorch. Each operator runs in a process of its own. What is done is kept and not done again
+(--fresh: it is).
 Exit status 1 if an answer was wrong, a process died or hung, or ours raised where eager does not.
 """
 
