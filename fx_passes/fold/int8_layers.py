@@ -155,7 +155,7 @@ def _float_input(product: fx.Node, rows: Any) -> Input | None:
     value = rows_of(rows) or rows
     if not isinstance(value, fx.Node) or dtype_of(value) != dtype_of(product):
         return None
-    return Input(value) if dtype_of(value) in (torch.float32, torch.bfloat16) else None
+    return Input(value) if dtype_of(value) in (torch.float32, torch.bfloat16, torch.float16) else None
 
 
 def _integer_input(rows: Any, gm: fx.GraphModule) -> Input | None:

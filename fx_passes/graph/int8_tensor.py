@@ -16,7 +16,7 @@ _INTX_EPS = torch.finfo(torch.float32).tiny
 LIMITS = _LIMITS, _REDUCED = (-128, 127), (-64, 63)  # of integers; where reduce_range keeps sums within 16 bits
 STATIC = "static "
 PARTS = ("qdata", "scale", "zero_point", "act_pre_scale", "act_quant_scale", "act_quant_zero_point")
-_SAME = ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16))
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of layers; float16 is known where inputs stay float
 _INT8, _INTX, _FLOAT8 = "Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor"
 
 
@@ -28,7 +28,7 @@ class Weight(NamedTuple):
                of the two where the weight has its scale
     by_rows    whether each row of the input has one
     limits     of the input's integers
-    dtype      of what it reads and returns, float32 or bf16
+    dtype      of what it reads and returns, float32, bf16 or f16
     eps        the smallest scale of the input
     more       names of tensors that the layer reads beside qdata, scale and zero_point
     is_float8  whether the weight has 8-bit floats, and no zero points
@@ -85,8 +85,12 @@ def _class_of(value: Any) -> str:
 
 def understood(weight: Any) -> Weight | None:
     """How a linear layer of this weight computes; None where that is not known, or no primitives compute it."""
-    if not is_int8_tensor(weight) or weight.dtype not in (torch.float32, torch.bfloat16):
-        return None
+    known = _understood(weight) if is_int8_tensor(weight) and weight.dtype in _DTYPES else None
+    return None if known is not None and known.how and weight.dtype == torch.float16 else known
+
+
+def _understood(weight: Any) -> Weight | None:
+    """The same for a weight of torchao in one of the dtypes."""
     if _class_of(weight) == _INTX:
         return _understood_intx(weight)
     if _class_of(weight) == _FLOAT8:
@@ -138,7 +142,7 @@ def _understood_intx(weight: Any) -> Weight | None:
     """The same for an IntxUnpackedToInt8Tensor, which has zero points whatever its blocks are."""
     block, shape = tuple(weight.block_size), tuple(weight.qdata.shape)
     given = weight.activation_quantization
-    if len(shape) != 2 or (weight.dtype, weight.scale.dtype) not in _SAME:
+    if len(shape) != 2 or weight.dtype != weight.scale.dtype:
         return None
     if given is None:
         return Weight(block, "", False, _LIMITS, weight.dtype)

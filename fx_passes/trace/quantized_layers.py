@@ -71,5 +71,6 @@ def _compute(input: Any, *others: Any) -> torch.Tensor:
 
 
 def _shaped(input: Any, qdata: Any, *others: Any) -> torch.Tensor:
+    torch._check(input.shape[-1] == qdata.shape[1])  # else an export leaves the features free, and they seem to grow
     result: torch.Tensor = input.new_empty((*input.shape[:-1], qdata.shape[0]))
     return result

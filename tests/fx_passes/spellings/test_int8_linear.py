@@ -15,12 +15,12 @@ import zendnn_cffi.backend
 from fx_passes import ops
 from fx_passes.lower.products import scales
 from tests.fx_passes.lower.products.test_dynamic import products
-from tests.support.int8_tensors import CONFIGS, DYNAMIC, Block, block, quantized
+from tests.support.int8_tensors import CONFIGS, DYNAMIC, WEIGHTS_ALONE, Block, block, quantized
 from tests.support.lowering import noise
 from tests.support.quantized import ran
 
-BF16 = torch.bfloat16
-LEAST_DB = {torch.float32: 45.0, BF16: 33.0}  # against eager: steps of integers, and eager's own rounding
+BF16, F16 = torch.bfloat16, torch.float16
+LEAST_DB = {torch.float32: 45.0, BF16: 33.0, F16: 50.0}  # against eager: steps of integers, and eager's own rounding
 
 
 def optimized(model: nn.Module, entry: str, x: Tensor, **options: Any) -> tuple[Any, Any]:
@@ -86,6 +86,39 @@ def test_bf16_that_no_primitive_computes_as_torchao_does_stays_there(config: str
     assert "Int8Tensor" in str(zendnn_cffi.explain(fast))
 
 
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
+@pytest.mark.parametrize("config", WEIGHTS_ALONE)
+def test_all_is_one_region(config: str, entry: str, asks: bool) -> None:
+    """The first layer stood outside where torch.export gave the graph: its features seemed to be free."""
+    model, x = block(config, asks=asks), noise(3, 5, 64)
+    with torch.no_grad():
+        _, behind = optimized(model, entry, x)
+    assert len(behind.regions()) == 1
+    assert [node.became for node in zendnn_cffi.explain(behind).nodes].count("inner_product") == 2
+
+
+@pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
+@pytest.mark.parametrize("config", WEIGHTS_ALONE)
+def test_float16_where_inputs_stay_float(config: str, entry: str) -> None:
+    """Products of floats in float32; integers times their scales are not rounded between."""
+    model, x = block(config, F16, asks=True), noise(3, 5, 64, dtype=F16)
+    with torch.no_grad():
+        fast, behind = optimized(model, entry, x)
+    told = zendnn_cffi.explain(behind)
+    assert [node.became for node in told.nodes].count("inner_product") == 2 and "Tensor" not in str(told)
+    check(fast, model, x)
+
+
+@pytest.mark.parametrize("config", ["rows", "whole, asymmetric", "rows, asymmetric, 4 bits"])
+def test_float16_inputs_that_become_integers_stay_torchaos(config: str) -> None:
+    model, x = block(config, F16), noise(3, 5, 64, dtype=F16)
+    fast = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        assert noise_db(fast(x), model(x)) > LEAST_DB[F16]
+    assert not products(fast) and "Tensor" in str(zendnn_cffi.explain(fast))
+
+
 def test_bf16_is_nearer_to_exact_arithmetic_than_eager() -> None:
     """The integers are eager's; what is made of them is rounded once, and in eager three times."""
     layer = quantized(nn.Linear(512, 256), "rows", BF16)
@@ -138,7 +171,7 @@ def test_bf16_inside_of_float32() -> None:
 
 
 @pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
-@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [BF16, F16, torch.float64])
 def test_inputs_of_another_dtype_are_eagers(dtype: torch.dtype, entry: str) -> None:
     """torchao's layers have the dtype of what they read, where they take it."""
     model, x = block(), noise(3, 64)
