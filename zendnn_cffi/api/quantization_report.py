@@ -20,17 +20,21 @@ def sqnr_db(expected: Any, actual: Any) -> float:
     signal, noise = powers(expected, actual)
     if not noise:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+    return 10 * math.log10(signal / noise) if signal and noise < math.inf else -math.inf
 
 
 def powers(expected: Any, actual: Any) -> tuple[float, float]:
-    """Return sum x^2 and sum (x - y)^2 over the floating point tensors of two results."""
+    """Return sum x^2 and sum (x - y)^2 over the floating point tensors of two results.
+
+    Infinities and NaN that both have are left out. Where one alone has some, there is infinite noise.
+    """
     signal = noise = 0.0
     for x, y in zip(pytree.tree_leaves(expected), pytree.tree_leaves(actual), strict=True):
         if isinstance(x, torch.Tensor) and x.is_floating_point():
             x, y = x.detach().double(), y.detach().double()
-            signal += float(x.square().sum())
-            noise += float((x - y).square().sum())
+            both = (x == y) | (x.isnan() & y.isnan())
+            signal += float(x.where(x.isfinite(), 0.0).square().sum())
+            noise += float((x - y).where(~both, 0.0).square().nan_to_num(nan=math.inf, posinf=math.inf).sum())
     return signal, noise
 
 

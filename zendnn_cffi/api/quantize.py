@@ -17,10 +17,12 @@ from zendnn_cffi.api.quantization.attempt import Attempt
 from zendnn_cffi.api.quantization.attention import mark_attention
 from zendnn_cffi.api.quantization.checks import accuracy_of, as_model, check_limits, check_options
 from zendnn_cffi.api.quantization.choose import Limits
+from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gates import share_observers
 from zendnn_cffi.api.quantization.inputs import call_of, calls_of, kept_calls
 from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
 from zendnn_cffi.api.quantization.smooth import smooth_linears
+from zendnn_cffi.api.quantization.states import State
 from zendnn_cffi.api.quantization_report import QuantizationReport
 
 
@@ -90,12 +92,13 @@ def quantize(
     calls = calls_of(calibration)
     kept = kept_calls(calls)
     with _buffers_restored(model):
-        with torch.no_grad():
+        with torch.no_grad(), _buffers_restored(model):
             float_accuracy = accuracy_of(model, accuracy)
         if example is None:
             exported = exported_graph(model, kept[0])
         else:
             exported = exported_graph(model, example, "example_inputs")
+        state = State(exported)
         if smooth:
             smooth_linears(exported, kept)
         if attention and not dynamic:
@@ -104,14 +107,17 @@ def quantize(
         share_observers(prepared)
         with torch.no_grad():
             calibrate(prepared, kept, calls)
-            attempt = Attempt(model, pt2e, prepared, kept, dtype, tune)
+            attempt = Attempt(model, pt2e, FakeQuantized(prepared, kept, state), dtype, tune)
             if correct_bias:
                 attempt.correct_biases()
             if budget is None and accuracy is None:
                 attempt.compile(None)
             else:
                 attempt.search(Limits(budget, accuracy, max_drop or 0.0, float_accuracy))
-            return Quantization(attempt.fast, attempt.report(compare), attempt.converted)
+            report = attempt.report(compare)
+            for module in (attempt.fast, attempt.converted):
+                state.restore(module)
+            return Quantization(attempt.fast, report, attempt.converted)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.support.cpu import take_away
 from tests.support.lowering import net, noise
 from tests.support.quantized import ran
 from zendnn_cffi.api.quantization.padding import write_out_padding
-from zendnn_cffi.api.quantization_report import QuantizationReport, sqnr_db
+from zendnn_cffi.api.quantization_report import QuantizationReport, powers, sqnr_db
 
 
 class Net(nn.Module):
@@ -417,3 +417,72 @@ zendnn_cffi.quantize(model, [images], compare=False, tune="off")[0](images)
 """
     done = run_python(code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Remembering(nn.Module):
+    """A cell that keeps its last result and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(32, 32)
+        self.register_buffer("last", torch.zeros(2, 32))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.count.add_(1)
+        self.last.copy_(torch.tanh(self.cell(x + self.last)))
+        return self.last.clone(), self.count.clone()
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"budget": 20.0}, {"compare": False}], ids=str)
+def test_what_a_model_remembers_of_calibration_is_forgotten(options: dict[str, Any]) -> None:
+    """The quantized modules begin as the model stands, count for themselves, and leave its buffers alone."""
+    torch.manual_seed(0)
+    model = Remembering().eval()
+    with torch.no_grad():
+        model(noise(2, 32))
+        before = model.last.clone()
+        found = zendnn_cffi.quantize(model, [noise(2, 32, seed=n) for n in range(3)], tune="off", **options)
+        assert torch.equal(model.last, before) and int(model.count) == 1
+        assert 20 < found.report.sqnr_db < 200
+        for module in (found.module, found.converted):
+            reference = copy.deepcopy(model)
+            for number in range(2, 5):
+                x = noise(2, 32, seed=number)
+                (last, count), (expected, _) = module(x), reference(x)
+                assert int(count) == number
+                assert sqnr_db(expected, last) > 20
+        assert torch.equal(model.last, before) and int(model.count) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"budget": 20.0}], ids=str)
+def test_a_class_that_its_bias_masks_stays_masked(options: dict[str, Any]) -> None:
+    """Minus infinity in a bias: the mean that rounding shifts was NaN there, and so was every probability."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    masked: Any = model[2]
+    masked.bias.data[0] = -math.inf
+    x = noise(8, 16)
+    found = zendnn_cffi.quantize(model, [x], tune="off", compare=False, **options)
+    with torch.no_grad():
+        expected = model(x)
+        for module in (found.module, found.converted):
+            assert torch.equal(module(x).isinf(), expected.isinf()) and not module(x).isnan().any()
+            assert sqnr_db(expected, module(x)) > 25
+    assert all(25 < row.sqnr_db < 200 for row in found.report.layers) and found.report.sqnr_db > 25
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "powers_of_both"),
+    [
+        ([1.0, math.inf, math.nan], [1.5, math.inf, math.nan], (1.0, 0.25)),
+        ([1.0, math.inf], [1.0, 2.0], (1.0, math.inf)),
+        ([1.0, 2.0], [1.0, math.nan], (5.0, math.inf)),
+        ([math.inf, 1.0], [-math.inf, 1.0], (1.0, math.inf)),
+    ],
+)
+def test_numbers_that_are_not_finite_are_noise_where_one_side_has_them(
+    expected: list[float], actual: list[float], powers_of_both: tuple[float, float]
+) -> None:
+    assert powers(torch.tensor(expected), torch.tensor(actual)) == powers_of_both
+    assert (sqnr_db(torch.tensor(expected), torch.tensor(actual)) == -math.inf) == math.isinf(powers_of_both[1])

@@ -16,7 +16,7 @@ from zendnn_cffi.api.quantization.choose import Choice, Limits, Search
 from zendnn_cffi.api.quantization.correct_bias import correct
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gains import layer_gains, weight_sizes
-from zendnn_cffi.api.quantization.layers import Call, add_to_biases, mixed
+from zendnn_cffi.api.quantization.layers import add_to_biases, mixed
 from zendnn_cffi.api.quantization.pt2e import Pt2e, activation_bits
 from zendnn_cffi.api.quantization.rows import compared_ms, layer_rows
 from zendnn_cffi.api.quantization_report import FrontierPoint, QuantizationReport, noise_db, sqnr_db
@@ -38,14 +38,12 @@ class Attempt:
         self,
         model: nn.Module,
         pt2e: Pt2e,
-        prepared: fx.GraphModule,
-        kept: list[Call],
+        fake: FakeQuantized,
         dtype: torch.dtype | None,
         tune: str,
     ) -> None:
         self._model, self._pt2e, self._dtype, self._tune = model, pt2e, dtype, tune
-        self._prepared, self._kept = prepared, kept
-        self._fake = FakeQuantized(prepared, kept)
+        self._fake, self._prepared, self._kept = fake, fake.prepared, fake.calls
         self._biases: dict[str, torch.Tensor] = {}
         self._choice: Choice | None = None
         self._plain: Any = None
@@ -108,6 +106,7 @@ class Attempt:
     def _keeps_to(self, limits: Limits, module: Any) -> bool:
         noise, accuracy = self._fake.noise_of(module), math.nan
         if noise <= limits.noise and limits.accuracy is not None:
+            self._fake.state.restore(module)
             accuracy = float(limits.accuracy(module))
         self._verified = noise, accuracy
         return noise <= limits.noise and limits.allows(accuracy)
@@ -115,6 +114,7 @@ class Attempt:
     def report(self, compare: bool) -> QuantizationReport:
         args, kwargs = self._kept[0]
         name = type(self._model).__name__
+        self._fake.state.restore(self.fast)
         result = self.fast(*args, **kwargs)
         self.fast(*args, **kwargs)
         float_ms = int8_ms = None
@@ -124,6 +124,8 @@ class Attempt:
             if int8_ms > float_ms:
                 log.warning("%s is not faster in integers: %.3f ms against %.3f", name, int8_ms, float_ms)
         self._fake.switch(())  # the float model, its batch normalizations folded
+        for module in (self._fake.module, self.converted):
+            self._fake.state.restore(module)
         rows = tuple(layer_rows(self._fake.module, self.converted, self.fast, self._kept[0], self._choice))
         near = sqnr_db(self._model(*args, **kwargs), result)
         report = QuantizationReport(name, rows, near, float_ms, int8_ms, bits=activation_bits(self.converted))

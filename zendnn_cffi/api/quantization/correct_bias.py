@@ -37,7 +37,10 @@ def bias_corrections(fake: FakeQuantized) -> dict[str, Tensor]:
         counts[node.name] = counts.get(node.name, 0) + lost.shape[1]
 
     watch(fake.module, fake.calls, add)
-    return {name: (total / counts[name]).float() for name, total in totals.items()}
+    means = {name: (total / counts[name]).float() for name, total in totals.items()}
+    return {
+        name: mean.where(mean.isfinite(), 0.0) for name, mean in means.items()
+    }  # a class masked by its bias has none
 
 
 def correct(fake: FakeQuantized) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from zendnn_cffi.api.quantization.layers import Call, Edge, edges, kind, observer_of, quantized_layers, sharing_weights
 from zendnn_cffi.api.quantization.row_scales import is_one_sided, rounded_rows
+from zendnn_cffi.api.quantization.states import State
 from zendnn_cffi.api.quantization_report import powers
 
 
@@ -23,10 +24,11 @@ class FakeQuantized:
 
     layers  names of the layers that can be, in execution order
     module  the graph, to be called like the model; switch() chooses the layers
+    state   of the graph, with which each call begins that is compared (default: there is none)
     """
 
-    def __init__(self, prepared: fx.GraphModule, calls: Sequence[Call]) -> None:
-        self.prepared, self.calls = prepared, list(calls)
+    def __init__(self, prepared: fx.GraphModule, calls: Sequence[Call], state: State | None = None) -> None:
+        self.prepared, self.calls, self.state = prepared, list(calls), state or State()
         self.layers = [node.name for node in quantized_layers(prepared)]
         self._rounding: dict[Edge, Rounding] = {}
         self._shifts: dict[str, Shift] = {}
@@ -56,6 +58,7 @@ class FakeQuantized:
         signal = noise = 0.0
         with torch.no_grad():
             for (args, kwargs), outputs in zip(self.calls[::step], expected[::step], strict=True):
+                self.state.restore(module)
                 of_call = powers(outputs, _floats(module(*args, **kwargs)))
                 signal, noise = signal + of_call[0], noise + of_call[1]
         return noise / signal if signal else 0.0
@@ -68,7 +71,10 @@ class FakeQuantized:
             for switch in on:
                 switch.on = False
             with torch.no_grad():
-                self._expected = [_floats(self.module(*args, **kwargs)) for args, kwargs in self.calls]
+                self._expected = []
+                for args, kwargs in self.calls:
+                    self.state.restore(self.module)
+                    self._expected.append(_floats(self.module(*args, **kwargs)))
             for switch in on:
                 switch.on = True
         return self._expected

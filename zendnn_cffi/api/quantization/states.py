@@ -1,0 +1,43 @@
+"""Buffers that forward writes to, such as counters and caches: each look at a graph begins with them as they were.
+
+A model is called some hundred times while it is calibrated and compared. What it keeps from call to call would be that
+of these calls, in the results of quantize() as well.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import get_attribute
+
+
+class State:
+    """The buffers that an exported graph writes to; it gets buffers of its own for these, apart from the model's.
+
+    exported  None: nothing is kept
+    """
+
+    def __init__(self, exported: fx.GraphModule | None = None) -> None:
+        self._before: dict[str, torch.Tensor] = {}
+        if exported is None:
+            return
+        aliasing = Aliasing(exported)
+        names = [str(n.target) for n in exported.graph.find_nodes(op="get_attr") if aliasing.is_written(n)]
+        for name in dict.fromkeys(names):
+            value = get_attribute(exported, name)
+            if isinstance(value, torch.Tensor):
+                own = self._before[name] = value.detach().clone()
+                path, _, last = name.rpartition(".")
+                is_parameter = isinstance(value, nn.Parameter)
+                setattr(exported.get_submodule(path), last, nn.Parameter(own.clone()) if is_parameter else own.clone())
+
+    def restore(self, module: nn.Module) -> None:
+        """Give a graph that was made of this one the numbers from before the first call."""
+        with torch.no_grad():
+            for name, before in self._before.items():
+                path, _, last = name.rpartition(".")
+                value = getattr(module.get_submodule(path), last, None)
+                if isinstance(value, torch.Tensor):
+                    value.copy_(before)
