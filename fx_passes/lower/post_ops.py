@@ -63,6 +63,9 @@ def as_linear(kind: str, number: float) -> EltwisePostOp | None:
     return None if pair is None else EltwisePostOp("linear", *pair)
 
 
+# Kinds whose kernels are off by up to 1e-5 in absolute terms: a logarithm near 1 and the softplus of numbers far below
+# 0 lose all digits, and their sign. PyTorch computes them.
+COARSE = frozenset(("log", "soft_relu"))
 # What differs from the library's for integers alone.
 _OF_FLOATS = {"hardtanh": "clip", "clamp_min": "relu"}
 _WORDS = re.compile(rf"\b({'|'.join(_OF_FLOATS)})\b")
@@ -80,7 +83,7 @@ def translate_eltwise(kind: str, alpha: object, beta: object) -> tuple[EltwisePo
     if kind == "rsqrt":
         return (EltwisePostOp("pow", 1.0, -0.5),)
     kind = _OF_FLOATS.get(kind, kind)
-    if kind not in ELTWISE or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
+    if kind in COARSE or kind not in ELTWISE or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
         return None
     return (EltwisePostOp(kind, float(alpha), float(beta)),)
 

@@ -43,10 +43,11 @@ class Memoised(nn.Module):
         self.most_kept, self.most_bytes = (8, 8 << 20) if masks else (16, 64 << 20)  # combinations; results of one
         self._kept: OrderedDict[tuple[Any, ...], tuple[tuple[Any, ...], tuple[Tensor, ...]]] = OrderedDict()
         self._lock = new_lock()
+        self._forgotten = 0  # how often: what was computed before is not kept after
 
     def forward(self, *given: Any) -> tuple[Tensor, ...]:
         """Return the tensors that others read, in graph order."""
-        masks = given[: self.masks]
+        masks, forgotten = given[: self.masks], self._forgotten
         if is_watched() or not all(map(_is_plain, masks)) or torch.is_autocast_enabled("cpu") or self._trains():
             return self._compute(given)
         key = given
@@ -62,7 +63,7 @@ class Memoised(nn.Module):
             held = (*(mask.clone() for mask in masks), *given[self.masks :])
             results = self._compute(held)
         if sum(map(_bytes, results)) <= self.most_bytes:
-            self._keep(key, held, results)
+            self._keep(key, held, results, forgotten)
         return results
 
     def _trains(self) -> bool:
@@ -72,10 +73,12 @@ class Memoised(nn.Module):
         results: tuple[Tensor, ...] = run(self.graph, self.constants, given)
         return results
 
-    def _keep(self, key: tuple[Any, ...], held: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+    def _keep(self, key: tuple[Any, ...], held: tuple[Any, ...], results: tuple[Tensor, ...], forgotten: int) -> None:
         for result in results:
             remember(result)
         with self._lock:
+            if forgotten != self._forgotten:  # another thread saw a change meanwhile
+                return
             self._kept[key] = held, results
             self._kept.move_to_end(key)
             while len(self._kept) > self.most_kept:
@@ -89,6 +92,7 @@ class Memoised(nn.Module):
     def forget(self) -> None:
         """What the graph reads may have changed."""
         with self._lock:
+            self._forgotten += 1
             self._kept.clear()
 
     def extra_repr(self) -> str:

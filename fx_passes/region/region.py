@@ -95,6 +95,7 @@ class ZenRegion(nn.Module):
         self.patience = Patience()
         self._borrowed = Borrowed()
         self._plain: Interpreter | None = None
+        self._cleared = 0  # how often: an interpreter made before has folded weights from before
         self.writes_to = written_inputs(graph)  # numbers of inputs, for fx_passes.aliasing.effects
         self._masks = mask_inputs(graph)
         placeholders = list(graph.find_nodes(op="placeholder"))
@@ -405,13 +406,15 @@ class ZenRegion(nn.Module):
         """Run the region's graph as plain PyTorch on any inputs, differentiably; folded weights are computed once."""
         track = torch.is_grad_enabled() and any(map(_asks_for_gradients, inputs))
         plain = self._plain  # another thread may set it to None meanwhile
-        watched = is_watched()
+        watched, cleared = is_watched(), self._cleared
         if plain is None or watched:
             graph, parameters = self._read
             with torch.inference_mode(False):
                 plain = Interpreter(graph, evaluate_constants(graph, parameters))
             if not watched:  # else they may be fakes, or part of a trace
                 self._plain = plain
+                if cleared != self._cleared:  # by another thread, which saw a change meanwhile
+                    self._plain = None
         with torch.set_grad_enabled(track):
             return plain(inputs)
 
@@ -439,7 +442,7 @@ class ZenRegion(nn.Module):
             self._read = graph, constants
             self.packed = None
             self._for_masks.clear()
-            self._plain = None
+            self._forget_plain()
             self._give_kept()
 
     def _give_kept(self) -> None:
@@ -454,7 +457,11 @@ class ZenRegion(nn.Module):
             self.patience.clear()
             self.packed = None
             self._borrowed.clear()
-            self._plain = None
+            self._forget_plain()
+
+    def _forget_plain(self) -> None:
+        self._cleared += 1  # first: run_plain looks at it last
+        self._plain = None
 
     @property
     def lowered(self) -> dict[Signature, LoweredRegion | None]:

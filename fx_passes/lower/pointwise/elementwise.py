@@ -21,7 +21,7 @@ from fx_passes.candidates.layouts import activation_layouts, row_major
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.pointwise.to_integers import gated_to_integers, scaled_to_integers
-from fx_passes.lower.post_ops import FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
+from fx_passes.lower.post_ops import COARSE, FUSABLE_BINARY, EltwisePostOp, as_linear, translate_eltwise
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized, optimized_implementations
 from fx_passes.lower.residuals import kept_dtype
 from fx_passes.lower.windows.depthwise import gated
@@ -38,6 +38,8 @@ def lower_eltwise(node: fx.Node, context: LoweringContext) -> Operation:
     arguments = context.values.arguments(node)
     src = context.tensor(arguments["src"], "src")
     spelled = translate_eltwise(arguments["kind"], arguments["alpha"], arguments["beta"])
+    if spelled is None and arguments["kind"] in COARSE:
+        raise NotLowered(f"the library's kernels for {arguments['kind']} lose small results")
     if spelled is None:
         raise NotLowered(f"no primitive computes {arguments['kind']} with these parameters")
     return _eltwise(node, context, arguments["src"], src, spelled)

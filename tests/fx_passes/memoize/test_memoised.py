@@ -40,6 +40,23 @@ def test_by_size() -> None:
     assert module(3) is first and module(2)[0].shape == (4, 2) and module.runs == 2
 
 
+def test_what_was_computed_before_a_change_is_not_kept_after_it() -> None:
+    """A thread that was held up brought the old numbers back, for good."""
+    module = memoised(lambda n, table: table[:n] * 2, table=torch.ones(4))
+    compute = module._compute
+
+    def held_up(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        results = compute(given)
+        module.forget()  # as another thread does, which saw the change
+        return results
+
+    module._compute = held_up  # type: ignore[method-assign]
+    assert module(3)[0].tolist() == [2, 2, 2] and module.kept == 0
+    module._compute = compute  # type: ignore[method-assign]
+    module.constants["table"].fill_(5)
+    assert module(3)[0].tolist() == [10, 10, 10] and module.kept == 1
+
+
 def test_by_what_a_mask_says() -> None:
     module = memoised(lambda mask: mask.bool()[:, None], masks=1)
     mask = torch.tensor([[1, 0]])

@@ -555,3 +555,25 @@ def test_several_outputs_and_inputs() -> None:
     assert isinstance(results, tuple)
     for ours, theirs in zip(results, model(x, y), strict=True):
         assert_close(ours, theirs.detach(), k=27)
+
+
+def test_weights_folded_before_a_change_are_not_kept_after_it(
+    model: Small, gm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain PyTorch in a region folds once; a thread that was held up there brought the old numbers back, for good."""
+    (region,) = gm.regions().values()
+    fold = region_module.evaluate_constants
+
+    def held_up(*args: Any) -> Any:
+        folded = fold(*args)
+        with torch.no_grad():
+            model.bn.weight.mul_(3)
+        region.invalidate()  # as another thread does, which saw the change
+        return folded
+
+    x = torch._neg_view(noise(2, 3, 6, 5))  # stays plain PyTorch
+    with torch.no_grad():
+        monkeypatch.setattr(region_module, "evaluate_constants", held_up)
+        gm(x)
+        monkeypatch.setattr(region_module, "evaluate_constants", fold)
+        assert_close(gm(x), model(x), k=144)

@@ -111,6 +111,22 @@ def test_matrix_product(src: torch.dtype, bits: int, dst: torch.dtype, product: 
     _all_right(PrimitiveDesc(op, attr), args, leave, before, expected, dst)
 
 
+@pytest.mark.parametrize("weights", ["as they lie", "transposed"])
+@pytest.mark.parametrize("dst", [torch.int32, F32])
+@pytest.mark.parametrize("src", [U8, S8])
+def test_matrix_product_of_weights_in_a_known_layout(src: torch.dtype, dst: torch.dtype, weights: str) -> None:
+    """The library's own implementation takes these, and saturates without VNNI."""
+    x, w = integers(9, 64, dtype=src), integers(64, 17, dtype=S8, seed=1)
+    w = w if weights == "as they lie" else w.t().contiguous().t()
+    before, expected = torch.zeros(9, 17, dtype=dst), x.double() @ w.double()
+    leave = MemoryDesc((9, 17), dst)
+    pd = PrimitiveDesc(descriptors.matmul(MemoryDesc((9, 64), src), MemoryDesc.from_tensor(w), None, leave))
+    names = [each.implementation for each in pd.implementations()]
+    assert names
+    for each in pd.implementations():
+        assert torch.equal(execute(each, {ARG_SRC: x, ARG_WEIGHTS: w}, leave, before).double(), expected), names
+
+
 def _all_right(
     pd: PrimitiveDesc,
     args: dict[int, torch.Tensor],

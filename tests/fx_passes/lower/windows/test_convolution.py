@@ -34,7 +34,6 @@ ELTWISE = {
     "square": torch.square,
     "abs": torch.abs,
     "mish": F.mish,
-    "softplus": F.softplus,
     "div": lambda x: x / 3,
 }
 BINARY = {
