@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,7 @@ from fx_passes.report.debug_folder import CompileNotes, debug_root
 from fx_passes.trace.call_structure import write_out_structure
 from fx_passes.trace.trace import ExampleInputs, trace
 from fx_passes.trace.traced import Traced
+from zendnn_cffi.errors import interrupts
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -159,7 +161,30 @@ def compile_graph(
 
 
 def build(traced: Traced, *, make_region: MakeRegion = PlainRegion) -> OptimizedModule:
-    """Run every pass on a traced model."""
+    """Run every pass on a traced model. What a pass fails on, a defect of ours, stays plain PyTorch with a warning."""
+    try:
+        return _build(traced, make_region)
+    except Exception as error:
+        if interrupts(error):
+            raise
+        log.exception("a pass failed: the model runs as plain PyTorch")
+        warnings.warn(
+            f"zendnn_cffi: {type(traced.root).__name__} could not be rewritten and runs as plain PyTorch"
+            f" ({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
+        return build_plain(traced)
+
+
+def build_plain(traced: Traced) -> OptimizedModule:
+    """Return the traced model as it is: plain PyTorch."""
+    gm = OptimizedModule(traced, build_plain, {})
+    gm.recompile()
+    gm.begin_watch()
+    return gm
+
+
+def _build(traced: Traced, make_region: MakeRegion) -> OptimizedModule:
     gm: Any = OptimizedModule(traced, build, {"make_region": make_region})
     notes = CompileNotes(gm, debug_root())
     with gm.compiled_once():

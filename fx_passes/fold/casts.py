@@ -82,4 +82,7 @@ def _drop_empty(node: fx.Node) -> None:
 
 def _is_legacy_empty(node: Any) -> bool:
     value = example(node)
-    return value is not None and value.ndim == 1 and value.shape[0] == 0
+    if value is None or value.ndim != 1:
+        return False
+    size = value.shape[0]
+    return type(size) is int and size == 0  # what only the call tells may not be asked

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights
-from fx_passes.trace.held import ATOMS, CODE
+from fx_passes.trace.held import ATOMS, CODE, elements
 from fx_passes.trace.instructions import names_in
 from fx_passes.trace.skeleton import OF_MODULES
 from fx_passes.trace.state import OF_TRACING, is_torch_s
@@ -259,5 +259,6 @@ def is_same(value: Any, other: Any) -> bool:
     if type(value) is not type(other):
         return False
     if isinstance(value, tuple):
-        return len(value) == len(other) and all(map(is_same, value, other))
+        held, held_now = elements(value), elements(other)
+        return len(held) == len(held_now) and all(map(is_same, held, held_now))
     return isinstance(value, ATOMS) and bool(value == other)

@@ -90,11 +90,22 @@ def _exchange(value: Any, content: Any) -> None:
 
 
 def _told_items(value: Any, inner: Inner) -> Any:
-    if len(value) > _LARGE:
-        return type(value), len(value)
+    items = elements(value)
+    if len(items) > _LARGE:
+        return type(value), len(items)
     if isinstance(value, dict | types.MappingProxyType):
         return type(value), [(inner(k), inner(v)) for k, v in value.items()]
-    return type(value), [*map(inner, value)]
+    return type(value), [*map(inner, items)]
+
+
+def elements(value: Any) -> Any:
+    """A container; of a tuple or list what it holds, as methods of its own class may say otherwise, or raise.
+
+    e3nn's irreducible representations are tuples without a length.
+    """
+    if isinstance(value, tuple):
+        return tuple.__getitem__(value, slice(None))
+    return list.__getitem__(value, slice(None)) if isinstance(value, list) else value
 
 
 def _told_set(value: Any, inner: Inner) -> Any:
@@ -102,7 +113,7 @@ def _told_set(value: Any, inner: Inner) -> Any:
 
 
 def _items_of(value: Any) -> Iterable[Any]:
-    items = value.values() if isinstance(value, dict | types.MappingProxyType) else value
+    items = value.values() if isinstance(value, dict | types.MappingProxyType) else elements(value)
     return list(items) if len(items) <= _LARGE else ()
 
 

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import zendnn_cffi
+from fx_passes import pipeline
 from fx_passes.graph.verify import VerificationError, verify
 from fx_passes.pipeline import PASSES, compile_graph
 from tests.support import torchvision_models
@@ -61,6 +63,24 @@ def test_pipeline_run_twice_is_run_once() -> None:
     for run_pass in PASSES:
         gm = run_pass(gm)
     assert str(gm.graph) == first
+
+
+@pytest.mark.parametrize("entry", ["optimize", "torch.compile"])
+def test_what_a_pass_fails_on_stays_plain_pytorch_with_a_warning(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of ours is no reason for a model not to run."""
+
+    def fails(gm: Any) -> Any:
+        next(iter(gm.graph.find_nodes(op="output"))).args = (None,)  # half of its work is done
+        raise IndexError("of a pass")
+
+    monkeypatch.setattr(pipeline, "PASSES", (*PASSES[:5], fails, *PASSES[5:]))
+    model = model_of(lambda m, x: m.c(x).relu(), c=nn.Conv2d(3, 3, 1))
+    x = torch.randn(2, 3, 5, 4).double()
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"runs as plain PyTorch \(IndexError: of a pass\)"):
+        torch._dynamo.reset()
+        fast: Any = torch.compile(model, backend="zendnn") if entry != "optimize" else zendnn_cffi.optimize(model)
+        assert torch.equal(fast(x), model(x)) and torch.equal(fast(x), model(x))
+    assert entry != "optimize" or not fast.regions()
 
 
 def test_debug_logging_verifies(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,8 +17,7 @@ from zendnn_cffi.log import get_logger
 from zendnn_cffi.primitives import checks
 
 if TYPE_CHECKING:
-    from fx_passes.module import OptimizedModule
-    from fx_passes.trace.traced import Traced
+    pass
 
 log = get_logger(__name__)
 TUNE_MODES = ("auto", "off", "full")
@@ -116,7 +115,7 @@ def made(
     allow_winograd = checks.as_bool(allow_winograd, "allow_winograd")
     release_weights = checks.as_bool(release_weights, "release_weights")
     dynamic = checks.as_bool(dynamic, "dynamic")
-    from fx_passes.pipeline import build
+    from fx_passes.pipeline import build, build_plain
     from fx_passes.region.options import RegionOptions, computes_in
     from fx_passes.region.region import RegionFactory
     from fx_passes.trace.export import is_exported
@@ -156,16 +155,6 @@ def as_seconds(value: Any) -> float:
     if not value >= 0:
         raise ValueError(f"tune_seconds must be 0 or more, got {value!r}")
     return float(value)
-
-
-def build_plain(traced: Traced) -> OptimizedModule:
-    """Return the traced model as it is: plain PyTorch."""
-    from fx_passes.module import OptimizedModule
-
-    gm = OptimizedModule(traced, build_plain, {})
-    gm.recompile()
-    gm.begin_watch()
-    return gm
 
 
 def _arguments(

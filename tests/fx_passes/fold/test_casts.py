@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import zendnn_cffi
 from fx_passes.fold.casts import fold_casts
 from tests.support.graphs import traced
 
@@ -30,3 +31,25 @@ def test_casts_to_the_type_of_another_as_torch_export_writes_them() -> None:
     assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.type_as.default)) == 1
     for found, expected in zip(gm(x, narrow), Casts()(x, narrow), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+class Chosen(nn.Module):
+    """A piece of a concatenation whose length only the call tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return torch.cat([y[y > 0], torch.zeros(3, dtype=y.dtype)])
+
+
+def test_a_length_that_only_the_call_tells_is_not_asked_for() -> None:
+    """optimize() raised torch.export's error about a condition on data."""
+    model, x = Chosen().eval(), torch.randn(4, 8)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    with torch.no_grad():
+        for source in (x, -x, x[:2], 0 * x - 1):
+            torch.testing.assert_close(fast(source), model(source))
+    assert any(node.became == "inner_product" for node in zendnn_cffi.explain(fast).nodes)

@@ -547,3 +547,29 @@ def test_what_cannot_be_copied_is_shared() -> None:
     fast: Any = zendnn_cffi.optimize(model, tune="off")
     check_calls(fast, nested(count))
     assert fast.get_submodule("2").lock is model.get_submodule("2").lock
+
+
+class Pair(tuple):  # type: ignore[type-arg]
+    """As e3nn's irreducible representations: a tuple that does not say how long it is."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_tuple_whose_class_has_no_length() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.kinds = nn.Linear(4, 4), Pair([(2, "0e"), (1, "1o")])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layer(x)
+            return y
+
+    model, x = Model().eval(), torch.randn(3, 4)
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        fast.kinds = Pair([(3, "0e")])
+        torch.testing.assert_close(fast(x), model(x))
+    assert [node.became for node in zendnn_cffi.explain(fast).nodes] == ["inner_product"]
