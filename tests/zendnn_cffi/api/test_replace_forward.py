@@ -435,3 +435,32 @@ def test_what_a_layers_hook_belongs_to_is_the_users_own(way: str, as_method: boo
         with torch.no_grad():
             torch.testing.assert_close(fast(x), model[2](model[1](scale * (x @ model[0].weight.t() + model[0].bias))))
     assert steering.calls >= 3
+
+
+class WithScript(nn.Module):
+    """A layer of TorchScript behind one of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.script = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.script(self.first(x))
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is (deprecated|not supported)")
+def test_a_layer_of_torchscript_stays_as_it_is() -> None:
+    model, x = WithScript().eval(), torch.randn(4, 8)
+    with torch.no_grad():
+        expected = model(x)
+        zendnn_cffi.replace_forward(model, tune="off")
+        for _ in range(3):
+            torch.testing.assert_close(model(x), expected)
+        dict(model.script.named_parameters())["0.weight"].mul_(2)
+        model.first.weight.mul_(2)
+        ours = model(x), model(x)
+        model.forward.undo()  # type: ignore[union-attr]
+        for each in ours:
+            torch.testing.assert_close(each, model(x))
