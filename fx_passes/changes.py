@@ -238,7 +238,8 @@ class Watch:
         first: dict[int, int] = {}  # ties: the same object under two names
         tensors = []
         for number, tensor in enumerate(self._tensors):
-            kind = None if tensor is None else (type(tensor), tensor.shape, tensor.dtype, tensor.device)
+            shape = None if tensor is None or tensor.is_nested else tensor.shape
+            kind = None if tensor is None else (type(tensor), shape, tensor.dtype, tensor.device)
             tensors.append((self._names[number], first.setdefault(id(tensor), number), kind))
         parts = []
         for path, module in modules:

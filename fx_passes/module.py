@@ -186,12 +186,19 @@ class OptimizedModule(WatchedModule):
             module._is_open = self._is_open
             return module._call(args, kwargs)
         with self.call_kinds.example(self, args, kwargs) as is_example:
-            if is_example and torch.is_grad_enabled() and not _ask_for_gradients(args, kwargs):
+            tracks = torch.is_grad_enabled() and not _ask_for_gradients(args, kwargs)
+            if is_example and tracks and not self._follows_gradients:
                 result = self._untracked(self._by_pytorch, args, kwargs)  # as the calls of this kind that follow
             else:  # what forward sets stays set
                 result = self._by_pytorch(*args, **kwargs)
         self._calls_of_others += not is_example
         return result
+
+    @property
+    def _follows_gradients(self) -> bool:
+        """Whether forward asks if gradients are enabled, and so must find them as the caller has them."""
+        guards = self._source[0].guards
+        return guards is not None and guards.without_gradients
 
     def _run_untracked(self, *args: Any, **kwargs: Any) -> Any:
         """A parameter that plain PyTorch reads would make what follows track gradients that nobody asks for."""
@@ -233,7 +240,7 @@ class OptimizedModule(WatchedModule):
             with self._lock:
                 if self._is_settled():
                     return None
-        if self._is_whole or _ask_for_gradients(args, kwargs):
+        if self._is_whole or self._follows_gradients or _ask_for_gradients(args, kwargs):
             return (self._by_pytorch(*args, **kwargs),)
         with torch.no_grad():
             return (self._by_pytorch(*args, **kwargs),)

@@ -43,7 +43,7 @@ def place_of(value: Shared) -> tuple[int, int]:
         steps = [stride * (n - 1) for n, stride in zip(value.shape, value.strides, strict=True)]
         start = value.ctypes.data
         return start + sum(s for s in steps if s < 0), start + sum(s for s in steps if s > 0) + value.itemsize
-    is_plain = type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided
+    is_plain = type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_nested
     if not is_plain or value.device.type != "cpu" or value.is_neg() or value.is_conj():
         return 0, 0
     if not value.numel() or not value.untyped_storage().nbytes():

@@ -122,10 +122,11 @@ class Attributes:
             if value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
                 self._arrays.append((value, name, value.tobytes()))
         elif isinstance(value, list | tuple | set | collections.deque):
-            if len(value) <= _MOST:
+            items = elements(value)
+            if len(items) <= _MOST:
                 if not isinstance(value, tuple):
-                    self._lists.append((value, name, list(value)))
-                self._look_into_each(value, name, depth, seen)
+                    self._lists.append((value, name, list(items)))
+                self._look_into_each(items, name, depth, seen)
         elif fields := fields_of(value):
             kind = type(value)
             self._classes.add(kind)

@@ -167,6 +167,11 @@ class Guards:
         found._passed = Passed(tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ())
         return found
 
+    @property
+    def without_gradients(self) -> bool:
+        """Whether the graph is only for calls without gradients: forward asks for it."""
+        return self._without_gradients
+
     def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_ask: bool = False) -> bool:
         """Whether a call with these arguments may use the graph; without autocast, and no gradient asked for.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from zendnn_cffi.api.model_states import EarlierStates, ModelState, sample_of
 from zendnn_cffi.api.optimize import made, optimize
@@ -85,6 +86,8 @@ class ReplacedForward:
         if reason := no_example(args, kwargs):  # a cache, say, which the call may write to
             return self._plain(reason)
         with self._lock:
+            if self._watch is None and any(map(is_lazy, (*self.model.parameters(), *self.model.buffers()))):
+                return self._plain("its first call gives parameters their shapes")
             if not self._is_settled():
                 return self._plain("the model was changed: the next call optimizes it anew, unless it changes again")
             if self._fast is None and self._refused == _TRIES:

@@ -564,7 +564,7 @@ def test_a_tuple_whose_class_has_no_length() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y: torch.Tensor = self.layer(x)
-            return y
+            return y if self.kinds is not None else -y
 
     model, x = Model().eval(), torch.randn(3, 4)
     fast: Any = zendnn_cffi.optimize(model, tune="off")
@@ -573,3 +573,23 @@ def test_a_tuple_whose_class_has_no_length() -> None:
         fast.kinds = Pair([(3, "0e")])
         torch.testing.assert_close(fast(x), model(x))
     assert [node.became for node in zendnn_cffi.explain(fast).nodes] == ["inner_product"]
+
+
+def test_a_nested_tensor_that_forward_does_not_read() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.seen = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+            self.table = numpy.ones(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layer(x)
+            return y
+
+    model, x = Model().eval(), torch.randn(3, 4)
+    with torch.no_grad():
+        for examples in (None, (x,)):
+            fast: Any = zendnn_cffi.optimize(model, examples, tune="off")
+            torch.testing.assert_close(fast(x), model(x))
+            assert [node.became for node in zendnn_cffi.explain(fast).nodes] == ["inner_product"]

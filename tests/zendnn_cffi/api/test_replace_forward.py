@@ -464,3 +464,58 @@ def test_a_layer_of_torchscript_stays_as_it_is() -> None:
         model.forward.undo()  # type: ignore[union-attr]
         for each in ours:
             torch.testing.assert_close(each, model(x))
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_lazy_layers_get_their_shapes_by_the_first_call() -> None:
+    model, x = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 2)).eval(), torch.randn(3, 8)
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    with torch.no_grad():
+        first = model(x)
+        assert model[0].weight.shape == (8, 8)
+        for _ in range(3):
+            torch.testing.assert_close(model(x), first)
+    assert "inner_product" in [node.became for node in zendnn_cffi.explain(model).nodes]
+    replaced.undo()
+    torch.testing.assert_close(model(x), first)
+
+
+class AsksForGradients(nn.Module):
+    """A forward that means another computation where gradients are enabled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        return y * 3 if torch.is_grad_enabled() else y
+
+
+@pytest.mark.parametrize("entry", ["optimize", "with an example", "replace_forward"])
+def test_a_forward_finds_gradients_as_the_caller_has_them(entry: str) -> None:
+    """The first call of each further kind, and the first one after weights changed, ran it without."""
+    torch.manual_seed(0)
+    model = AsksForGradients().eval()
+    reference = copy.deepcopy(model)
+    if entry == "replace_forward":
+        zendnn_cffi.replace_forward(model, tune="off")
+        fast: Any = model
+    else:
+        examples = (torch.randn(3, 8),) if entry == "with an example" else None
+        fast = zendnn_cffi.optimize(model, examples, tune="off")
+
+    def same(*batches: int) -> None:
+        for batch in batches:
+            x = torch.randn(batch, 8)
+            torch.testing.assert_close(fast(x).detach(), reference(x).detach())
+
+    with torch.no_grad():
+        same(3, 3)
+    same(3, 1, 1, 1, 5)
+    for _ in range(2):
+        with torch.no_grad():
+            same(3, 3)
+            for each in (model, reference):
+                each.layer.weight.mul_(2)
+        same(3, 3, 3)
