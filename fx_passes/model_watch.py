@@ -23,9 +23,7 @@ class ModelWatch:
     """A model as it is now: layers, parameters, hooks, training flags, and attributes that forwards may read."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = [
-            each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)
-        ]  # PyTorch runs these
+        modules = [each for each in model.modules() if not isinstance(each, torch.jit.ScriptModule)]
         self._model, self._spaces = model, [module.__dict__ for module in modules]
         self._parts = self._now()
         self._attributes = Attributes(modules)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -15,9 +15,6 @@ from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.log import get_logger
 from zendnn_cffi.primitives import checks
-
-if TYPE_CHECKING:
-    pass
 
 log = get_logger(__name__)
 TUNE_MODES = ("auto", "off", "full")

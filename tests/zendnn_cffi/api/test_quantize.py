@@ -455,6 +455,34 @@ def test_what_a_model_remembers_of_calibration_is_forgotten(options: dict[str, A
         assert torch.equal(model.last, before) and int(model.count) == 1
 
 
+class Window(nn.Module):
+    """Buffers in one memory: one is written to, another is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(32, 32)
+        whole = torch.zeros(2, 2, 32)
+        self.register_buffer("whole", whole)
+        self.register_buffer("first", whole[0])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.cell(x + self.first)
+        self.whole.copy_(torch.stack((torch.tanh(y), y)))
+        return y
+
+
+def test_buffers_in_one_memory_stay_so() -> None:
+    torch.manual_seed(0)
+    model = Window().eval()
+    with torch.no_grad():
+        found = zendnn_cffi.quantize(model, [noise(2, 32, seed=n) for n in range(3)], tune="off", compare=False)
+        assert not model.whole.any()
+        reference = copy.deepcopy(model)
+        for number in range(3):
+            x = noise(2, 32, seed=number)
+            assert sqnr_db(reference(x), found.converted(x)) > 20
+
+
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"budget": 20.0}], ids=str)
 def test_a_class_that_its_bias_masks_stays_masked(options: dict[str, Any]) -> None:
     """Minus infinity in a bias: the mean that rounding shifts was NaN there, and so was every probability."""

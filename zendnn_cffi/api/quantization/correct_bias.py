@@ -38,9 +38,8 @@ def bias_corrections(fake: FakeQuantized) -> dict[str, Tensor]:
 
     watch(fake.module, fake.calls, add)
     means = {name: (total / counts[name]).float() for name, total in totals.items()}
-    return {
-        name: mean.where(mean.isfinite(), 0.0) for name, mean in means.items()
-    }  # a class masked by its bias has none
+    # A class that its bias masks has minus infinity, and no mean
+    return {name: mean.where(mean.isfinite(), 0.0) for name, mean in means.items()}
 
 
 def correct(fake: FakeQuantized) -> dict[str, Tensor]:

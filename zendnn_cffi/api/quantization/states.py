@@ -6,6 +6,8 @@ of these calls, in the results of quantize() as well.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import fx, nn
 
@@ -23,15 +25,16 @@ class State:
         self._before: dict[str, torch.Tensor] = {}
         if exported is None:
             return
-        aliasing = Aliasing(exported)
+        aliasing, copied = Aliasing(exported), dict[int, object]()  # what lies in one memory stays so
         names = [str(n.target) for n in exported.graph.find_nodes(op="get_attr") if aliasing.is_written(n)]
         for name in dict.fromkeys(names):
             value = get_attribute(exported, name)
             if isinstance(value, torch.Tensor):
-                own = self._before[name] = value.detach().clone()
+                self._before[name] = value.detach().clone()
+                own = copy.deepcopy(value.detach(), copied)
+                own = nn.Parameter(own) if isinstance(value, nn.Parameter) else own
                 path, _, last = name.rpartition(".")
-                is_parameter = isinstance(value, nn.Parameter)
-                setattr(exported.get_submodule(path), last, nn.Parameter(own.clone()) if is_parameter else own.clone())
+                setattr(exported.get_submodule(path), last, own)
 
     def restore(self, module: nn.Module) -> None:
         """Give a graph that was made of this one the numbers from before the first call."""
