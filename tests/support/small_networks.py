@@ -1,13 +1,17 @@
-"""Two networks that have most of what regions compute: one of images, one of rows."""
+"""Two networks that have most of what regions compute, one of images, one of rows; and a linear layer by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from fx_passes import ops
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.rules import lower_graph
 from tests.support.lowering import net, noise
 
 
@@ -34,3 +38,12 @@ def rows() -> tuple[nn.Module, Tensor]:
 
 
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"images": images, "rows": rows}
+
+
+def linear_by_torch(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.dtype | None]:
+    """In which dtypes PyTorch's own product is a candidate for a linear layer of 64 features of inputs [*shape]."""
+    graph = fx.Graph()
+    graph.output(graph.call_function(ops.linear, (graph.placeholder("x"), graph.get_attr("w"))))
+    spec = TensorSpec.of(torch.empty(shape, dtype=dtype))
+    (operation,), _ = lower_graph(graph, [spec], {"w": noise(48, 64, dtype=dtype)})
+    return [c.dst.dtype for c in operation.candidates if c.implementation == "torch"]

@@ -20,7 +20,7 @@ from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.rules import lower_graph
 from fx_passes.search import measure
 from tests.support.lowering import behind_convolution, net, noise, offload, oracle, tensors
-from tests.support.small_networks import NETWORKS, images, rows
+from tests.support.small_networks import NETWORKS, images, linear_by_torch, rows
 from tests.tolerance import assert_close
 
 F16 = torch.float16
@@ -184,16 +184,8 @@ def test_float16_beside_float32() -> None:
 
 def test_pytorchs_product_of_one_row_is_a_rival() -> None:
     """It reads half the memory. Of more rows, and of convolutions, it is none."""
-
-    def by_torch(shape: tuple[int, ...]) -> list[torch.dtype | None]:
-        graph = fx.Graph()
-        graph.output(graph.call_function(ops.linear, (graph.placeholder("x"), graph.get_attr("w"))))
-        spec, weight = TensorSpec.of(torch.empty(shape, dtype=F16)), noise(48, 64, dtype=F16)
-        (operation,), _ = lower_graph(graph, [spec], {"w": weight})
-        return [c.dst.dtype for c in operation.candidates if c.implementation == "torch"]
-
-    assert by_torch((1, 64)) == by_torch((1, 1, 64)) == [F16]
-    assert by_torch((2, 64)) == []
+    assert linear_by_torch((1, 64), F16) == linear_by_torch((1, 1, 64), F16) == [F16]
+    assert linear_by_torch((2, 64), F16) == []
 
 
 def test_a_reference_that_overflows_is_no_fault_of_a_candidate() -> None:

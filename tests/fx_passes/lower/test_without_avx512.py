@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 import zendnn_cffi
-from fx_passes import ops
-from fx_passes.candidates.specs import TensorSpec
-from fx_passes.lower.rules import lower_graph
 from tests.support.cpu import take_away
-from tests.support.lowering import noise, offload, oracle, tensors
-from tests.support.small_networks import NETWORKS, images, rows
+from tests.support.lowering import offload, oracle, tensors
+from tests.support.small_networks import NETWORKS, images, linear_by_torch, rows
 from tests.tolerance import assert_close
 
 BF16 = torch.bfloat16
@@ -57,16 +54,8 @@ def test_asking_for_bf16_changes_nothing() -> None:
 
 def test_pytorchs_product_of_one_row_is_a_rival_in_bf16() -> None:
     """It reads half the memory. Of more rows, and of convolutions, it is none: it takes several times as long."""
-
-    def by_torch(shape: tuple[int, ...]) -> list[torch.dtype | None]:
-        graph = fx.Graph()
-        graph.output(graph.call_function(ops.linear, (graph.placeholder("x"), graph.get_attr("w"))))
-        spec, weight = TensorSpec.of(torch.empty(shape, dtype=BF16)), noise(48, 64, dtype=BF16)
-        (operation,), _ = lower_graph(graph, [spec], {"w": weight})
-        return [c.dst.dtype for c in operation.candidates if c.implementation == "torch"]
-
-    assert by_torch((1, 64)) == by_torch((1, 1, 64)) == [BF16]
-    assert by_torch((2, 64)) == []
+    assert linear_by_torch((1, 64), BF16) == linear_by_torch((1, 1, 64), BF16) == [BF16]
+    assert linear_by_torch((2, 64), BF16) == []
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
