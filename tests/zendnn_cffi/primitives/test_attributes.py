@@ -215,8 +215,18 @@ SUM = PostOps().binary("add", MemoryDesc((2, 16, 8, 8), F32, "nhwc"))
     ],
 )
 def test_known_problems_of_integers(
-    kind: str, chain: PostOps, implementation: str, attributes: Any, has_bias: bool, problem: str | None
+    kind: str,
+    chain: PostOps,
+    implementation: str,
+    attributes: Any,
+    has_bias: bool,
+    problem: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With VNNI, of which some names say nothing."""
+    library = load()
+    isa = library.const("cpu_isa_avx512_core_vnni")
+    monkeypatch.setattr(library, "fn", lambda _: lambda: isa)
     op = Op(kind, strides=(1, 1), padding_l=(0, 0), padding_r=(0, 0), dilation=(1, 1))
     op.descs = {"src": KEPT, "weights": MemoryDesc((8, 16, 1, 1), torch.int8), "bias": DESC if has_bias else None}
     attr = Attr(chain, **attributes)
@@ -224,12 +234,15 @@ def test_known_problems_of_integers(
     assert found is None if problem is None else found is not None and problem in found
 
 
-def test_products_of_integers_may_saturate_in_gemm_where_there_is_no_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("implementation", ["x64:gemm:jit", "zendnn"])
+def test_products_of_integers_may_saturate_where_there_is_no_vnni(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     op = Op("matmul")
     op.descs = {"src": MemoryDesc((9, 16), torch.uint8), "weights": MemoryDesc((16, 4), torch.int8), "bias": None}
     library = load()
     for name, saturates in (("cpu_isa_avx2", True), ("cpu_isa_avx512_core_vnni", False)):
         isa = library.const(name)
         monkeypatch.setattr(library, "fn", lambda _, isa=isa: lambda: isa)
-        found = known_problem(op, PostOps(), "x64:gemm:jit", None, None)  # type: ignore[arg-type]
+        found = known_problem(op, PostOps(), implementation, None, None)  # type: ignore[arg-type]
         assert ("saturates" in str(found)) == saturates
