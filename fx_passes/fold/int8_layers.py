@@ -24,7 +24,7 @@ from fx_passes.fold.casts import dtype_of
 from fx_passes.fold.rows import rows_of, same_sizes, shape_of
 from fx_passes.graph.affine import LEAST_EPS, chosen_by
 from fx_passes.graph.graph import finish, is_call, replace, tensor_of
-from fx_passes.graph.int8_tensor import EPS, LIMITS, STATIC, Weight
+from fx_passes.graph.int8_tensor import DTYPES, EPS, LIMITS, STATIC, Weight
 from fx_passes.spellings.int8_linear import layer
 from fx_passes.spellings.registry import Call, materialize
 from zendnn_cffi.values import dataclass
@@ -155,7 +155,7 @@ def _float_input(product: fx.Node, rows: Any) -> Input | None:
     value = rows_of(rows) or rows
     if not isinstance(value, fx.Node) or dtype_of(value) != dtype_of(product):
         return None
-    return Input(value) if dtype_of(value) in (torch.float32, torch.bfloat16, torch.float16) else None
+    return Input(value) if dtype_of(value) in DTYPES else None
 
 
 def _integer_input(rows: Any, gm: fx.GraphModule) -> Input | None:

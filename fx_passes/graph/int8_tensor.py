@@ -16,7 +16,7 @@ _INTX_EPS = torch.finfo(torch.float32).tiny
 LIMITS = _LIMITS, _REDUCED = (-128, 127), (-64, 63)  # of integers; where reduce_range keeps sums within 16 bits
 STATIC = "static "
 PARTS = ("qdata", "scale", "zero_point", "act_pre_scale", "act_quant_scale", "act_quant_zero_point")
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of layers; float16 is known where inputs stay float
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of layers; float16 is known where inputs stay float
 _INT8, _INTX, _FLOAT8 = "Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor"
 
 
@@ -85,7 +85,7 @@ def _class_of(value: Any) -> str:
 
 def understood(weight: Any) -> Weight | None:
     """How a linear layer of this weight computes; None where that is not known, or no primitives compute it."""
-    known = _understood(weight) if is_int8_tensor(weight) and weight.dtype in _DTYPES else None
+    known = _understood(weight) if is_int8_tensor(weight) and weight.dtype in DTYPES else None
     return None if known is not None and known.how and weight.dtype == torch.float16 else known
 
 
