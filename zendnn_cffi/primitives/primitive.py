@@ -120,7 +120,18 @@ class PrimitiveDesc(NotCopyable):
     UnsupportedError where there is none.
     """
 
-    __slots__ = ("_descs", "_expected", "_implementation", "_key", "attr", "engine", "handle", "num_threads", "op")
+    __slots__ = (
+        "_descs",
+        "_expected",
+        "_implementation",
+        "_key",
+        "attr",
+        "engine",
+        "engine_handle",
+        "handle",
+        "num_threads",
+        "op",
+    )
 
     op: OpDesc | None
 
@@ -129,7 +140,7 @@ class PrimitiveDesc(NotCopyable):
         n = native()
         self._start(op_desc, attr or Attr(), engine_or_shared(engine))
         slot = n.ffi.new("zendnn_primitive_desc_t *")
-        status = n.lib.zendnn_primitive_desc_create(slot, op_desc.ptr, self.attr.handle, self.engine.handle, n.null)
+        status = n.lib.zendnn_primitive_desc_create(slot, op_desc.ptr, self.attr.handle, self.engine_handle, n.null)
         if status:
             check(status, f"choosing an implementation for {op_desc} with {self.attr.post_ops}{_wants_avx512(op_desc)}")
         self._adopt(slot[0])
@@ -138,6 +149,7 @@ class PrimitiveDesc(NotCopyable):
 
     def _start(self, op: OpDesc | None, attr: Attr, engine: Engine) -> None:
         self.op, self.attr, self.engine, self.num_threads = op, attr, engine, torch.get_num_threads()
+        self.engine_handle = engine.handle  # kept here: the engine may be closed before the primitive is made
 
     def _adopt(self, handle: Any) -> None:
         n = native()
@@ -184,7 +196,7 @@ class PrimitiveDesc(NotCopyable):
         pd._start(op, attr or Attr(), engine_or_shared(engine))
         slot = n.ffi.new("zendnn_primitive_desc_t *")
         status = n.lib.zendnn_reorder_primitive_desc_create(
-            slot, src_desc.ptr, pd.engine.handle, dst_desc.ptr, pd.engine.handle, pd.attr.handle
+            slot, src_desc.ptr, pd.engine_handle, dst_desc.ptr, pd.engine_handle, pd.attr.handle
         )
         if status:
             check(status, f"choosing a reorder from {src_desc} to {dst_desc}")
@@ -274,7 +286,7 @@ class PrimitiveDesc(NotCopyable):
         """Equal for descriptors of equal primitives."""
         if self._key is None:
             layouts = self.src_desc, self.weights_desc, self.bias_desc, self.dst_desc, self.scratchpad_desc
-            engine = int(native().ffi.cast("intptr_t", self.engine.handle))
+            engine = int(native().ffi.cast("intptr_t", self.engine_handle))
             others = (self.attr.key, self.implementation, engine, self.num_threads)
             self._key = primitive_cache.digest(self.op.content if self.op else b"", *layouts, others)
         return self._key
@@ -432,8 +444,8 @@ class Primitive(NotCopyable):
         """Run with the memories given by argument id; returns when dst is written.
 
         A user scratchpad that is left out is supplied. Raises TypeError, ValueError before any C call for a missing,
-        superfluous, unbound or closed memory, one whose descriptor is not the primitive's, or a thread count that is
-        not the one of creation.
+        superfluous, unbound or closed memory, one whose descriptor is not the primitive's, a stream of another engine,
+        or a thread count that is not the one of creation.
         """
         n = native()
         handle = self.handle
@@ -441,6 +453,12 @@ class Primitive(NotCopyable):
             raise TypeError(f"args must map argument ids to Memory objects, got {type(args).__name__}")
         if stream is not None and not isinstance(stream, Stream):
             raise TypeError(f"stream must be a Stream, or None for the thread's own, got {stream!r}")
+        used = stream if stream is not None else default_stream()
+        if used._engine_handle != self.pd.engine_handle:
+            raise ValueError(
+                f"{self.pd} is of another engine than the stream{'' if stream else ' of Engine.cpu()'}: give it a "
+                f"Stream of the engine that its descriptor was made with"
+            )
         required = self._required if self._required is not None else self._prepare()
         if torch.get_num_threads() != self.num_threads:
             raise ValueError(
@@ -472,7 +490,6 @@ class Primitive(NotCopyable):
                 keep.append(scratch)
                 pairs.append((ARG_SCRATCHPAD, scratch.handle))
             c_args = n.ffi.new("zendnn_exec_arg_t[]", pairs)
-            used = stream if stream is not None else default_stream()
             with self._event(args) if profiler._is_profiler_enabled else _no_event:
                 status = n.lib.zendnn_primitive_execute(handle, used.handle, len(pairs), c_args)
             if status:

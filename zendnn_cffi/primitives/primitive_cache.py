@@ -88,7 +88,7 @@ def _compiled(pd: PrimitiveDesc) -> Any:
     status = n.lib.zendnn_primitive_create(slot, pd.handle)
     if status:
         check(status, f"creating the primitive of {pd}")
-    return n.ffi.gc(slot[0], functools.partial(_destroy, destroy, pd.handle, pd.engine))
+    return n.ffi.gc(slot[0], functools.partial(_destroy, destroy, pd.handle, pd.engine_handle))
 
 
 def _destroy(destroy: Callable[[Any], None], _pd: Any, _engine: Any, handle: Any) -> None:

@@ -19,6 +19,7 @@ class Engine(NotCopyable):
 
     __slots__ = ("_handle",)
     _shared: Engine | None = None
+    _shared_handle: Any = None
     _lock = new_lock()
 
     def __init__(self, kind: str = "cpu", index: int = 0) -> None:
@@ -32,13 +33,21 @@ class Engine(NotCopyable):
 
     @classmethod
     def cpu(cls) -> Engine:
-        """Return the shared CPU engine, creating it on the first call (and again if it was closed)."""
+        """Return the shared CPU engine, creating it on the first call.
+
+        Closed, it comes back with the handle it had: primitives that are kept, and streams, are of that one.
+        """
         engine = cls._shared
         if engine is not None and engine._handle is not None:
             return engine
         with cls._lock:
-            if cls._shared is None or cls._shared._handle is None:
+            if cls._shared is None:
                 cls._shared = cls()
+                cls._shared_handle = cls._shared._handle
+            elif cls._shared._handle is None:
+                again = cls.__new__(cls)
+                again._handle = cls._shared_handle
+                cls._shared = again
             return cls._shared
 
     @property

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zendnn_cffi
 from tests.zendnn_cffi.functional.support import few
 from zendnn_cffi import Engine, Memory, MemoryDesc, Primitive, PrimitiveDesc, Stream, ZenDNNError
 from zendnn_cffi.primitives.memory import default_stream
@@ -330,9 +331,22 @@ class TestEngineAndStream:
                 use()
 
     def test_the_shared_engine_comes_back_after_close(self) -> None:
+        before = Engine.cpu().handle
         Engine.cpu().close()
-        assert Engine.cpu().handle is not None
+        assert Engine.cpu().handle == before
         assert Memory(MemoryDesc((6,), F32), torch.zeros(6)).handle is not None
+
+    def test_what_is_kept_runs_when_the_shared_engine_was_closed(self) -> None:
+        """Kept primitives and streams were refused as another engine's: a model raised, or ran as plain PyTorch."""
+        model, x = torch.nn.Conv2d(3, 16, 3, padding=1).eval(), torch.randn(2, 3, 16, 16)
+        with torch.inference_mode():
+            first = zendnn_cffi.optimize(model, tune="off")
+            first(x)
+            Engine.cpu().close()
+            second = zendnn_cffi.optimize(model, tune="off")
+            for fast in (first, second):
+                torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+                assert zendnn_cffi.explain(fast).offloaded_share == 1.0
 
     def test_each_thread_has_its_stream(self) -> None:
         streams = [default_stream()]

@@ -25,7 +25,6 @@ from zendnn_cffi import (
     PrimitiveDesc,
     Stream,
     UnsupportedError,
-    ZenDNNError,
     descriptors,
 )
 from zendnn_cffi.primitives import primitive_cache
@@ -420,15 +419,21 @@ def test_threads_share_a_primitive_with_memories_of_their_own() -> None:
 
 def test_primitives_outlive_what_they_were_made_from() -> None:
     case, engine = Convolution(), Engine()
-    pd = PrimitiveDesc(case.op, engine=engine)
-    primitive, args = Primitive(pd), case.args(pd)
+    pd, stream = PrimitiveDesc(case.op, engine=engine), Stream(engine)
+    engine.close()
+    primitive, args, expected = Primitive(pd), case.args(pd), case.expected
     del pd
     case.op = None  # type: ignore[assignment]
-    try:
-        primitive.execute(args)
-    except ZenDNNError:
-        return  # memories of another engine may be refused
-    assert_close(plain(args[ARG_DST], case.expected.shape), case.expected, k=16 * 9)
+    primitive.execute(args, stream)
+    assert_close(plain(args[ARG_DST], expected.shape), expected, k=16 * 9)
+
+
+def test_streams_of_other_engines_are_refused() -> None:
+    case = Convolution()
+    own, shared = PrimitiveDesc(case.op, engine=Engine()), PrimitiveDesc(case.op)
+    for pd, stream in ((own, None), (own, Stream()), (shared, Stream(Engine()))):
+        with pytest.raises(ValueError, match="another engine"):
+            Primitive(pd).execute(case.args(pd), stream)
 
 
 def test_argument_names() -> None:

@@ -53,7 +53,8 @@ def test_small_results_keep_their_digits_and_their_sign(name: str, tune: str) ->
         ours, expected = fast(x), function(x.double())
     assert ((ours - expected).abs() <= 1e-6 * expected.abs()).all()
     assert torch.equal(ours.sign(), expected.sign().float())
-    assert "inner_product" in kinds(zendnn_cffi.explain(fast))
+    if tune == "off":  # else by what was faster
+        assert "inner_product" in kinds(zendnn_cffi.explain(fast))
 
 
 @pytest.mark.parametrize(
