@@ -54,7 +54,7 @@ from fx_passes.normalize.delayed_copies import delay_copies
 from fx_passes.normalize.rolled_caches import spell_rolled_caches
 from fx_passes.partition import partition
 from fx_passes.partition.lookups import move_lookups_in
-from fx_passes.partition.partition import Constants, MakeRegion
+from fx_passes.partition.partition import Constants, MakeRegion, supported_in
 from fx_passes.partition.quantized_lookups import read_quantized_tables
 from fx_passes.region.call_time import share_call_time
 from fx_passes.report.debug_folder import CompileNotes, debug_root
@@ -115,7 +115,7 @@ def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]
         read_quantized_tables,
         move_lookups_in,
         note_unwritten_masks,
-        _with(partition, make_region=make_region, root=root),
+        _with(partition, make_region=make_region, root=root, supported=supported_in(_option(make_region, "dtype"))),
         share_masks,
         write_out_structure,
     )
@@ -123,7 +123,11 @@ def cutting_passes(root: nn.Module, make_region: MakeRegion) -> tuple[Pass, ...]
 
 def tune_of(make_region: MakeRegion) -> str:
     """How implementations are chosen: "off" where regions are none of ours."""
-    return str(getattr(getattr(make_region, "options", None), "tune", "off"))
+    return str(_option(make_region, "tune", "off"))
+
+
+def _option(make_region: MakeRegion, name: str, default: Any = None) -> Any:
+    return getattr(getattr(make_region, "options", None), name, default)
 
 
 def _with(run_pass: Callable[..., fx.GraphModule], **arguments: Any) -> Pass:

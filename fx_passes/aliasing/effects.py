@@ -23,14 +23,15 @@ _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "sw
           "view_as"}  # fmt: skip
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
-_INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "leaky_relu": 2, "elu": 2,
+_INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "selu": 1,
+               "leaky_relu": 2, "elu": 2,
                "hardtanh": 3, "dropout": 3, "dropout1d": 3, "dropout2d": 3, "dropout3d": 3}  # fmt: skip
 _FRESH_MODULES: tuple[Any, ...] = (
     nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding,
     nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
     nn.modules.pooling._AdaptiveMaxPoolNd, nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid,
-    nn.Tanh, nn.Hardswish, nn.Hardsigmoid, nn.Mish, nn.Softplus, nn.PReLU, nn.Softmax, nn.LogSoftmax,
-    nn.MultiheadAttention,
+    nn.Tanh, nn.Hardswish, nn.Hardsigmoid, nn.Mish, nn.SELU, nn.Softsign, nn.Softplus, nn.PReLU,
+    nn.Softmax, nn.LogSoftmax, nn.MultiheadAttention,
 )  # fmt: skip
 
 

@@ -236,21 +236,50 @@ def _quick_gelu(node: fx.Node, x: fx.Node, alpha: float) -> Call | None:
 
 
 def _gelu_tanh(node: fx.Node, x: fx.Node, root: float) -> Call | None:
+    return _gelu("gelu_tanh", node, x)
+
+
+def _gelu_erf(node: fx.Node, x: fx.Node, root: float) -> Call | None:
+    return _gelu("gelu_erf", node, x)
+
+
+def _gelu(kind: str, node: fx.Node, x: fx.Node) -> Call | None:
     """Of numbers that are floating point for certain: PyTorch's function takes no others."""
     owner = node.graph.owning_module
     found = None if owner is None else dtype(x, owner)
-    return Call(ops.eltwise, (x, "gelu_tanh", 0.0, 0.0)) if found is not None and found.is_floating_point else None
+    return Call(ops.eltwise, (x, kind, 0.0, 0.0)) if found is not None and found.is_floating_point else None
 
 
-def _gelus() -> Either:
+def _near(expected: float) -> Callable[[Any], bool]:
+    """Whether a value is this number, written with seven digits or more."""
+    return lambda value: is_number(value) and math.isclose(value, expected, rel_tol=1e-6)
+
+
+def _half_of(x: Value, share: Parts) -> Either:
+    """0.5 x share, whichever two are multiplied first."""
+
+    def half(value: Any) -> Either:
+        return Either((binary("mul", value, 0.5), binary("div", value, 2)))
+
+    return Either((binary("mul", half(x), share), binary("mul", x, half(share)), half(binary("mul", x, share))))
+
+
+def _gelus_by_tanh() -> Either:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), the cube perhaps as x (1 + 0.044715 x x)."""
-    expected = math.sqrt(2 / math.pi)
-    x, root = Value("x"), Value("root", lambda n: is_number(n) and math.isclose(n, expected, rel_tol=1e-6))
+    x, root = Value("x"), Value("root", _near(math.sqrt(2 / math.pi)))
     cube = Either((call(ops.eltwise, x, "pow", 1, 3), binary("mul", binary("mul", x, x), x)))
     sums = binary("mul", binary("add", x, binary("mul", cube, 0.044715)), root)
     squares = binary("add", binary("mul", binary("mul", x, 0.044715), x), 1)
-    share = binary("add", eltwise("tanh", Either((sums, binary("mul", binary("mul", x, root), squares)))), 1)
-    return Either((binary("mul", binary("mul", x, 0.5), share), binary("mul", binary("mul", share, 0.5), x)))
+    tanh = eltwise("tanh", Either((sums, binary("mul", binary("mul", x, root), squares))))
+    return _half_of(x, binary("add", tanh, 1))
+
+
+def _gelus_by_erf() -> Either:
+    """0.5 x (1 + erf(x / sqrt(2)))."""
+    x = Value("x")
+    quotient = binary("div", x, Value("root", _near(math.sqrt(2))))
+    product = binary("mul", x, Value("root", _near(math.sqrt(0.5))))
+    return _half_of(x, binary("add", eltwise("erf", Either((quotient, product))), 1))
 
 
 GATES = {"logistic": ("swish", 1.0), "hardsigmoid": ("hardswish", 0.0)}  # (kind, alpha) of x * gate(x)
@@ -267,5 +296,6 @@ ROWS = (
         _quick_gelu,
         "QuickGELU",
     ),
-    Row("gelu_tanh", _gelus(), _gelu_tanh, "GELU"),
+    Row("gelu_tanh", _gelus_by_tanh(), _gelu_tanh, "GELU"),
+    Row("gelu_erf", _gelus_by_erf(), _gelu_erf, "GELU"),
 )

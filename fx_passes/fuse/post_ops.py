@@ -65,9 +65,9 @@ def absorb(producer: fx.Node, consumer: fx.Node, row: PostOp, entries: tuple[Any
 
 
 def eltwise(producer: fx.Node, consumer: fx.Node) -> tuple[Any, ...] | None:
-    """Any element-wise function of the result."""
+    """Any element-wise function of the result that may be computed of what primitives round."""
     _, kind, alpha, beta = consumer.args
-    return (("eltwise", kind, alpha, beta),)
+    return None if kind in ops.PERIODIC else (("eltwise", kind, alpha, beta),)
 
 
 def scalar(producer: fx.Node, consumer: fx.Node) -> tuple[Any, ...] | None:

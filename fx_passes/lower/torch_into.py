@@ -33,6 +33,12 @@ _ELTWISE: dict[str, Into] = {
     "square": lambda x, a, b, out: torch.mul(x, x, out=out),
     "abs": lambda x, a, b, out: torch.abs(x, out=out),
     "mish": lambda x, a, b, out: aten.mish.out(x, out=out),
+    "sin": lambda x, a, b, out: torch.sin(x, out=out),
+    "cos": lambda x, a, b, out: torch.cos(x, out=out),
+    "erf": lambda x, a, b, out: torch.erf(x, out=out),
+    "expm1": lambda x, a, b, out: torch.expm1(x, out=out),
+    "log1p": lambda x, a, b, out: torch.log1p(x, out=out),
+    "reciprocal": lambda x, a, b, out: torch.reciprocal(x, out=out),
     "linear": lambda x, a, b, out: torch.mul(x, a, out=out).add_(b),
 }
 

@@ -47,7 +47,7 @@ from fx_passes.ops.movement import (
     unflatten,
     unsqueeze,
 )
-from fx_passes.ops.pointwise import BINARY, ELTWISE, PostOps, apply_post_ops, binary, eltwise, prelu
+from fx_passes.ops.pointwise import BINARY, ELTWISE, PERIODIC, PostOps, apply_post_ops, binary, eltwise, prelu
 from fx_passes.ops.products import linear, matmul
 from fx_passes.ops.quantized import (
     choose_row_scales,

@@ -16,7 +16,8 @@ from fx_passes.ops.registry import COMPUTE, op
 PostOps = Sequence[tuple[Any, ...]]
 
 
-# kind -> f(x, alpha, beta). alpha and beta mean what ZenDNN's algorithm of that kind means by them.
+# kind -> f(x, alpha, beta). alpha and beta mean what ZenDNN's algorithm of that kind means by them. The last ones are
+# none of its kinds: PyTorch computes them.
 ELTWISE: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "relu": lambda x, a, b: F.leaky_relu(x, a) if a else F.relu(x),
     "gelu_erf": lambda x, a, b: F.gelu(x),
@@ -41,7 +42,16 @@ ELTWISE: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "soft_relu": lambda x, a, b: F.softplus(x),
     "pow": lambda x, a, b: torch.pow(x, b) if a == 1 else a * torch.pow(x, b),
     "round": lambda x, a, b: torch.round(x),
+    "sin": lambda x, a, b: torch.sin(x),
+    "cos": lambda x, a, b: torch.cos(x),
+    "erf": lambda x, a, b: torch.erf(x),
+    "expm1": lambda x, a, b: torch.expm1(x),
+    "log1p": lambda x, a, b: torch.log1p(x),
+    "reciprocal": lambda x, a, b: torch.reciprocal(x),
+    "selu": lambda x, a, b: F.selu(x),
+    "softsign": lambda x, a, b: F.softsign(x),
 }
+PERIODIC = frozenset(("sin", "cos"))  # of an argument that is rounded, the large ones above all, nothing is left
 
 
 # Python's operators, not torch.add and friends: sizes and other numbers pass through unharmed.

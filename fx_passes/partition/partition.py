@@ -104,6 +104,13 @@ def partition(
     return finish(gm)
 
 
+def supported_in(dtype: torch.dtype | None) -> Callable[[fx.Node], bool]:
+    """Which vocabulary nodes regions that compute in a dtype (None: each value's own) may have: no sine in bf16."""
+    if dtype != torch.bfloat16:
+        return is_vocabulary
+    return lambda node: is_vocabulary(node) and not (is_call(node, ops.eltwise) and node.args[1] in ops.PERIODIC)
+
+
 def is_member(node: fx.Node, supported: Callable[[fx.Node], bool]) -> bool:
     """Whether node, which is no constant, may be in a region at all. Sizes belong to whoever reads them."""
     if node.op != "call_function" or is_shape(node):

@@ -28,8 +28,12 @@ row(unary("swish", 1.0), "silu", modules={nn.SiLU: ()})
 row(unary("hardswish"), "hardswish", modules={nn.Hardswish: ()})
 row(unary("hardsigmoid"), "hardsigmoid", modules={nn.Hardsigmoid: ()})
 row(unary("mish"), "mish", modules={nn.Mish: ()})
-for _kind in ("exp", "log", "sqrt", "rsqrt", "square", "abs", "round"):
+row(unary("selu"), "selu", modules={nn.SELU: ()})
+row(unary("softsign"), "softsign", modules={nn.Softsign: ()})
+for _kind in ("exp", "log", "sqrt", "rsqrt", "square", "abs", "round", "sin", "cos", "reciprocal"):
     row(unary(_kind), _kind)
+for _kind in ("erf", "expm1", "log1p"):
+    row(unary(_kind), _kind, f"special_{_kind}", functions=[getattr(torch.special, _kind)])
 row(unary("abs"), "absolute")
 
 

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.graph import inference
-from fx_passes.graph.graph import is_shape
+from fx_passes.graph.graph import is_call, is_shape
 from fx_passes.spellings.registry import Alias, Built, Call, Parameter, is_number, row, spelled, static
 
 aten = torch.ops.aten
@@ -51,8 +51,17 @@ def reshape(input: Any, *shape: Any) -> Built:
     if not shape or any(not isinstance(s, int | fx.Node) for s in shape):
         return None
     if len(shape) == 1 and isinstance(shape[0], fx.Node):
-        return None  # could be a whole torch.Size
+        like = _whole_shape_of(shape[0])
+        return None if like is None else Call(ops.reshape_as, (input, like))
     return Call(ops.reshape, (input, tuple(shape)))
+
+
+def _whole_shape_of(node: fx.Node) -> fx.Node | None:
+    """x where node is x.shape; None where it is another number, or could be one."""
+    if not is_call(node, ops.size) or node.args[1:] not in ((), (None,)):
+        return None
+    source = node.args[0]
+    return source if isinstance(source, fx.Node) else None
 
 
 @spelled("reshape_as", "view_as", strict=["view_as"])
@@ -201,7 +210,7 @@ def unsqueeze(input: Any, dim: Any) -> Built:
 @spelled(methods=["expand"])
 def expand(input: Any, *size: Any) -> Built:
     built = reshape(input, *size)
-    return Call(ops.expand, built.args) if isinstance(built, Call) else None
+    return Call(ops.expand, built.args) if isinstance(built, Call) and built.op is ops.reshape else None
 
 
 row(lambda input, size, *, implicit=False: expand(input, size), overloads=[aten.expand.default])

@@ -41,7 +41,7 @@ def lower_eltwise(node: fx.Node, context: LoweringContext) -> Operation:
     if spelled is None and arguments["kind"] in COARSE:
         raise NotLowered(f"the library's kernels for {arguments['kind']} lose small results")
     if spelled is None:
-        raise NotLowered(f"no primitive computes {arguments['kind']} with these parameters")
+        raise NotLowered(f"no primitive computes {arguments['kind']}")
     return _eltwise(node, context, arguments["src"], src, spelled)
 
 

@@ -93,6 +93,11 @@ EXAMPLES: dict[str, dict[str, Written]] = {
         "products": lambda x: 0.5 * x * (1 + torch.tanh(x * 0.7978845608 * (1 + 0.044715 * x * x))),
         "cube as a product": lambda x: x * (0.5 * (1 + torch.tanh(0.7978845608 * (x + x * x * x * 0.044715)))),
     },
+    "gelu_erf": {
+        "ESM": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
+        "half of the share": lambda x: x * (0.5 * (torch.erf(x * 0.7071067811865476) + 1)),
+        "half of the whole": lambda x: (x * (1 + torch.special.erf(x / 1.4142135623730951))) / 2,
+    },
 }  # fmt: skip
 
 MISSES: dict[str, dict[str, Written]] = {
@@ -155,9 +160,21 @@ MISSES: dict[str, dict[str, Written]] = {
         ),
         "integers": lambda x: _gelu((x * 3).to(torch.int64)),
     },
+    "gelu_erf": {
+        "another root": lambda x: x * 0.5 * (1 + torch.erf(x / 1.4)),
+        "of another value": lambda x: (x + 1) * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+        "without half": lambda x: x * (1 + torch.erf(x / math.sqrt(2))),
+        "another function": lambda x: x * 0.5 * (1 + torch.tanh(x / math.sqrt(2))),
+        "integers": lambda x: (y := (x * 3).to(torch.int64)) * 0.5 * (1 + torch.erf(y / math.sqrt(2))),
+    },
 }  # fmt: skip
 MADE = {"rms_norm": ops.rms_norm, "l2_normalize": ops.l2_normalize, "rotary": ops.rotary}
-KINDS = {"gated": {kind for kind, _ in GATES.values()}, "quick_gelu": {"swish"}, "gelu_tanh": {"gelu_tanh"}}
+KINDS = {
+    "gated": {kind for kind, _ in GATES.values()},
+    "quick_gelu": {"swish"},
+    "gelu_tanh": {"gelu_tanh"},
+    "gelu_erf": {"gelu_erf"},
+}
 
 
 def _fused(written: Written, *inputs: Tensor) -> Any:

@@ -77,6 +77,8 @@ MODULE_EXAMPLES: dict[type[nn.Module], tuple[nn.Module, tuple[int, ...], str | t
     nn.Hardswish: (nn.Hardswish(), PLANE, "eltwise"),
     nn.Hardsigmoid: (nn.Hardsigmoid(), PLANE, "eltwise"),
     nn.Mish: (nn.Mish(), PLANE, "eltwise"),
+    nn.SELU: (nn.SELU(), PLANE, "eltwise"),
+    nn.Softsign: (nn.Softsign(), PLANE, "eltwise"),
     nn.Softplus: (nn.Softplus(), PLANE, "eltwise"),
     nn.PReLU: (nn.PReLU(4), PLANE, "prelu"),
     nn.GLU: (nn.GLU(1), PLANE, ("chunk", "eltwise", "binary")),
@@ -187,6 +189,8 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "x.reshape of sizes": (lambda m, x: x.reshape(x.size(0), x.shape[1] * 9, -1), ("size", "size", "*", "reshape")),
     "torch.unflatten": (lambda m, x: torch.unflatten(x, -1, (1, x.shape[3])), ("size", "unflatten")),
     "x.reshape_as()": (lambda m, x: x.flatten(1).reshape_as(x), ("flatten", "reshape_as")),
+    "x.reshape(x.shape)": (lambda m, x: x.flatten(1).reshape(x.shape), ("flatten", "reshape_as")),
+    "x.view(x.size())": (lambda m, x: x.flatten(1).view(x.size()), ("flatten", "reshape_as")),
     "x.view_as()": (lambda m, x: x.flatten(1).view_as(x), ("flatten", "reshape_as")),
     "x.unflatten()": (lambda m, x: x.unflatten(1, [-1, 1]), ("unflatten",)),
     "torch.flatten": (lambda m, x: torch.flatten(x, 1), ("flatten",)),
@@ -453,7 +457,7 @@ REFUSED_CALLS: dict[str, Callable[..., Any]] = {
     "maximum with indices": lambda m, x: x.max(1),
     "viewed as another dtype": lambda m, x: x.view(torch.int64),
     "a boolean mask": lambda m, x: x[x > 0],
-    "scaled gelu": lambda m, x: torch.selu(x),
+    "another elu": lambda m, x: torch.celu(x),
     "training dropout": lambda m, x: F.dropout(x, 0.0, training=True),
 }
 

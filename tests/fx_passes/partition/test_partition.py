@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import constant_nodes, is_constant, is_shape, is_vocabulary
+from fx_passes.fuse.post_ops import fuse_post_ops
+from fx_passes.graph.graph import constant_nodes, is_call, is_constant, is_shape, is_vocabulary
 from fx_passes.graph.verify import verify
-from fx_passes.partition.partition import find_regions, operands, ordering, partition, worth_keeping
+from fx_passes.partition.partition import find_regions, operands, ordering, partition, supported_in, worth_keeping
 from fx_passes.pipeline import PlainRegion
-from tests.support.graphs import check, count, image, model_of, outside
+from tests.support.graphs import check, count, image, model_of, outside, traced
 
 
 def _graph(choices: list[tuple[bool, int, int]]) -> fx.GraphModule:
@@ -230,3 +231,19 @@ def test_a_connected_part_is_looked_at_once(heavy: bool, monkeypatch: pytest.Mon
     monkeypatch.setitem(worth_keeping.__globals__, "_HEAVY", asked)
     assert worth_keeping(nodes[1:], needs) == (nodes[1:] if heavy else [])
     assert asked.times <= len(nodes)
+
+
+@pytest.mark.parametrize(("dtype", "regions"), [(None, 1), (torch.bfloat16, 2)], ids=str)
+def test_arguments_of_periodic_functions_are_not_rounded(dtype: torch.dtype | None, regions: int) -> None:
+    class Sines(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.sin(30 * self.first(x)))
+
+    gm = fuse_post_ops(traced(Sines().eval(), torch.randn(3, 8)))
+    partition(gm, PlainRegion, supported=supported_in(dtype))
+    assert len(list(gm.graph.find_nodes(op="call_module"))) == regions
+    assert any(is_call(node, ops.eltwise) for node in gm.graph.nodes) == (dtype is not None)

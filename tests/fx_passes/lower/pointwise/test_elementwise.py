@@ -33,6 +33,29 @@ def test_positive(name: str) -> None:
     assert "torch" not in kinds(found)
 
 
+BY_PYTORCH: dict[str, Any] = {
+    "sin": torch.sin,
+    "cos": torch.Tensor.cos,
+    "erf": torch.special.erf,
+    "expm1": torch.expm1,
+    "log1p": lambda x: torch.log1p(x.abs()),
+    "reciprocal": lambda x: torch.reciprocal(x.abs() + 0.5),
+    "selu": F.selu,
+    "selu in place": lambda x: F.selu(x, True),
+    "softsign": F.softsign,
+}
+
+
+@pytest.mark.parametrize("dtype", (None, torch.float16), ids=str)
+@pytest.mark.parametrize("name", BY_PYTORCH)
+def test_functions_of_pytorch_are_inside_of_regions(name: str, dtype: torch.dtype | None) -> None:
+    model = net(lambda m, x: m[1](BY_PYTORCH[name](m[0](x))), nn.Linear(24, 40), nn.Linear(40, 24)).to(dtype)
+    found = offload(model, noise(5, 24).to(dtype))
+    computed = [node for node in found.nodes if node.became in ("inner_product", "torch")]
+    assert [node.became for node in computed] == ["inner_product", "torch", "inner_product"]
+    assert computed[1].reason.startswith("no primitive computes")
+
+
 SMALL: dict[str, tuple[Any, torch.Tensor]] = {
     "log": (torch.log, 1 + torch.linspace(-0.99, 1, 408) ** 5),
     "softplus": (F.softplus, torch.linspace(-60, 20, 408)),
