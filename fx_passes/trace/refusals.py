@@ -100,6 +100,8 @@ class Refusals:
                         found[node] = _on_meta(values.get(str(node.target), *node.args))
                 elif node.op in ("call_function", "call_method", "call_module") and self._is_computed(node, found):
                     args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
+                    if kwargs.get("device") is not None:  # which PyTorch puts above the mode: it would draw numbers
+                        kwargs = {**kwargs, "device": "meta"}
                     try:
                         result = self._computed(node, found, args, kwargs)
                     except Exception as error:  # whatever PyTorch raises: for numbers that are asked for, too

@@ -258,3 +258,17 @@ def test_numbers_that_an_assignment_augments_are_not_refused(write: str) -> None
     torch.testing.assert_close(fast(x, 5, 2), model(x, 5, 2))
     refusals = fast._source[0].refusals
     assert fast.regions() and (refusals is None or refusals.allow({"x": x, "n": 5, "m": 2}))
+
+
+def test_looking_for_refusals_draws_no_random_numbers() -> None:
+    """Sizes are looked at before a call; what that drew was missing in the model's own numbers."""
+    case: Case = lambda w, x: (x * w + torch.randn(4, device="cpu")).view(2, -1)  # noqa: E731
+    model = One(case, (4,)).eval()
+    fast = zendnn_cffi.optimize(model, (r(2, 4),), tune="off")
+    for x in (r(4, 2).t(), r(6, 4)[::3]):
+        torch.manual_seed(0)
+        ours = fast(x)
+        state = torch.get_rng_state()
+        torch.manual_seed(0)
+        assert_close(ours, model(x))
+        assert torch.equal(state, torch.get_rng_state())
