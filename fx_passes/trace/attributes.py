@@ -13,8 +13,8 @@ import collections
 import functools
 import operator
 import types
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -67,6 +67,7 @@ class Attributes:
         self._lists: list[tuple[Collection[Any], str, list[Any]]] = []
         self._arrays: list[tuple[numpy.ndarray, str, bytes]] = []
         self._classes: set[type] = set()
+        self._inner: set[int] = set()  # what is in a list, tuple or dictionary
         seen: set[int] = set()
         for module in self._modules:
             self._spaces.append(space := _Space(module.__dict__, None, module))
@@ -87,18 +88,42 @@ class Attributes:
         """Whether all that a forward may read is as it was."""
         if list(map(type, self._modules)) != self._kinds:
             return False
-        changed = set(self._changed())
-        return not changed or not (any(map(self._is_read, changed)) or self._are_of_torch_s(changed))
+        replaced: list[_Replaced] = []
+        changed = set(self._changed(replaced))
+        if any(map(self._is_read, changed)) or self._are_of_torch_s(changed):
+            return False
+        if replaced:
+            self._follow(replaced)
+        return True
 
-    def _changed(self) -> Iterator[str]:
+    def _changed(self, replaced: list[_Replaced]) -> Iterator[str]:
+        """Names under which something else is now; lists in place of equal ones are added to replaced."""
+        items = {id(held): known for held, _, known in self._lists if type(held) is list}
         for space in self._spaces:
-            yield from space.changed()
-        for now, name, before in self._lists:
-            if len(now) != len(before) or not all(map(is_same, now, before)):
+            for key, name in space.changed():
+                before, now = space.known.get(key), space.held.get(key)
+                known = items.get(id(before))
+                if type(now) is list and known is not None and _are_equal_atoms(now, known):
+                    replaced.append(_Replaced(space, key, before, now))
+                else:
+                    yield name
+        for held, name, earlier in self._lists:
+            if len(held) != len(earlier) or not all(map(is_same, held, earlier)):
                 yield name
-        for array, name, known in self._arrays:
-            if array.tobytes() != known:
+        for array, name, numbers in self._arrays:
+            if array.tobytes() != numbers:
                 yield name
+
+    def _follow(self, replaced: Sequence[_Replaced]) -> None:
+        """Look at lists that were put in place of equal ones from now on, as PEFT sets the same adapters anew."""
+        records, former = {id(held): (held, name, known) for held, name, known in self._lists}, set[int]()
+        for space, key, before, now in replaced:
+            if (record := records.get(id(before))) is None:  # another thread did it
+                continue
+            former.add(id(before))
+            space.known[key], records[id(now)] = now, (now, *record[1:])
+        former -= {*self._inner, *(id(value) for space in self._spaces for value in space.known.values())}
+        self._lists = [record for place, record in records.items() if place not in former]
 
     def _is_read(self, name: str) -> bool:
         """Whether a forward may read an attribute of this name."""
@@ -138,6 +163,7 @@ class Attributes:
 
     def _look_into_each(self, values: Iterable[Any], name: str, depth: int, seen: set[int]) -> None:
         for value in [*values]:
+            self._inner.add(id(value))
             self._look_into(value, name, depth - 1, seen)
 
 
@@ -152,12 +178,12 @@ class _Space:
         self.held, self._name, self._module = held, name, module
         self.known = self._now()
 
-    def changed(self) -> Iterator[str]:
-        """Names under which there is something else now."""
+    def changed(self) -> Iterator[tuple[str, str]]:
+        """Keys under which there is something else now, and the attributes that lead to it."""
         now = self._now()
         for key in now.keys() | self.known.keys():
             if not is_same(now.get(key, _GONE), self.known.get(key, _GONE)):
-                yield key if self._name is None else self._name
+                yield key, key if self._name is None else self._name
 
     def _now(self) -> dict[str, Any]:
         module, held = self._module, self.held
@@ -173,6 +199,15 @@ class _Space:
             and not name.startswith(OF_TRACING)
             and not (leaves_out_own and name.startswith("_"))
         }
+
+
+class _Replaced(NamedTuple):
+    """A list in place of an equal one, by the space that holds it and the key there."""
+
+    space: _Space
+    key: str
+    before: Any
+    now: list[Any]
 
 
 def names_read(kinds: Iterable[type], others: Iterable[type] = ()) -> frozenset[str] | None:
@@ -251,6 +286,13 @@ class _Reach:
             self._seen.add(value.__code__)
             self._pending.append(value)
             value = getattr(value, "__wrapped__", None)
+
+
+def _are_equal_atoms(values: list[Any], others: list[Any]) -> bool:
+    """Whether two lists hold the same, and nothing that holds something itself."""
+    return (
+        len(values) == len(others) and all(isinstance(v, ATOMS) for v in values) and all(map(is_same, values, others))
+    )
 
 
 def is_same(value: Any, other: Any) -> bool:

@@ -158,6 +158,35 @@ def test_equal_values_count_for_nothing() -> None:
     assert attributes.unchanged()
 
 
+def test_equal_lists_are_followed_from_then_on() -> None:
+    model = Net().eval()
+    attributes, before = Attributes(model.modules()), model.block.listed
+    for _ in range(3):
+        model.block.listed = [*model.block.listed]
+        assert attributes.unchanged() and attributes.looks_unchanged()
+    before[0] = 2.5  # which nobody reads any longer
+    assert attributes.unchanged() and attributes.looks_unchanged()
+    assert sum(name == "listed" for _, name, _ in attributes._lists) == 1
+    model.block.listed[0] = 2.5
+    assert not attributes.unchanged() and not attributes.looks_unchanged()
+    model.block.listed[0] = 1.5
+    assert attributes.unchanged()
+    model.block.listed = [1.5, 1.5]
+    assert not attributes.unchanged()
+    model.block.listed = (1.5,)
+    assert not attributes.unchanged()
+
+
+def test_a_list_that_is_read_elsewhere_is_followed_there_too() -> None:
+    model = Net().eval()
+    shared = model.block.nested[0]["b"] = model.block.listed
+    attributes = Attributes(model.modules())
+    model.block.listed = [*shared]
+    assert attributes.unchanged()
+    shared[0] = 2.5
+    assert not attributes.unchanged() and not attributes.looks_unchanged()
+
+
 def test_names_that_code_reaches() -> None:
     found = names_read([Net, Block])
     assert found is not None
