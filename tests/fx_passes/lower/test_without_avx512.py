@@ -39,7 +39,7 @@ def test_a_model_in_bf16_is_computed_in_float32(name: str, tune: str) -> None:
     found = zendnn_cffi.explain(fast)
     layers = [node for node in found.nodes if node.became in ("convolution", "inner_product", "matmul")]
     assert len(layers) == sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) or tune == "full"
-    assert layers and all("float32" in node.layout for node in layers)
+    assert all("float32" in node.layout for node in layers) and (layers or tune == "full")  # else by what was faster
     assert not any("right numbers" in node.reason for node in found.nodes)
 
 
