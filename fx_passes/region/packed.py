@@ -186,6 +186,6 @@ def _is_plain_tensor(value: Any) -> bool:
         type(value) in _TENSORS
         and value.is_cpu
         and value.layout is torch.strided
-        and not (value.is_neg() or value.is_nested or value.is_quantized)
+        and not (value.is_neg() or value.is_nested or value.is_quantized or value._is_zerotensor())
         and not (value.requires_grad and torch.is_grad_enabled())
     )

@@ -119,7 +119,7 @@ class ZenRegion(nn.Module):
                 return self._run_packed(inputs)
             if type(value) not in _TENSORS or not value.is_cpu or value.layout is not _STRIDED or value.is_neg():
                 return self.run_plain(inputs)
-            if value.is_nested or value.is_quantized:
+            if value.is_nested or value.is_quantized or value._is_zerotensor():  # zeros without memory, as autograd has
                 return self.run_plain(inputs)
             if value.requires_grad and torch.is_grad_enabled():
                 return self.run_plain(inputs)

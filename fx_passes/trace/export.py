@@ -23,7 +23,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import copy_graph, unique_name
-from fx_passes.graph.hooks import without_hooks
+from fx_passes.graph.hooks import computed_weights, without_hooks
 from fx_passes.trace.asked import Asked, listening, sizes_written
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.compared import apart
@@ -244,7 +244,7 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
         held = [*_held_by((args, kwargs))]
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
         usual = {*own_attributes((args, kwargs))}  # those of fake tensors
-        with MostCalls(MOST_CALLS), listening():
+        with MostCalls(MOST_CALLS), listening(), _computed_weights_kept(root):
             result = forward(*args, **kwargs)
         noticed.update(before.changed())
         if usual and (given := {*own_attributes((args, kwargs, result))} - usual):
@@ -258,6 +258,22 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
 
     root.forward = watched
     return noticed
+
+
+@contextlib.contextmanager
+def _computed_weights_kept(root: nn.Module) -> Iterator[None]:
+    """Take back the weights that hooks set, as of weight_norm: they are in the graph, and no state of the model."""
+    kept = [
+        (module.__dict__, name, module.__dict__[name])
+        for module in root.modules()
+        for name in computed_weights(module)
+        if name in module.__dict__
+    ]
+    try:
+        yield
+    finally:
+        for held, name, value in kept:
+            held[name] = value
 
 
 def _held_by(value: Any) -> Iterator[Any]:

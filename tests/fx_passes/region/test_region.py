@@ -113,6 +113,7 @@ def test_weights_are_packed_once_for_all_signatures(gm: Any) -> None:
         lambda x: x.flip(2),
         lambda x: torch.cat([x, x], 3)[:, :, :, 3:9],
         lambda x: torch._neg_view(x),
+        lambda x: torch._efficientzerotensor(x.shape),
         lambda x: x.flatten().as_strided((4, 3, 5, 5), (9, 6, 2, 1)),
         lambda x: x.as_strided((2, 3, 5, 5), (3, 1, 6, 1), 7),
         lambda x: torch.view_as_complex(torch.stack([x, x + 1], -1)).imag,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
 
+import zendnn_cffi
 from fx_passes import ops
 from fx_passes.pipeline import compile_graph
 from fx_passes.trace.guards import Guards
@@ -513,3 +516,37 @@ def test_containers_of_the_caller_that_are_changed(kind: str) -> None:
         assert mine.keys() == theirs.keys() and len(mine["several"]) == len(theirs["several"])
         for one, other in zip(pytree.tree_leaves(mine), pytree.tree_leaves(theirs), strict=True):
             torch.testing.assert_close(one, other)
+
+
+class Padded(nn.Module):
+    """Asks for a size, so torch.fx cannot trace it; its layer's weight is computed by a hook before each call."""
+
+    def __init__(self, computing: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.conv = computing(nn.Conv1d(4, 8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] < 10:
+            x = F.pad(x, (0, 10))
+        return F.relu(self.conv(x))
+
+
+@pytest.mark.parametrize(
+    ("computing", "parameter"),
+    [
+        (torch.nn.utils.weight_norm, "weight_g"),
+        (torch.nn.utils.spectral_norm, "weight_orig"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "weight_orig"),
+    ],
+    ids=["weight_norm", "spectral_norm", "pruning"],
+)
+def test_weights_that_hooks_compute_are_in_exported_graphs(computing: Any, parameter: str) -> None:
+    """They counted as state that a forward changes: the layer stayed plain PyTorch."""
+    model, x = nn.Sequential(Padded(computing)).eval(), torch.randn(2, 4, 40)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), model(x))
+            assert "convolution" in [node.became for node in zendnn_cffi.explain(fast).nodes]
+            assert type(model[0].conv.weight) in (torch.Tensor, nn.Parameter) and model[0].conv.weight.is_cpu
+            getattr(model[0].conv, parameter)[1:3] *= 3
