@@ -32,6 +32,8 @@ def add_rivals(operation: Operation, node: fx.Node, context: LoweringContext) ->
     """Append candidates in which PyTorch computes node, to an operation that primitives can compute too."""
     if not _has_rivals(node, context) or operation.fallback_reason or operation.kind == "view":
         return
+    if any(candidate.implementation == "torch" for candidate in operation.candidates):  # its own are as good
+        return
     specs = [context.values.specs[n] for n in operation.operands]
     try:
         dtypes = [context.dtype(spec) for spec in (*specs, operation.spec)]

@@ -1,23 +1,34 @@
-"""Pooling: windows, adaptive and global; spatial means."""
+"""Pooling: windows, adaptive and global; spatial means, which PyTorch computes as well."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Arguments, Operand, Operation, Result
-from fx_passes.candidates.layouts import Layout, Numerics, Quantized, in_memory, layout, row_major, spatial_tags
+from fx_passes.candidates.candidates import Arguments, Candidate, Operand, Operation, Result, TorchTemplate
+from fx_passes.candidates.layouts import (
+    BLOCK,
+    Layout,
+    Numerics,
+    Quantized,
+    in_memory,
+    layout,
+    row_major,
+    spatial_tags,
+)
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from fx_passes.lower.quantized import numerics_of, wanted_of
-from fx_passes.lower.rows.reduction import lower_reduction
+from fx_passes.lower.rows.reduction import by_pytorch, loses_digits, lower_reduction
 from fx_passes.lower.windows.winograd import may_be_float32, takes_winograd
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
+from zendnn_cffi.primitives.memory import MemoryDesc
 
 Sizes = tuple[int, ...]
 
@@ -83,7 +94,7 @@ def _pooling(
     src, spec = context.values.specs[src_node], context.values.specs[node]
     dtype = context.dtype(src)
     shape = _output_shape(src, kernel, stride, left, right)
-    keeps_rank = len(spec.shape) == len(shape)
+    keeps_rank, is_mean = len(spec.shape) == len(shape), kind == "avg_exclude_padding" and kernel == src.shape[2:]
     if keeps_rank and shape != spec.shape:
         raise NotLowered(f"windows give {list(shape)}, eager {list(spec.shape)}")
     operation = Operation(node, node.name, "pooling", (src_node,), spec)
@@ -104,6 +115,11 @@ def _pooling(
             if flat.size_bytes != dst_desc.size_bytes:
                 continue  # padded blocks cannot be seen without their spatial dimensions
             dst = Quantized(flat, leave.numerics) if isinstance(leave, Quantized) else flat
+        if is_mean and src_desc.dtype is not None and src_desc.dtype.is_floating_point:
+            means = _mean_by_pytorch(src_desc, dst_desc)
+            operation.candidates += [Candidate("torch", (have,), dst, (mean,)) for mean in means]
+            if loses_digits(math.prod(kernel), src_desc.dtype):
+                continue
         found = implementations(
             descriptors.pooling,
             kind,
@@ -118,6 +134,23 @@ def _pooling(
         args: Arguments = {ARG_SRC: Operand(0, src_desc), ARG_DST: Result(dst_desc)}
         operation.candidates += candidates(found, args, "pooling", (have,), dst)
     return keep_optimized(operation, "only a reference implementation takes this pooling")
+
+
+def _mean_by_pytorch(src: MemoryDesc, dst: MemoryDesc) -> list[TorchTemplate]:
+    """The mean over all spatial dimensions, where no padding is among the channels of a block."""
+    dims = tuple(range(2, src.ndim))
+    if not src.is_plain:
+        if src.dims[1] % BLOCK:
+            return []
+        src, dst = _blocks_in_rows(src), _blocks_in_rows(dst)
+    return [by_pytorch("mean", src, dims, dst)]
+
+
+def _blocks_in_rows(desc: MemoryDesc) -> MemoryDesc:
+    """[N, C, ...] in blocks of channels as it lies: [N, C / 16, ..., 16]."""
+    samples, channels, *spatial = desc.dims
+    assert desc.dtype is not None
+    return row_major((samples, channels // BLOCK, *spatial, BLOCK), desc.dtype)
 
 
 def _integers(node: fx.Node, src_node: fx.Node, kind: str, padded: bool, context: LoweringContext) -> Numerics | None:

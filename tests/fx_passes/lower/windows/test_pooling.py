@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import zendnn_cffi
+from fx_passes.candidates.candidates import Candidate
+from fx_passes.candidates.layouts import in_memory
+from fx_passes.search.measure import is_rival
 from tests.support.lowering import kinds, net, noise, offload
 
 DTYPES = (None, torch.bfloat16)
@@ -114,6 +119,40 @@ def test_squeeze_and_excite(channels: int, batch: int, dtype: torch.dtype | None
     convs = [nn.Conv2d(3, channels, 3), nn.Conv2d(channels, 5, 1), nn.Conv2d(5, channels, 1), nn.Conv2d(channels, 4, 1)]
     found = offload(net(fn, *convs), noise(batch, 3, 8, 7), dtype=dtype)
     assert "torch" not in kinds(found) and kinds(found).count("convolution") == 4
+
+
+@pytest.mark.parametrize("sizes", ((56, 56), (1, 300), (3000,), (9, 11, 13)), ids=str)
+@pytest.mark.parametrize("behind", (True, False), ids=("behind a convolution", "first"))
+def test_means_of_many_numbers_keep_eagers_digits(behind: bool, sizes: tuple[int, ...]) -> None:
+    """Windows of the library add up one number after another: relative errors are 1e-6 and more there."""
+    rank, dims = len(sizes), tuple(range(2, len(sizes) + 2))
+    first = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[rank](16, 16, 1) if behind else nn.LeakyReLU(0.5)
+    functions: list[Any] = [
+        lambda m, x: m[1](m[0](x).sigmoid()),
+        lambda m, x: m[0](x).sigmoid().mean(dims),
+        lambda m, x: m[0](x).sigmoid().mean(dims, keepdim=True),
+    ]
+    for fn in functions:
+        model = net(fn, first, ADAPTIVE[rank](1))
+        x = noise(2, 16, *sizes)
+        gm = zendnn_cffi.optimize(model, tune="off")
+        with torch.no_grad():
+            ours = gm(x)
+            exact = copy.deepcopy(model).double()(x.double())
+        assert ((ours - exact) / exact).abs().max() < 4e-7
+        assert len(gm.regions()) == 1 and kinds(zendnn_cffi.explain(gm))[-1] == "torch"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("channels", "blocked"), ((32, True), (17, False)))
+def test_means_in_every_layout(
+    channels: int, blocked: bool, dtype: torch.dtype | None, torch_is_fastest: list[Candidate]
+) -> None:
+    """In nChw16c, too, where no padding fills a block. The numbers of every candidate measured are compared."""
+    model = net(lambda m, x: m[0](x).mean((2, 3)), nn.Conv2d(3, channels, 1))
+    offload(model, noise(2, 3, 20, 18), dtype=dtype, tune="full", k=360)
+    found = [c for c in torch_is_fastest if is_rival(c) and c.dst.dims == (2, channels)]
+    assert found and any(bool(in_memory(c.srcs[0]).inner_blocks) for c in found) == blocked
 
 
 def test_max_pool_of_infinity() -> None:
