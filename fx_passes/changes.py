@@ -125,7 +125,8 @@ class Watch:
         self.constants = list(constants)
         self.contents = Contents(constants.values())
         trained = [m for _, m in modules if m is not root and not (is_torch_s(m) and isinstance(m, _SAME_IN_TRAINING))]
-        self._attributes = [m.__dict__ for m in trained]
+        # torch.compile's modules have the flag of the module that they hold
+        self._attributes = [m.__dict__ for m in trained if "training" in m.__dict__]
         self._training = list(map(_is_training, self._attributes))
         # Hooks of all modules are run by modules alone.
         self._hooks = -1 if has_global_hooks() else RemovableHandle.next_id
@@ -275,7 +276,8 @@ def _outside_leaves(root: nn.Module, leaves: frozenset[str]) -> Iterator[tuple[s
             continue
         seen.add(id(module))
         yield path, module
-        pending += [(f"{path}.{name}" if path else name, m) for name, m in reversed(module._modules.items()) if m]
+        parts = [(name, m) for name, m in module._modules.items() if m is not None]  # some say of themselves: empty
+        pending += [(f"{path}.{name}" if path else name, m) for name, m in reversed(parts)]
 
 
 def _constants(

@@ -120,6 +120,8 @@ def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, tor
     """
     from safetensors import SafetensorError, safe_open
 
+    if path.is_dir():
+        raise FileError(f"{str(path)!r} is a folder: give the path of the file that zendnn_cffi.save wrote")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,12 @@ def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Seque
     """
     if not isinstance(module, OptimizedModule):
         raise TypeError(f"module must be what zendnn_cffi.optimize returned, got {type(module).__name__}")
-    counts = None if threads is None else [checks.as_int(count, "threads", minimum=1) for count in threads]
+    file, counts = _as_path(path), None if threads is None else _as_counts(threads)
+    if not file.absolute().parent.is_dir():
+        raise FileNotFoundError(f"no folder {str(file.parent)!r}, where path {str(file)!r} is to be written")
     module.follow_changes()
     document, tensors, left_out = encode_module(module, counts)
-    write(Path(path), document, tensors)
+    write(file, document, tensors)
     for kind in left_out:
         warnings.warn(f"zendnn_cffi: for such calls the loaded module raises ValueError: {kind}", stacklevel=2)
 
@@ -57,8 +59,9 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule
              version; LibraryError for a file without parameters (release_weights=True) where there is no library.
              Arguments that no graph in the file is right for raise ValueError in the call.
     """
+    file = _as_path(path)
     with collector_paused(), torch.inference_mode(False):  # else its parameters would be tensors that count no writes
-        document, tensors = read(Path(path), verify)
+        document, tensors = read(file, verify)
         module: Any = decode_module(document, tensors)
     if not is_available():
         warnings.warn(
@@ -68,3 +71,19 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> fx.GraphModule
         )
     result: fx.GraphModule = module
     return result
+
+
+def _as_path(path: Any) -> Path:
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str):
+        raise TypeError(f"path must be the path of a file, as text or a pathlib.Path, got {type(path).__name__}")
+    return Path(name)
+
+
+def _as_counts(threads: Any) -> list[int]:
+    if isinstance(threads, str) or not isinstance(threads, Iterable):
+        raise TypeError(f"threads must be a list of numbers of threads, such as [1, 2], got {threads!r}")
+    counts = [checks.as_int(count, "threads", minimum=1) for count in threads]
+    if not counts:
+        raise ValueError("threads has no number: leave it out for those that the module was called with")
+    return counts

@@ -6,6 +6,7 @@ structure, dtypes, ranks and numbers, and what the forward asked of them.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.trace.asked import Asked, arrangement, part_in_gradients
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.conditions import Conditions, conditions_of
+from fx_passes.trace.quiet import structures_copied
 from fx_passes.trace.sizes import ALL, FreeSizes
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
@@ -166,6 +168,20 @@ class Guards:
         found._n_flat, found._without_gradients, found.sizes = None, without_gradients, ALL
         found._passed = Passed(tuple((torch.Size(a), tuple(b)) for a, b in entry) for entry in sizes or ())
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_in_spec": pickle.dumps(self._in_spec)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with structures_copied():
+            self.__dict__.update(state, _in_spec=pickle.loads(state["_in_spec"]))
+
+    @property
+    def known_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes of the tensors of a call that the graph is right for; () where they do not matter, or none is known."""
+        if self._check is None:
+            return ()
+        return tuple(tuple(shape) for shape, _ in min(self._passed, default=()))
 
     @property
     def without_gradients(self) -> bool:

@@ -18,6 +18,7 @@ _LOGS = (
     "torch.fx.experimental.symbolic_shapes",
     "torch._subclasses.fake_tensor",
     "torch.utils._pytree",
+    "torch.export",
     "torch.export._trace",
     "torch._dynamo.variables.ctx_manager",
 )

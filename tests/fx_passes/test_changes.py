@@ -70,6 +70,56 @@ def test_every_way(way: Way, is_first: bool) -> None:
     assert lowered(fast)
 
 
+class Bank(nn.Module):
+    """A layer with a length, which is 0: Python takes it for false."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def __len__(self) -> int:
+        return 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(x))
+
+
+def another_weight(layer: nn.Module) -> None:
+    layer.weight = nn.Parameter(torch.eye(8) * 3)
+
+
+def a_hook(layer: nn.Module) -> None:
+    layer.register_forward_hook(lambda module, args, result: result * 3)
+
+
+@pytest.mark.parametrize("change", (another_weight, a_hook))
+def test_below_a_layer_that_says_it_is_empty(change: Callable[[nn.Module], None]) -> None:
+    model, x = nn.Sequential(Bank(), nn.Linear(8, 8)).eval(), noise(3, 8)
+    fast: Any = zendnn_cffi.optimize(model, tune="off")
+    check(fast, model, x)
+    for each in (fast, model):
+        change(each.get_submodule("0.layer"))
+    for _ in range(3):
+        check(fast, model, x)
+    assert lowered(fast)
+
+
+@pytest.mark.parametrize("examples", ((), ((noise(3, 8),),)), ids=("first call", "example"))
+def test_a_part_that_torch_compile_made(examples: tuple[Any, ...]) -> None:
+    """It has no training flag of its own, and its length is that of what it holds: a linear layer has none."""
+    inner = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.Dropout()), backend="eager")
+    model, x = nn.Sequential(inner, nn.ReLU(), nn.Linear(8, 8)).eval(), noise(3, 8)
+    single = nn.Sequential(torch.compile(nn.Linear(8, 8), backend="eager"), nn.ReLU()).eval()
+    check(zendnn_cffi.optimize(single, *examples, tune="off"), single, x)
+    fast: Any = zendnn_cffi.optimize(model, *examples, tune="off")
+    check(fast, model, x)
+    with torch.no_grad():
+        model.get_parameter("0._orig_mod.0.weight").mul_(2)
+    for _ in range(2):
+        check(fast, model, x)
+    assert lowered(fast)
+
+
 @pytest.mark.parametrize("way", IN_PLACE, ids=lambda way: way.__name__)
 def test_what_is_written_to_the_original_is_noticed(way: Way) -> None:
     model = net()

@@ -15,7 +15,8 @@ MODEL is one of
   timm:resnet50           the same of one library: torchvision:, timm: or hf:
   hf:bert                 an architecture by its model type, with its default configuration; or a folder with a model
   model.pt2               a file that torch.export.save wrote
-  package.module:function a function of yours that returns a model, or a pair: the model, and the arguments of a call
+  package.module:function a function of yours that returns a model, or a pair: the model, and the arguments of a call;
+                          or such a model, or pair, itself
 """
 
 
@@ -24,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m zendnn_cffi", description="PyTorch inference on AMD ZenDNN: look, check, measure, explain."
     )
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version of this package")
     top.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     show = commands.add_parser("show", help="versions, library, CPU, threads, and what is known of this CPU")
@@ -55,6 +57,16 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--png", type=Path, metavar="FILE", help="draw them; needs matplotlib")
     bench.set_defaults(run=_bench)
     return top
+
+
+class _Version(argparse.Action):
+    """Prints the version and ends; --help does without the import."""
+
+    def __call__(self, *_: object) -> None:
+        import zendnn_cffi
+
+        print(zendnn_cffi.__version__)
+        sys.exit(0)
 
 
 def _with_model(add: object, name: str, text: str) -> argparse.ArgumentParser:

@@ -56,6 +56,8 @@ def find(spec: str, batch: int = 1) -> Found:
     library, _, name = spec.partition(":")
     if spec.endswith(".pt2"):
         return _exported(spec)
+    if spec.endswith(".safetensors") and Path(spec).is_file():
+        raise CommandError(f"{spec!r} is a file for zendnn_cffi.load: name the model that it was made of")
     if library in _LIBRARIES and name:
         try:
             found = _LIBRARIES[library](name, batch)
@@ -103,10 +105,13 @@ def _similar(library: str, name: str) -> str:
 def _exported(path: str) -> Found:
     import torch.export
 
+    from fx_passes.trace.quiet import kept_quiet
+
     if not Path(path).is_file():
         raise CommandError(f"no file {path!r}: torch.export.save writes such files")
     try:
-        program = torch.export.load(path)
+        with kept_quiet():
+            program = torch.export.load(path)
     except Exception as error:
         raise CommandError(f"{path!r} holds no exported program that PyTorch {torch.__version__} loads") from error
     if program.example_inputs is None:
@@ -124,7 +129,8 @@ def _of_function(module: str, name: str) -> Found:
         raise CommandError(f"no module {error.name!r}, asked for by {module}:{name}") from error
     except AttributeError as error:
         raise CommandError(f"module {module!r} has no function {name!r}") from error
-    made = function()
+    is_made = isinstance(function, nn.Module | tuple) or not callable(function)  # what a function would return
+    made = function if is_made else function()
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise CommandError(f"{module}:{name} must return a model, or a model and its arguments; not {type(made)}")

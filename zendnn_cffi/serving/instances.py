@@ -271,10 +271,13 @@ def _groups(cores: Sequence[int], n: int) -> list[Sequence[int]]:
 
 def _file_of(module: nn.Module | str | os.PathLike[str], threads: Sequence[int]) -> tuple[str, Any]:
     """The path of the saved module, and the temporary folder that it is in, if any."""
+    from fx_passes.saved.container import read
+
     if isinstance(module, str | os.PathLike):
         path = Path(module).absolute()
         if not path.is_file():
             raise FileNotFoundError(f"no file at {str(path)!r}: zendnn_cffi.save writes such files")
+        read(path, verify=False)  # else a worker would start first, and say so much later
         return str(path), None
     from fx_passes.saved.files import save
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import logging
 import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -348,8 +350,45 @@ def test_a_module_that_was_never_called_is_saved_for_calls_like_its_example(tmp_
         x = noise(rows, 16)
         torch.testing.assert_close(loaded(x=x), model(x))
     assert [node.became for node in zendnn_cffi.explain(loaded).nodes if node.computes] == ["inner_product"] * 2
-    with pytest.raises(ValueError, match="saved for other arguments"):
+    with pytest.raises(
+        ValueError, match=r"saved for other arguments.*x: float32 of 2 dimensions; of sizes such as \[4, 16\]"
+    ):
         loaded(x=noise(200, 16))
+
+
+def test_copies_of_a_loaded_module_warn_of_nothing(tmp_path: Path) -> None:
+    """Structures of arguments, of which PyTorch warns where they are unpickled."""
+    layer, x = nn.MultiheadAttention(16, 2, batch_first=True).eval(), noise(2, 5, 16)
+    zendnn_cffi.save(zendnn_cffi.optimize(layer, (x, x, x), tune="off"), tmp_path / "m")
+    loaded = zendnn_cffi.load(tmp_path / "m")
+    for again in (copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            copied = again(loaded)
+        torch.testing.assert_close(copied(x, x, x), loaded(x, x, x))
+
+
+@pytest.mark.parametrize("path", (b"m", 3, io.BytesIO()), ids=("bytes", "int", "file"))
+def test_paths_are_texts(path: Any) -> None:
+    fast = zendnn_cffi.optimize(nn.Linear(4, 4).eval(), tune="off")
+    for call in (lambda: zendnn_cffi.save(fast, path), lambda: zendnn_cffi.load(path)):
+        with pytest.raises(TypeError, match="path must be the path of a file, as text or a pathlib.Path, got"):
+            call()
+
+
+def test_folders_are_no_files(tmp_path: Path) -> None:
+    fast = zendnn_cffi.optimize(nn.Linear(4, 4).eval(), tune="off")
+    with pytest.raises(FileError, match="is a folder"):
+        zendnn_cffi.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no folder .*nowhere'.*nowhere/m'"):
+        zendnn_cffi.save(fast, tmp_path / "nowhere" / "m")
+
+
+@pytest.mark.parametrize(("threads", "error"), ((2, TypeError), ("2", TypeError), ([], ValueError), ([0], ValueError)))
+def test_numbers_of_threads_are_a_list(threads: Any, error: type[Exception], tmp_path: Path) -> None:
+    fast = zendnn_cffi.optimize(nn.Linear(4, 4).eval(), tune="off")
+    with pytest.raises(error, match="threads"):
+        zendnn_cffi.save(fast, tmp_path / "m", threads=threads)
 
 
 def test_what_is_no_saved_module_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import zendnn_cffi
 from zendnn_cffi.cli import bench, contenders, models
 from zendnn_cffi.cli.errors import CommandError
 from zendnn_cffi.cli.main import main, parser
@@ -28,6 +29,10 @@ def network():
 
 def number():
     return 3
+
+pair = network()
+model = pair[0][0]
+three = 3
 """
 
 
@@ -101,6 +106,19 @@ def test_exported_programs(own: str, tmp_path: Path) -> None:
     assert main(["explain", str(path)]) == 0
 
 
+def test_models_are_as_good_as_functions_that_make_them(own: str) -> None:
+    module, _, _ = own.partition(":")
+    pair, alone = models.find(f"{module}:pair"), models.find(f"{module}:model")
+    assert pair.args[0].shape == (2, 3, 9, 9) and len(pair.model) == 4
+    assert isinstance(alone.model, torch.nn.Conv2d) and alone.args[0].shape == (1, 3, 224, 224)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.strip() == zendnn_cffi.__version__
+
+
 @pytest.mark.parametrize("name", ["squeezenet1_1", "timm:resnet10t", "hf:distilbert"])
 def test_names_of_libraries(name: str) -> None:
     found = models.find(name, 3)
@@ -119,10 +137,16 @@ def test_names_of_libraries(name: str) -> None:
         ("no_such_module_here:f", "no module 'no_such_module_here'"),
         ("own_network_of_a_test:nothing", "has no function 'nothing'"),
         ("own_network_of_a_test:number", "must return a model"),
+        ("own_network_of_a_test:three", "must return a model"),
+        ("{folder}/garbage.pt2", "holds no exported program"),
+        ("{folder}/ours.safetensors", "is a file for zendnn_cffi.load"),
     ],
 )
 @pytest.mark.usefixtures("own")
-def test_errors_are_one_line(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(name: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for file in ("garbage.pt2", "ours.safetensors"):
+        (tmp_path / file).write_bytes(b"abc")
+    name = name.format(folder=tmp_path)
     assert main(["explain", name]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and said in line
