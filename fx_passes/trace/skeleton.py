@@ -318,14 +318,19 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
     """A new Parameter on the same storage; a subclass (quantized, distributed, ...) is shared as it is."""
     if type(parameter) is not nn.Parameter:
         return parameter
-    return _named_alike(nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad), parameter)
+    return _named_alike(nn.Parameter(parameter.detach(), _may_ask_for_gradients(parameter)), parameter)
 
 
 def _owned(parameter: nn.Parameter) -> nn.Parameter:
     """The same with storage of its own; a subclass as it is."""
     if type(parameter) is not nn.Parameter:
         return parameter
-    return _named_alike(nn.Parameter(parameter.detach().clone(), parameter.requires_grad), parameter)
+    return _named_alike(nn.Parameter(parameter.detach().clone(), _may_ask_for_gradients(parameter)), parameter)
+
+
+def _may_ask_for_gradients(parameter: nn.Parameter) -> bool:
+    """One that was made under inference_mode() says that it does, and no other may be made of it that does."""
+    return parameter.requires_grad and not parameter.is_inference()
 
 
 def _view(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,7 @@ into it, optimize() does the rest. The parts are in zendnn_cffi/api/quantization
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from zendnn_cffi.api.quantization.gates import share_observers
 from zendnn_cffi.api.quantization.inputs import call_of, calls_of, kept_calls
 from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
 from zendnn_cffi.api.quantization.smooth import smooth_linears
-from zendnn_cffi.api.quantization.states import State
+from zendnn_cffi.api.quantization.states import State, buffers_restored
 from zendnn_cffi.api.quantization_report import QuantizationReport
 
 
@@ -91,8 +90,8 @@ def quantize(
     pt2e = torchao()
     calls = calls_of(calibration)
     kept = kept_calls(calls)
-    with _buffers_restored(model):
-        with torch.no_grad(), _buffers_restored(model):
+    with buffers_restored(model):
+        with torch.no_grad(), buffers_restored(model):
             float_accuracy = accuracy_of(model, accuracy)
         if example is None:
             exported = exported_graph(model, kept[0])
@@ -118,17 +117,3 @@ def quantize(
             for module in (attempt.fast, attempt.converted):
                 state.restore(module)
             return Quantization(attempt.fast, report, attempt.converted)
-
-
-@contextmanager
-def _buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Leave buffers that forward writes to, such as counters, as they were: calibration calls it many times."""
-    held = [buffer for buffer in model.buffers() if type(buffer) is torch.Tensor and buffer.layout is torch.strided]
-    before = [buffer.clone() for buffer in held]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, was in zip(held, before, strict=True):
-                if not torch.equal(buffer, was):
-                    buffer.copy_(was)

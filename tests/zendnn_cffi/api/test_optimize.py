@@ -291,3 +291,14 @@ assert "nowhere" in str(zendnn_cffi.explain(gm)), str(zendnn_cffi.explain(gm))
 """
     done: subprocess.CompletedProcess[str] = run_python(code, env={"ZENDNN_CFFI_LIBRARY": "/nowhere/libamdZenDNN.so"})
     assert done.returncode == 0
+
+
+def test_a_model_made_under_inference_mode() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    x = noise(2, 8)
+    for examples in ((), ((x,),)):
+        fast: Any = zendnn_cffi.optimize(model, *examples, tune="off")
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x))
+        assert [node.became for node in zendnn_cffi.explain(fast).nodes] == ["inner_product"]

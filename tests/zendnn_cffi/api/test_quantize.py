@@ -84,6 +84,59 @@ def test_static(name: str, batch: int) -> None:
         assert sqnr_db(called(model, other), called(module, other)) > 20
 
 
+class Recurrent(nn.Module):
+    """Of its batch torch.export asks whether it is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequence, self.head = nn.LSTM(24, 32, batch_first=True), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.sequence(x)[0])
+
+
+def test_floats_that_nobody_reads_are_gone(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).eval()
+    fast, _, converted = zendnn_cffi.quantize(model, [noise(4, 256) for _ in range(3)], compare=False)
+    for module in (fast, converted):
+        assert all(value.dtype == torch.int8 for value in module.state_dict().values() if value.numel() > 256)
+    zendnn_cffi.save(fast, tmp_path / "m")
+    assert (tmp_path / "m").stat().st_size < 0.8 * sum(p.numel() * 4 for p in model.parameters())
+    assert torch.equal(zendnn_cffi.load(tmp_path / "m")(noise(4, 256)), fast(noise(4, 256)))
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_a_normalization_of_vectors(dynamic: bool) -> None:
+    model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8)).eval()
+    x = noise(16)
+    fast, report, _ = zendnn_cffi.quantize(model, [noise(16) for _ in range(4)], dynamic=dynamic, compare=False)
+    assert sqnr_db(model(x), fast(x)) > 20 and len(report.layers) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_outputs_stay_float() -> None:
+    x = noise(2, 16)
+    for model in (nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 0)), nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 0))):
+        fast, report, _ = zendnn_cffi.quantize(model.eval(), [x] * 3, compare=False)
+        assert fast(x).shape == (2, 0) and any(layer.computes_in != "int8" for layer in report.layers)
+
+
+@pytest.mark.parametrize(
+    ("model", "dynamic"),
+    ((Recurrent(), False), (nn.TransformerEncoderLayer(24, 4, 48, batch_first=True), False), (Recurrent(), True)),
+    ids=("lstm", "attention", "dynamic"),
+)
+def test_other_batches_than_those_of_the_calibration(model: nn.Module, dynamic: bool) -> None:
+    calibration = [noise(2, 7, 24) for _ in range(4)]
+    fast, report, converted = zendnn_cffi.quantize(model.eval(), calibration, dynamic=dynamic)
+    assert report.layers
+    with torch.no_grad():
+        for batch in (1, 2, 5):
+            x = noise(batch, 7, 24)
+            assert sqnr_db(model(x), converted(x)) > 20
+            torch.testing.assert_close(fast(x), converted(x), atol=0.05, rtol=0.0)
+
+
 def test_the_report_compares_times_and_is_drawn(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, report, _ = zendnn_cffi.quantize(Net().eval(), [noise(1, 3, 32, 32)], tune="off")

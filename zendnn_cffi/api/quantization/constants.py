@@ -31,6 +31,16 @@ def fold_constants(exported: fx.GraphModule) -> None:
     exported.recompile()
 
 
+def drop_unread(gm: fx.GraphModule) -> None:
+    """Take out parameters that neither the graph reads nor what it calls: floats in whose place are integers."""
+    read = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+    called = tuple(f"{node.target}." for node in gm.graph.nodes if node.op == "call_module")
+    for name, _ in list(gm.named_parameters(remove_duplicate=False)):
+        if name not in read and not name.startswith(called):
+            path, _, attribute = name.rpartition(".")
+            delattr(gm.get_submodule(path), attribute)
+
+
 def is_constant(node: Any) -> bool:
     """Whether node is a parameter or buffer that nothing in the graph writes to."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":

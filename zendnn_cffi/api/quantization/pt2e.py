@@ -9,19 +9,28 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
-from fx_passes.trace.sizes import attempts
+from fx_passes.trace.sizes import Free, attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
-from zendnn_cffi.api.quantization.constants import LAYERS, fold_constants
+from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants
 from zendnn_cffi.api.quantization.inputs import FIRST, why_not_exported
-from zendnn_cffi.api.quantization.layers import ANNOTATION, Call, calibrating_with, kind, sharing_weights
+from zendnn_cffi.api.quantization.layers import (
+    ANNOTATION,
+    Call,
+    calibrating_with,
+    constant_of,
+    kind,
+    sharing_weights,
+)
 from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_norms
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 from zendnn_cffi.api.quantization.sources import name_sources
+from zendnn_cffi.api.quantization.states import buffers_restored
 from zendnn_cffi.engine.library import load
 
 
@@ -59,8 +68,9 @@ class Pt2e:
             for node in model.graph.nodes:
                 if dynamic and kind(node) != "linear":
                     node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
-                if kind(node) in LAYERS and getattr(node.args[1], "op", "") != "get_attr":
-                    node.meta.pop(ANNOTATION, None)  # nor weights that each call computes
+                if kind(node) in LAYERS and not _has_constant_weight(model, node):
+                    node.meta.pop(ANNOTATION, None)  # nor weights that each call computes, or of nothing
+                    continue
                 specs = _other_product(node, config.input_activation, config.weight, dynamic)
                 if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
                     found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
@@ -79,7 +89,9 @@ class Pt2e:
         with hidden_norms(prepared):
             converted = self._functions.convert_pt2e(prepared)
         show_norms(converted)
-        return scale_rows(converted, one_sided)
+        found = scale_rows(converted, one_sided)
+        drop_unread(found)
+        return found
 
 
 def activation_bits(converted: fx.GraphModule) -> int:
@@ -88,6 +100,11 @@ def activation_bits(converted: fx.GraphModule) -> int:
     kept = [node.args for node in converted.graph.find_nodes(op="call_function", target=quantize)]
     highest = [args[4] for args in kept if args[5] == torch.uint8]
     return 7 if highest and max(highest) <= 127 else 8
+
+
+def _has_constant_weight(gm: fx.GraphModule, layer: fx.Node) -> bool:
+    weight = layer.args[1]
+    return isinstance(weight, fx.Node) and weight.op == "get_attr" and constant_of(gm, weight).numel() > 0
 
 
 def _other_product(node: fx.Node, activation: Any, weight: Any, dynamic: bool) -> dict[fx.Node, Any]:
@@ -119,24 +136,56 @@ def torchao() -> Pt2e:
 def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.GraphModule:
     """The model's graph, with as many sizes free as can be; errors call the example by that name.
 
-    What was exported before keeps the sizes of that export.
+    What was exported before keeps the sizes of that export. A graph that refuses one sample, where the example has
+    several, is the last choice: where torch.export leaves 0 and 1 free, it may ask for sizes other than 1.
     """
     if is_exported(model):
         assert isinstance(model, fx.GraphModule)
         return _as_quantizable(sharing_weights(model))
     args, kwargs = example
     refused: Exception | None = None
+    found: fx.GraphModule | None = None
     for attempt in attempts():
+        if found is not None and attempt.free is not Free.ALL:
+            break
         try:
             shapes = attempt.shapes(model, example)
             with torch.no_grad(), attempt.mode, written_out(), warnings.catch_warnings(), kept_quiet():
                 warnings.simplefilter("ignore")
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=True)
-                found: fx.GraphModule = program.module()
-                return _as_quantizable(found)
+                exported: fx.GraphModule = program.module()
+                with buffers_restored(model):
+                    takes_one = _takes_one_sample(exported, model, example)
+            if takes_one or found is None:
+                found = exported
+            if takes_one:
+                break
         except Exception as error:  # whatever the model's own code or torch.export raises
             refused = error
+    if found is not None:
+        return _as_quantizable(found)
     raise ValueError(why_not_exported(model, example, name, refused)) from refused
+
+
+def _takes_one_sample(exported: fx.GraphModule, model: nn.Module, example: Call) -> bool:
+    """Whether it does for the first sample of the example what the model does; True where the model takes none."""
+    one: Call = pytree.tree_map(lambda x: x[:1] if isinstance(x, torch.Tensor) and x.ndim else x, example)
+    if all(x.shape == y.shape for x, y in zip(_tensors(one), _tensors(example), strict=True)):
+        return True
+    try:
+        expected = model(*one[0], **one[1])
+    except Exception:  # what is no batch, or not of one size
+        return True
+    try:
+        found = exported(*one[0], **one[1])
+    except Exception:
+        return False
+    pairs = zip(_tensors(found), _tensors(expected), strict=True)
+    return all(x.shape == y.shape and torch.allclose(x, y, 1e-3, 1e-3, equal_nan=True) for x, y in pairs)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _as_quantizable(exported: fx.GraphModule) -> fx.GraphModule:

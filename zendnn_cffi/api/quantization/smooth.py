@@ -48,7 +48,7 @@ def _largest(gm: fx.GraphModule, values: Collection[fx.Node], calls: Sequence[Ca
 
     def keep(node: fx.Node, args: Any, kwargs: Any, result: Tensor) -> None:
         if node in values:
-            largest = result.detach().abs().flatten(0, -2).amax(0)
+            largest = result.detach().abs().reshape(-1, result.shape[-1]).amax(0)
             found[node] = torch.maximum(found[node], largest) if node in found else largest
 
     watch(gm, calls, keep)
@@ -59,7 +59,9 @@ def _groups(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
     """The linear layers that read each normalization's result."""
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in gm.graph.nodes:
-        if kind(node) == "linear" and node.args[1].op == "get_attr" and kind(_passed(node.args[0])) in _NORMS:
+        if kind(node) != "linear" or node.args[1].op != "get_attr" or not constant_of(gm, node.args[1]).numel():
+            continue
+        if kind(_passed(node.args[0])) in _NORMS:
             found.setdefault(node.args[0], []).append(node)
     return found
 

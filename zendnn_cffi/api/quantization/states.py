@@ -7,6 +7,8 @@ of these calls, in the results of quantize() as well.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import fx, nn
@@ -44,3 +46,17 @@ class State:
                 value = getattr(module.get_submodule(path), last, None)
                 if isinstance(value, torch.Tensor):
                     value.copy_(before)
+
+
+@contextmanager
+def buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Leave buffers that forward writes to, such as counters, as they were: calibration calls it many times."""
+    held = [buffer for buffer in model.buffers() if type(buffer) is torch.Tensor and buffer.layout is torch.strided]
+    before = [buffer.clone() for buffer in held]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, was in zip(held, before, strict=True):
+                if not torch.equal(buffer, was):
+                    buffer.copy_(was)
