@@ -49,13 +49,20 @@ def match_grouped(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     keys, values = map(repeated_heads, node.args[1:3])
     if keys is None or values is None or known_shape(keys)[:3] != known_shape(values)[:3]:
         return None
-    return keys, values
+    return None if None in (_number(known_shape(keys)[1]), _number(known_shape(values)[3])) else (keys, values)
+
+
+def _number(size: int | torch.SymInt) -> int | None:
+    """A size as a number; None where it is free. TorchDynamo gives some as terms: no argument of a node is one."""
+    return size if isinstance(size, int) else size.node.maybe_as_int()
 
 
 def _read_where_they_lie(gm: fx.GraphModule, node: fx.Node, found: tuple[fx.Node, fx.Node]) -> None:
     query: Any = node.args[0]
     value = query.meta["val"]
-    groups, (heads, d) = known_shape(found[0])[1], (value.shape[1], value.shape[3])
+    groups, width = _number(known_shape(found[0])[1]), _number(known_shape(found[1])[3])
+    heads, d = value.shape[1], value.shape[3]
+    assert groups is not None
     with gm.graph.inserting_before(node):
         rows = gm.graph.call_function(ops.reshape, (query, (-1, groups, heads // groups, d)))
         attended = gm.graph.call_function(ops.attention, (rows, *found, *node.args[3:]), dict(node.kwargs))
@@ -66,7 +73,7 @@ def _read_where_they_lie(gm: fx.GraphModule, node: fx.Node, found: tuple[fx.Node
         attended.meta["val"] = result.new_empty((result.shape[0], groups, heads // groups, result.shape[3]))
     repeated = node.args[1:3]
     node.target, node.kwargs = ops.reshape, {}
-    node.args = (attended, (-1, heads, 1, known_shape(found[1])[3]))
+    node.args = (attended, (-1, heads, 1, width))
     for copied, x in zip(repeated, found, strict=True):
         while copied is not x and isinstance(copied, fx.Node) and not copied.users:
             unread, copied = copied, copied.args[0]

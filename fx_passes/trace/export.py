@@ -142,7 +142,11 @@ def _drop_detach(node: fx.Node) -> None:
 def _constant_of_root(root: nn.Module, target: str, gm: fx.GraphModule, held: Held) -> str:
     """The name under which root has what gm has under `target`; a tensor that forward creates is put there."""
     path, _, name = target.rpartition(".")
-    owner, value = root.get_submodule(path), getattr(gm.get_submodule(path), name)
+    value = getattr(gm.get_submodule(path), name)
+    try:
+        owner = root.get_submodule(path)
+    except AttributeError:  # layers[:2].0: root has no such module
+        owner, path, target = root, "", name
     if hasattr(owner, name):
         # torch.export numbers such tensors from 0 on in every graph: another graph of this root may have one
         mine = owner.__dict__.get(name)

@@ -200,8 +200,10 @@ def _einsum(equation: str, *operands: Any) -> torch.Tensor:
     tensors = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     sizes: dict[str, int] = {}
     for labels, tensor in zip(equation.replace(" ", "").partition("->")[0].split(","), tensors, strict=True):
-        for label, size in zip(labels, tensor.shape, strict="." not in labels):
-            if sizes.setdefault(label, size) != size and "." not in labels:
+        first, _, last = labels.partition("...")  # what the dots stand for broadcasts in every result
+        named = [*zip(first, tensor.shape, strict="." not in labels)]
+        for label, size in (*named, *zip(last[::-1], tensor.shape[::-1], strict=False)):
+            if sizes.setdefault(label, size) != size:
                 raise RuntimeError(f"{label} is {sizes[label]} and {size}")
     return torch.einsum(equation, *tensors)
 

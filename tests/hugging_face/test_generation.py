@@ -89,6 +89,15 @@ def test_every_way_of_decoding_runs_by_graphs(graph_calls: list[int]) -> None:
             assert_close(step, other, k=SIZES["hidden_size"])
 
 
+def test_a_static_cache_whose_heads_are_given_as_a_term(graph_calls: list[int]) -> None:
+    """TorchDynamo gives the number of the cache's heads as a SymInt there, though it is the weights'."""
+    eager, fast = model_of(), model_of()
+    fast.forward = torch.compile(fast.forward, backend="zendnn", dynamic=True, options={"tune": "off"})
+    arguments = {**prompt_of(1, 9), **WAYS["static cache"][2], "max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(fast.generate(**arguments), eager.generate(**arguments))
+    assert len(graph_calls) == 4
+
+
 def test_a_text_goes_on_with_the_cache_of_eager_pytorch(graph_calls: list[int]) -> None:
     eager, fast, prompt = model_of(), compiled(model_of(), []), prompt_of(1, 5)
     how = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True}

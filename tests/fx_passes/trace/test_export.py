@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
 
 import zendnn_cffi
 from fx_passes import ops
 from fx_passes.pipeline import compile_graph
+from fx_passes.trace.export import _constant_of_root
 from fx_passes.trace.guards import Guards
+from fx_passes.trace.skeleton import Held
 from fx_passes.trace.traced import WHOLE
 from tests.support.graphs import check_equal, count, image, model_of, outside
 
@@ -550,3 +552,20 @@ def test_weights_that_hooks_compute_are_in_exported_graphs(computing: Any, param
             assert "convolution" in [node.became for node in zendnn_cffi.explain(fast).nodes]
             assert type(model[0].conv.weight) in (torch.Tensor, nn.Parameter) and model[0].conv.weight.is_cpu
             getattr(model[0].conv, parameter)[1:3] *= 3
+
+
+def test_tensors_of_layers_that_a_slice_gave_are_put_on_the_model() -> None:
+    """torch.export names them by the slice, as layers.slice(None, 1, None).0: no path of the model's."""
+    root, gm = nn.Module(), fx.GraphModule(nn.Module(), fx.Graph())
+    part = nn.Module()
+    part.add_module("slice(None, 1, None)", inner := nn.Module())
+    inner.lifted = torch.ones(2)
+    gm.layers = part
+    root.layers = nn.Module()
+    target = "layers.slice(None, 1, None).lifted"
+    held = Held(root, root)
+    assert _constant_of_root(root, target, gm, held) == "lifted" == _constant_of_root(root, target, gm, held)
+    assert torch.equal(root.lifted, torch.ones(2))
+    inner.lifted = torch.zeros(2)
+    assert (name := _constant_of_root(root, target, gm, held)) != "lifted"
+    assert torch.equal(getattr(root, name), torch.zeros(2))

@@ -164,6 +164,35 @@ def test_meta_tensors_are_for_the_models_own_forward() -> None:
         assert got.is_meta == expected.is_meta
 
 
+@pytest.mark.parametrize(
+    ("equation", "shape", "others"),
+    (
+        ("...rk,rkc->...rc", (2, 3, 16, 4), ((5, 16, 4), (16, 4), (2, 2, 3, 16, 4))),
+        ("r...k,rkc->...rc", (16, 2, 3, 4), ((16, 5, 4), (16, 4))),
+        ("...rk, rkc", (2, 16, 4), ((16, 4),)),
+    ),
+)
+def test_labels_beside_dots(equation: str, shape: tuple[int, ...], others: tuple[tuple[int, ...], ...]) -> None:
+    """The example, and other sizes in place of the dots, are computed by the graph; broadcasts are PyTorch's."""
+
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.weight = nn.Linear(4, 4), nn.Parameter(r(16, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum(equation, self.linear(x), self.weight)
+
+    model = Rotated().eval()
+    fast: Any = zendnn_cffi.optimize(model, (r(*shape),), tune="off")
+    refusals, broadcast = fast._source[0].refusals, tuple(1 if n == 16 else n for n in shape)
+    with torch.no_grad():
+        for each in (shape, *others, broadcast):
+            x = r(*each)
+            assert_close(fast(x), model(x), k=16)
+            assert refusals.allow({"x": x}) == (each is not broadcast)
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
