@@ -34,18 +34,14 @@ class PlainRun:
                 "this module, from a file, was traced without autocast, under which its forward may compute something"
                 " else: optimize the original with dtype=torch.bfloat16, or call it under autocast"
             )
-        known = "; ".join(dict.fromkeys(map(_for_people, graphs)))
+        known = "; ".join(dict.fromkeys(f"({graph.traced.calls})" for graph in graphs))
+        sizes = next((found for graph in graphs if (found := graph.traced.sizes_for(args, kwargs))), ())
+        if sizes:
+            known += f", of sizes such as {', '.join(str([*each]) for each in sizes)}"
         raise ValueError(
             "this module was saved for other arguments: call the original with these, before it is saved, or optimize"
             f" the original for them. The file has graphs for {known}"
         )
-
-
-def _for_people(graph: PlainGraph) -> str:
-    """Which calls a graph is for."""
-    guards = graph.traced.guards
-    sizes = () if guards is None else guards.known_sizes
-    return f"({graph.traced.calls}{f'; of sizes such as {str([*map(list, sizes)])[1:-1]}' if sizes else ''})"
 
 
 class PlainGraph:

@@ -195,14 +195,9 @@ class Guards:
         """
         if torch.is_autocast_enabled("cpu") or (self._without_gradients and torch.is_grad_enabled()):
             return False
-        flat: Any = args
-        if self._n_flat != len(args) or kwargs:
-            flat, spec = pytree.tree_flatten((args, kwargs))
-            if spec != self._in_spec:
-                return False
-        for value, like in zip(flat, self._leaves, strict=True):
-            if not (like.describes(value, may_ask) if type(like) is _TensorLike else _is_same(value, like)):
-                return False
+        flat = self._flat_like_example(args, kwargs, may_ask)
+        if flat is None:
+            return False
         if self._check is None:
             return True
         sizes = _sizes(flat)
@@ -215,6 +210,22 @@ class Guards:
         if sizes is not None:
             self._passed.remember(sizes)
         return True
+
+    def resemble(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether such a call is the example's but for sizes; it may ask for gradients."""
+        return self._flat_like_example(args, kwargs, True) is not None
+
+    def _flat_like_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], may_ask: bool) -> Any:
+        """The arguments one after another; None where their structure, dtypes, ranks or numbers are others."""
+        flat: Any = args
+        if self._n_flat != len(args) or kwargs:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self._in_spec:
+                return None
+        for value, like in zip(flat, self._leaves, strict=True):
+            if not (like.describes(value, may_ask) if type(like) is _TensorLike else _is_same(value, like)):
+                return None
+        return flat
 
     def reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The same arguments with the keys of dictionaries in the example's order; None where that is no remedy."""

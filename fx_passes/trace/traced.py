@@ -160,6 +160,13 @@ class Traced:
                 return None
         return ordered
 
+    def sizes_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+        """Sizes that such a call may have, where its own are all that the graph is not right for; () otherwise."""
+        if self.guards is None or self.example is None:
+            return ()
+        ordered = self._as_in_example(args, kwargs)
+        return self.guards.known_sizes if ordered is not None and self.guards.resemble(*ordered) else ()
+
     @cached_property
     def _refusals_of_sizes(self) -> Refusals | None:
         return Refusals.of(self.root, self.graph, CAPTURED)

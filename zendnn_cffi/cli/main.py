@@ -63,9 +63,9 @@ class _Version(argparse.Action):
     """Prints the version and ends; --help does without the import."""
 
     def __call__(self, *_: object) -> None:
-        import zendnn_cffi
+        from zendnn_cffi.api.config import package_version
 
-        print(zendnn_cffi.__version__)
+        print(package_version())
         sys.exit(0)
 
 

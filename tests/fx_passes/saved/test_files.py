@@ -351,7 +351,7 @@ def test_a_module_that_was_never_called_is_saved_for_calls_like_its_example(tmp_
         torch.testing.assert_close(loaded(x=x), model(x))
     assert [node.became for node in zendnn_cffi.explain(loaded).nodes if node.computes] == ["inner_product"] * 2
     with pytest.raises(
-        ValueError, match=r"saved for other arguments.*x: float32 of 2 dimensions; of sizes such as \[4, 16\]"
+        ValueError, match=r"saved for other arguments.*x: float32 of 2 dimensions\), of sizes such as \[4, 16\]"
     ):
         loaded(x=noise(200, 16))
 
