@@ -121,6 +121,13 @@ def offload(
     return zendnn_cffi.explain(gm)
 
 
+def relative_error(gm: nn.Module, model: nn.Module, x: torch.Tensor) -> float:
+    """The largest error of any number of the result, as a part of that number in float64."""
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+        return ((gm(x) - exact) / exact).abs().max().item()
+
+
 def check_regions(gm: Any) -> None:
     """Run every program of gm on noise, plainly and with dead memory full of NaN: equal bits."""
     for region in gm.regions().values():
