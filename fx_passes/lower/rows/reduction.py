@@ -74,17 +74,17 @@ def _products(
     """Each column's sum is a row of ones times the matrix, or PyTorch's; a mean is divided before it is rounded."""
     before, rows, columns = shape[: min(dims)], [shape[d] for d in sorted(dims)], shape[max(dims) + 1 :]
     batch, length, width = map(math.prod, (before, rows, columns))
-    ones, src = row_major((1, 1, length), dtype), row_major((batch, length, width), dtype)
-    dst = row_major((batch, 1, width), dtype)
+    src, dst = row_major((batch, length, width), dtype), row_major((batch, 1, width), dtype)
+    srcs, left = (row_major(shape, dtype),), row_major(result or (1,), dtype)
+    sums = Candidate("torch", srcs, left, (by_pytorch(kind, src, (1,), dst),))
+    if loses_digits(length, dtype):
+        return [sums]
+    ones = row_major((1, 1, length), dtype)
     post_ops = PostOps().eltwise("linear", 1.0 / length) if kind == "mean" else PostOps()
     args: Arguments = {
         ARG_SRC: Weights(f"ones {length}", torch.ones(1, 1, length, dtype=torch.float32, device="cpu"), ones),
         ARG_WEIGHTS: Operand(0, src),
         ARG_DST: Result(dst),
     }
-    srcs, left = (row_major(shape, dtype),), row_major(result or (1,), dtype)
-    sums = Candidate("torch", srcs, left, (by_pytorch(kind, src, (1,), dst),))
-    if loses_digits(length, dtype):
-        return [sums]
     found = optimized_implementations(descriptors.matmul, ones, src, None, dst, post_ops=post_ops)
     return [*candidates(found, args, "matmul", srcs, left, 2 * batch * length * width), sums]

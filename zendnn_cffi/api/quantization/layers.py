@@ -191,6 +191,12 @@ def _add_to_bias(gm: fx.GraphModule, layer: fx.Node, shift: Tensor) -> None:
     replace_constant(gm, layer, 2, shift)
 
 
+def has_constant_weight(gm: fx.GraphModule, layer: fx.Node) -> bool:
+    """Whether the layer's weight is a constant, of at least one number."""
+    weight = layer.args[1]
+    return isinstance(weight, fx.Node) and weight.op == "get_attr" and constant_of(gm, weight).numel() > 0
+
+
 def constant_of(gm: fx.GraphModule, node: Any) -> Tensor:
     """The parameter or buffer that a node reads."""
     value = get_attribute(gm, str(node.target))

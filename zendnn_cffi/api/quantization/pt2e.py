@@ -22,7 +22,7 @@ from zendnn_cffi.api.quantization.layers import (
     ANNOTATION,
     Call,
     calibrating_with,
-    constant_of,
+    has_constant_weight,
     kind,
     sharing_weights,
 )
@@ -68,7 +68,7 @@ class Pt2e:
             for node in model.graph.nodes:
                 if dynamic and kind(node) != "linear":
                     node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
-                if kind(node) in LAYERS and not _has_constant_weight(model, node):
+                if kind(node) in LAYERS and not has_constant_weight(model, node):
                     node.meta.pop(ANNOTATION, None)  # nor weights that each call computes, or of nothing
                     continue
                 specs = _other_product(node, config.input_activation, config.weight, dynamic)
@@ -100,11 +100,6 @@ def activation_bits(converted: fx.GraphModule) -> int:
     kept = [node.args for node in converted.graph.find_nodes(op="call_function", target=quantize)]
     highest = [args[4] for args in kept if args[5] == torch.uint8]
     return 7 if highest and max(highest) <= 127 else 8
-
-
-def _has_constant_weight(gm: fx.GraphModule, layer: fx.Node) -> bool:
-    weight = layer.args[1]
-    return isinstance(weight, fx.Node) and weight.op == "get_attr" and constant_of(gm, weight).numel() > 0
 
 
 def _other_product(node: fx.Node, activation: Any, weight: Any, dynamic: bool) -> dict[fx.Node, Any]:

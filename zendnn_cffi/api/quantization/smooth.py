@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from zendnn_cffi.api.quantization.layers import Call, constant_of, kind, replace_constant, watch
+from zendnn_cffi.api.quantization.layers import Call, constant_of, has_constant_weight, kind, replace_constant, watch
 
 _STRENGTH = 0.5  # as in the paper: the spread is shared evenly between activations and weights
 _PASSING = frozenset(("dropout", "clone", "contiguous"))  # the value itself, in evaluation mode
@@ -59,9 +59,7 @@ def _groups(gm: fx.GraphModule) -> dict[fx.Node, list[fx.Node]]:
     """The linear layers that read each normalization's result."""
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in gm.graph.nodes:
-        if kind(node) != "linear" or node.args[1].op != "get_attr" or not constant_of(gm, node.args[1]).numel():
-            continue
-        if kind(_passed(node.args[0])) in _NORMS:
+        if kind(node) == "linear" and has_constant_weight(gm, node) and kind(_passed(node.args[0])) in _NORMS:
             found.setdefault(node.args[0], []).append(node)
     return found
 
