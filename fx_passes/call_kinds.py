@@ -24,7 +24,7 @@ from torch import nn
 from fx_passes.changes import Watch
 from fx_passes.first_call import means_what_it_says, no_example
 from fx_passes.memoize.watched import is_watched
-from fx_passes.plain_calls import PlainCalls
+from fx_passes.plain_calls import PlainCalls, Reasons
 from fx_passes.trace.call_kind import Kind, kind_of
 from fx_passes.trace.compared import copy_of_example
 from fx_passes.trace.guards import Call
@@ -44,20 +44,19 @@ log = logging.getLogger("zendnn_cffi.passes")
 MOST_KINDS = 8  # graphs of one module, its own included: more kinds of calls stay plain PyTorch
 _MOST_TRIES = 16  # examples that are traced in all: some give no graph
 _MOST_WAITING = 64  # kinds that came once, and are remembered until they come again
-_MOST_REASONS = 8
 
 
 class CallKinds:
     """The further graphs of one module.
 
     modules  one for each kind of call, over the module's own tree
-    reasons  why calls stayed plain PyTorch, the latest last
+    reasons  why calls stayed plain PyTorch
     """
 
     def __init__(self) -> None:
         self.modules: list[OptimizedModule] = []
-        self.reasons: list[str] = []
-        self._known: dict[Kind, None] = {}  # that have a graph, or cannot have one
+        self.reasons = Reasons()
+        self._known: dict[Kind, str] = {}  # that have a graph (""), or cannot have one, and why
         self._waiting: dict[Kind, None] = {}
         self._tries = 0
         self._has_asked_symbols = False  # for a graph of all sizes, where the module's own is for its example's
@@ -73,7 +72,7 @@ class CallKinds:
     def remember(self, traced: Traced) -> None:
         """The kinds of calls that need no further graph."""
         if traced.kind is not None:
-            self._known[traced.kind] = None
+            self._known[traced.kind] = ""
 
     def forget_tried(self) -> None:
         """The model was changed: what could not be traced may be now."""
@@ -126,7 +125,9 @@ class CallKinds:
         """Whether calls of a kind are to have a graph. sizes  that the module's own graph leaves free"""
         if self._asks_symbols(sizes):
             return True
-        if kind in self._known or (sizes.free is Free.NOTHING and any(map(kind.differs_by_sizes, self._known))):
+        if refused := self._known.get(kind):
+            self._note(refused)
+        elif kind in self._known or (sizes.free is Free.NOTHING and any(map(kind.differs_by_sizes, self._known))):
             self._note("other sizes, or another state of PyTorch or the program, than the graph of such calls is for")
         elif len(self.modules) >= MOST_KINDS - 1:
             self._note(f"{MOST_KINDS} kinds of calls came before")
@@ -233,13 +234,12 @@ class CallKinds:
             store.share_with(stores)
 
     def _refuse(self, kind: Kind, reason: str) -> None:
-        self._known[kind] = None
-        self._note(f"no graph for {kind.text}: {reason}".splitlines()[0])
+        self._known[kind] = f"no graph for {kind.text}: {reason}".splitlines()[0]
+        self._note(self._known[kind], 0)
 
-    def _note(self, reason: str) -> None:
-        """Say why a call stays plain PyTorch."""
-        if reason not in self.reasons:
-            self.reasons = [*self.reasons[1 - _MOST_REASONS :], reason]
+    def _note(self, reason: str, calls: int = 1) -> None:
+        """Say why calls stay plain PyTorch; none yet where an example alone came."""
+        if self.reasons.add(reason, calls):
             log.info("a call stays plain PyTorch: %s", reason)
 
 

@@ -284,7 +284,7 @@ class OptimizedModule(WatchedModule):
         if self._calls_of_others:
             about.append(
                 f"Calls with other arguments than it was traced for, or in another state: {self._calls_of_others}."
-                f" They ran as plain PyTorch: {'; '.join(self.call_kinds.reasons)}."
+                f" They ran as plain PyTorch: {self.call_kinds.reasons.counted}."
             )
         if traced.guards is not None and traced.sizes.note:
             about.append(traced.sizes.note)

@@ -1,4 +1,4 @@
-"""Calls of a model's own forward, and the tracing of it, which they disturb from other threads.
+"""Calls of a model's own forward: why they came to it, and the tracing of it, which they disturb from other threads.
 
 A forward may set globals for a moment, as Transformers does to collect hidden states. Who traces meanwhile finds that
 the model changes them, and PyTorch's own tables of traced functions are not made for two threads.
@@ -17,6 +17,31 @@ from zendnn_cffi.locks import new_lock
 _PATIENCE_SECONDS = 60.0  # of calls; a forward may wait for another thread's
 _LONGEST_SECONDS = 10.0  # that tracing waits for calls
 _POLL_SECONDS = 0.001
+_MOST_REASONS = 8
+
+
+class Reasons:
+    """Why calls stayed plain PyTorch, and how many did, the latest last."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, int] = {}
+
+    def add(self, reason: str, calls: int = 1) -> bool:
+        """Count calls that did. Returns whether the reason is a new one."""
+        known = dict(self._calls)  # replaced whole: another thread may read it
+        calls += known.pop(reason, 0)
+        is_new = reason not in self._calls
+        self._calls = dict([*known.items(), (reason, calls)][-_MOST_REASONS:])
+        return is_new
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._calls)
+
+    @property
+    def counted(self) -> str:
+        """The reasons in a sentence: "A (2 calls); B"."""
+        return "; ".join(why if calls < 2 else f"{why} ({calls} calls)" for why, calls in self._calls.items())
 
 
 class PlainCalls:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fx_passes import plain_calls
-from fx_passes.plain_calls import PlainCalls
+from fx_passes.plain_calls import PlainCalls, Reasons
 
 
 def started(target: Callable[[], Any]) -> threading.Thread:
@@ -112,3 +112,12 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
             with calls.one():
                 os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_reasons_are_counted_the_latest_last() -> None:
+    reasons = Reasons()
+    assert [reasons.add(why) for why in ("a", "b", "a")] == [True, True, False]
+    assert reasons.texts == ["b", "a"] and reasons.counted == "b; a (2 calls)"
+    for number in range(plain_calls._MOST_REASONS):
+        reasons.add(str(number))
+    assert reasons.texts == list(map(str, range(plain_calls._MOST_REASONS)))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from fx_passes.plain_calls import Reasons
 from zendnn_cffi.api.model_states import EarlierStates, ModelState, sample_of
 from zendnn_cffi.api.optimize import made, optimize
 from zendnn_cffi.collector import collector_paused
@@ -36,7 +37,7 @@ class ReplacedForward:
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
-        self._reasons: list[str] = []
+        self._reasons = Reasons()
         self._fast: OptimizedModule | None = None
         self._refused = 0  # so many times
         self._looked_at: Traced | None = None  # that changes nothing of its own
@@ -57,7 +58,7 @@ class ReplacedForward:
     @property
     def reasons(self) -> list[str]:
         """Why the last calls that stayed plain PyTorch did."""
-        return [*self._reasons, *([] if self._fast is None else self._fast.call_kinds.reasons)]
+        return [*self._reasons.texts, *([] if self._fast is None else self._fast.call_kinds.reasons.texts)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from fx_passes.graph.hooks import set_computed_weights
@@ -142,8 +143,7 @@ class ReplacedForward:
         return fast
 
     def _plain(self, reason: str) -> OptimizedModule | None:
-        if reason not in self._reasons:
-            self._reasons = [*self._reasons[-7:], reason]
+        if self._reasons.add(reason):
             log.info("%s: a call stays plain PyTorch: %s", type(self.model).__name__, reason)
         return None
 
