@@ -13,10 +13,16 @@ from zendnn_cffi.primitives.memory import DATA_TYPES, MemoryDesc
 from zendnn_cffi.values import dataclass
 
 RANGES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}  # of the dtypes that values may be kept in
-BLOCK = 16  # channels of a block of nChw16c
 _KEPT = 512  # descriptors that stay made, 2 KB each: a large network has some hundreds, each input size its own
-# Per rank: channels last first (the layout most kernels are fastest in), then 16 channels a block, then plain.
-_TAGS = {3: ("nwc", "nCw16c", "ncw"), 4: ("nhwc", "nChw16c", "nchw"), 5: ("ndhwc", "nCdhw16c", "ncdhw")}
+# Per rank: channels last first (the layout most kernels are fastest in), then blocks of channels, then plain.
+_TAGS = {
+    block: {
+        3: ("nwc", f"nCw{block}c", "ncw"),
+        4: ("nhwc", f"nChw{block}c", "nchw"),
+        5: ("ndhwc", f"nCdhw{block}c", "ncdhw"),
+    }
+    for block in (8, 16)
+}
 
 
 @lru_cache(maxsize=_KEPT)
@@ -183,9 +189,14 @@ def row_major(shape: tuple[int, ...], dtype: torch.dtype) -> MemoryDesc:
     return MemoryDesc(shape, dtype, strides=contiguous_strides(shape))
 
 
+def channels_of_a_block() -> int:
+    """How many channels lie side by side in blocked layouts: float32 numbers of a register, 16 with AVX-512, else 8."""
+    return 16 if load().runs("cpu_isa_avx512_core") else 8
+
+
 def spatial_tags(ndim: int) -> tuple[str, ...]:
-    """Layout tags for activations [N, C, *spatial] of rank ndim, the preferred one first."""
-    return _TAGS.get(ndim, ())
+    """Layout tags for activations [N, C, *spatial] of rank ndim, the preferred one first, then blocks of channels."""
+    return _TAGS[channels_of_a_block()].get(ndim, ())
 
 
 def activation_layouts(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[MemoryDesc, ...]:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, TorchTemplate
-from fx_passes.candidates.layouts import BLOCK, layout, row_major, spatial_tags
+from fx_passes.candidates.layouts import channels_of_a_block, layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.post_ops import as_of_floats
@@ -70,10 +70,14 @@ def _has_rivals(node: fx.Node, context: LoweringContext) -> bool:
 
 
 def _concat_of_blocks(operation: Operation, node: fx.Node, context: LoweringContext) -> Iterator[Candidate]:
-    """Channels joined in nChw16c: of each sample's row of blocks, the pieces' rows one after another."""
+    """Channels joined in blocks: of each sample's row of blocks, the pieces' rows one after another."""
     arguments, spec = context.values.arguments(node), operation.spec
     specs = [context.values.specs[n] for n in operation.operands]
-    if spec.ndim not in (4, 5) or arguments["dim"] % spec.ndim != 1 or any(s.shape[1] % BLOCK for s in specs):
+    if (
+        spec.ndim not in (4, 5)
+        or arguments["dim"] % spec.ndim != 1
+        or any(s.shape[1] % channels_of_a_block() for s in specs)
+    ):
         return
     dtype, tag = context.dtype(spec), spatial_tags(spec.ndim)[1]
     descs = [layout(s.shape, dtype, tag) for s in (*specs, spec)]

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Result, primitive_template
-from fx_passes.candidates.layouts import BLOCK, layout
+from fx_passes.candidates.layouts import channels_of_a_block, layout, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.primitives import implementations
 from zendnn_cffi.primitives import descriptors
@@ -52,15 +52,16 @@ def _products(
 def gated(spec: TensorSpec, dtype: torch.dtype, operands: tuple[fx.Node, fx.Node]) -> Iterator[Candidate]:
     """Candidates for value [N, C, H, W] times gate [N, C, 1, 1], both computed at run time.
 
-    The gate in nChw16c is what kernels take as weights. In blocks of channels N x C is one row of blocks, so one call
+    The gate in blocks of channels is what kernels take as weights. In such blocks N x C is one row, so one call
     computes all samples; channels-last samples need a call each.
     """
     n, c, h, w = spec.shape
     if operands[0] is operands[1]:
         return
-    padded = -(-c // BLOCK) * BLOCK
-    gate = layout((n, c, 1, 1), dtype, "nChw16c")
-    blocks = layout(spec.shape, dtype, "nChw16c"), layout((1, n * padded, h, w), dtype, "nChw16c"), 1
+    block, tag = channels_of_a_block(), spatial_tags(4)[1]
+    padded = -(-c // block) * block
+    gate = layout((n, c, 1, 1), dtype, tag)
+    blocks = layout(spec.shape, dtype, tag), layout((1, n * padded, h, w), dtype, tag), 1
     last = layout(spec.shape, dtype, "nhwc"), layout((1, c, h, w), dtype, "nhwc"), n
     for desc, seen, count in (blocks, last):
         if count > _MOST_CALLS:

@@ -15,7 +15,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, Weights, primitive_template
-from fx_passes.candidates.layouts import layout, row_major
+from fx_passes.candidates.layouts import layout, row_major, spatial_tags
 from fx_passes.candidates.specs import RegionValues
 from fx_passes.graph.graph import is_call, only_user
 from fx_passes.lower.context import LoweringContext, NotLowered
@@ -74,7 +74,7 @@ def lower_gated_weights(node: fx.Node, weight: torch.Tensor, gate: fx.Node, cont
     dtype = context.dtype(spec)
     image = weight.reshape(-1, channels).t().reshape(1, channels, -1, 1)
     seen, dst = layout(tuple(image.shape), dtype, "nhwc"), row_major(spec.shape, dtype)
-    gate_desc = layout(gate_spec.shape, dtype, "nChw16c")
+    gate_desc = layout(gate_spec.shape, dtype, spatial_tags(4)[1])
     operation = Operation(node, node.name, "binary", (gate,), spec)
     for pd in channel_products(seen, None, PostOps()):
         weights = pd.weights_desc

@@ -11,10 +11,10 @@ from torch import fx
 
 from fx_passes.candidates.candidates import Arguments, Candidate, Operand, Operation, Result, TorchTemplate
 from fx_passes.candidates.layouts import (
-    BLOCK,
     Layout,
     Numerics,
     Quantized,
+    channels_of_a_block,
     in_memory,
     layout,
     row_major,
@@ -140,17 +140,18 @@ def _mean_by_pytorch(src: MemoryDesc, dst: MemoryDesc) -> list[TorchTemplate]:
     """The mean over all spatial dimensions, where no padding is among the channels of a block."""
     dims = tuple(range(2, src.ndim))
     if not src.is_plain:
-        if src.dims[1] % BLOCK:
+        if src.dims[1] % channels_of_a_block():
             return []
         src, dst = _blocks_in_rows(src), _blocks_in_rows(dst)
     return [by_pytorch("mean", src, dims, dst)]
 
 
 def _blocks_in_rows(desc: MemoryDesc) -> MemoryDesc:
-    """[N, C, ...] in blocks of channels as it lies: [N, C / 16, ..., 16]."""
+    """[N, C, ...] in blocks of channels as it lies: [N, C / 16, ..., 16], for instance."""
     samples, channels, *spatial = desc.dims
     assert desc.dtype is not None
-    return row_major((samples, channels // BLOCK, *spatial, BLOCK), desc.dtype)
+    block = channels_of_a_block()
+    return row_major((samples, channels // block, *spatial, block), desc.dtype)
 
 
 def _integers(node: fx.Node, src_node: fx.Node, kind: str, padded: bool, context: LoweringContext) -> Numerics | None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fx_passes.candidates.candidates import Candidate
-from fx_passes.candidates.layouts import row_major
+from fx_passes.candidates.layouts import channels_of_a_block, row_major
 from fx_passes.lower.torch_into import post_ops_into
 from fx_passes.ops.pointwise import apply_post_ops
 from fx_passes.region.compile import _why_torch
@@ -66,12 +66,12 @@ def test_used_where_faster(name: str, dtype: torch.dtype | None, torch_is_fastes
 def test_concatenation_of_blocks(
     channels: int, dim: int, blocked: bool, dtype: torch.dtype | None, torch_is_fastest: list[Candidate]
 ) -> None:
-    """In nChw16c, too: one row of blocks a sample. The numbers of every candidate measured are compared."""
+    """In blocks of channels, too: one row of blocks a sample. All candidates measured are compared in numbers."""
     convs = (nn.Conv2d(3, channels, 3), nn.Conv2d(3, channels if dim == 2 else 32, 3))
     offload(net(lambda m, x: torch.cat((m[0](x), m[1](x)), dim), *convs), noise(3, 3, 6, 8), dtype=dtype, tune="full")
     found = [c for c in torch_is_fastest if is_rival(c) and len(c.srcs) == 2 and c.dst.inner_blocks]
     assert bool(found) == blocked
-    assert all(desc.inner_blocks == ((1, 16),) for c in found for desc in (*c.srcs, c.dst))
+    assert all(desc.inner_blocks == ((1, channels_of_a_block()),) for c in found for desc in (*c.srcs, c.dst))
 
 
 @pytest.mark.needs("avx512")
