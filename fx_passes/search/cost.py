@@ -51,6 +51,7 @@ _SHARES = (
     ("jit:", 0.84),
     ("brgemm", 0.86),  # of inner_product
     ("brg:", 0.90),  # of matmul
+    ("aocl:lpgemm", 0.6),  # beside gemm:jit, which packs weights in each call where there are no brg: kernels
     ("jit_int8", 0.80),
     ("x64:gemm_s8u8s32", 0.02),  # of a depthwise convolution 0.005 was seen, of 1x1 0.4: taken where there is no other
     ("x64:gemm", 0.35),
@@ -71,13 +72,21 @@ def estimate_ns(operation: Operation, candidate: Candidate, threads: int) -> flo
     if candidate.is_view or candidate.slices_bytes:
         return 0.0
     moved = candidate.dst.size_bytes + sum(src.size_bytes for src in candidate.srcs)
-    time_ns = moved / _BYTES_PER_NS / _vector_share(candidate) + weights_bytes(candidate) / _BYTES_PER_NS
+    time_ns = moved / _BYTES_PER_NS / _vector_share(candidate) + _weights_bytes(operation, candidate) / _BYTES_PER_NS
     for template in candidate.calls:
         time_ns += _CALLS_NS[type(template)]
     if operation.flops:
         faster = _TIMES_FLOAT32.get(candidate.srcs[0].dtype, 1.0)
         time_ns = max(time_ns, operation.flops / (_FLOPS_PER_NS * faster * threads * _share(candidate)))
     return time_ns
+
+
+def _weights_bytes(operation: Operation, candidate: Candidate) -> float:
+    """The constants that it reads. PyTorch's function holds its own: as many as the fewest of the others."""
+    if candidate.implementation != "torch":
+        return weights_bytes(candidate)
+    others = [other for other in operation.candidates if other.implementation != "torch"]
+    return min(map(weights_bytes, others), default=0)
 
 
 def completed(table_ns: Sequence[float], known_ns: Sequence[float | None]) -> list[float]:
@@ -105,7 +114,7 @@ def _share(candidate: Candidate) -> float:
     if isinstance(template, PrimitiveTemplate) and template.kind == "rnn":
         return _SHARE_OF_RECURRENT  # "ref" names what calls products of its own
     name = template.pd.implementation if isinstance(template, PrimitiveTemplate) else ""
-    if isinstance(template, TorchTemplate):
+    if isinstance(template, TorchTemplate | GemmTemplate):
         name = candidate.implementation
     return _vector_share(candidate) * next((share for start, share in _SHARES if name.startswith(start)), 0.5)
 

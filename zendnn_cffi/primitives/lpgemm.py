@@ -39,7 +39,7 @@ _BY_ADDRESS = (
     "void (*)(char, char, char, dim_t, dim_t, dim_t, float, uintptr_t, dim_t, char,"
     " uintptr_t, dim_t, char, float, uintptr_t, dim_t, aocl_post_op *)"
 )
-_ISA = {torch.float32: "cpu_isa_avx512_core", torch.bfloat16: "cpu_isa_avx512_core_bf16"}
+_ISA = {torch.float32: "cpu_isa_avx2", torch.bfloat16: "cpu_isa_avx512_core_bf16"}
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
-"""A linear layer of two or three rows, or of one column, by AOCL-BLIS.
+"""A linear layer by AOCL-BLIS, where ZenDNN's kernels are slow.
 
-ZenDNN's kernels are slow at two rows: four rows take less time. AOCL-BLIS has kernels of its own for so few rows, and
-these read weights at memory's speed. At one row, and from four rows on, ZenDNN is as fast or faster. There nothing is
-offered, so nothing is measured; docs/architecture.md has the figures.
+With AVX-512 they are at two and three rows: four rows take less time. AOCL-BLIS has kernels of its own for so few
+rows, and these read weights at memory's speed. At one row, and from four rows on, ZenDNN is as fast or faster. There
+nothing is offered, so nothing is measured; docs/architecture.md has the figures.
+With AVX2 alone ZenDNN's products pack weights in each call, and AOCL-BLIS reads weights that were packed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +17,15 @@ import torch
 from fx_passes.candidates.candidates import Argument, Candidate, GemmTemplate, Operand, Result, Weights
 from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.post_ops import BinaryPostOp, EltwisePostOp, PostOp
+from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives.attributes import ARG_SRC_1, arg_post_op
 from zendnn_cffi.primitives.lpgemm import ALGORITHMS, MAX_POST_OPS, Gemm, GemmPostOp, is_offered
 from zendnn_cffi.primitives.memory import MemoryDesc
 
 NAME = "aocl:lpgemm"
 _FEW_ROWS = (2, 3)
+# A slope is said otherwise. With AVX2 the tanh of 0 is 6e-8, and small numbers are that far off.
+_REFUSED = {"prelu", "tanh"}
 _MATRICES = {"add": "matrix_add", "mul": "matrix_mul"}
 
 
@@ -42,7 +47,7 @@ def lpgemm_candidates(
     m, k, n = sizes
     dtype, result = srcs[0].dtype, dst.dtype
     assert dtype is not None and result is not None
-    if (m not in _FEW_ROWS and n != 1) or not is_offered(dtype, result):
+    if not is_offered(dtype, result) or not _may_pay(m, n):
         return
     chain: list[GemmPostOp] = []
     operands: list[Argument] = []
@@ -60,9 +65,16 @@ def lpgemm_candidates(
         return
     gemm = Gemm(sizes, dtype, result, tuple(chain))
     layout: Any = gemm.weights  # stands for a MemoryDesc
-    packed = Weights(weight.key, weight.plain, layout)
+    packed = replace(weight, desc=layout)
     src, written = Operand(0, row_major((m, k), dtype)), Result(row_major((m, n), result))
     yield Candidate(NAME, srcs, dst, (GemmTemplate(gemm, src, packed, written, tuple(operands)),))
+
+
+def _may_pay(m: int, n: int) -> bool:
+    """Whether a product of so many rows and columns may be faster than ZenDNN's."""
+    if load().runs("cpu_isa_avx512_core"):
+        return m in _FEW_ROWS or n == 1
+    return m > 1  # of one row, AVX2 kernels read beyond a matrix that is added
 
 
 def _eltwise(entry: EltwisePostOp, dtype: torch.dtype) -> GemmPostOp | None:
@@ -72,7 +84,7 @@ def _eltwise(entry: EltwisePostOp, dtype: torch.dtype) -> GemmPostOp | None:
         return None if dtype == torch.bfloat16 and entry.beta else GemmPostOp("scale", numbers)
     if entry.kind == "relu" and entry.alpha:
         return GemmPostOp("prelu", numbers)
-    return GemmPostOp(entry.kind, numbers) if entry.kind in ALGORITHMS and entry.kind != "prelu" else None
+    return GemmPostOp(entry.kind, numbers) if entry.kind in ALGORITHMS.keys() - _REFUSED else None
 
 
 def _binary(entry: BinaryPostOp, argument: Argument | None, shape: tuple[int, int]) -> GemmPostOp | None:

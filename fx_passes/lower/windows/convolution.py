@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fx_passes.candidates.candidates import Candidate, Operand, Operation, PackedWeights, Weights
-from fx_passes.candidates.layouts import Quantized, layout, row_major, spatial_tags
+from fx_passes.candidates.layouts import Quantized, in_memory, layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import (
     LoweringContext,
@@ -28,6 +28,7 @@ from fx_passes.lower.primitives import (
     optimized_implementations,
     weighted_arguments,
 )
+from fx_passes.lower.products.lpgemm import lpgemm_candidates
 from fx_passes.lower.quantized import factors_of, told, wanted_of
 from fx_passes.lower.windows.gated_weights import GATED
 from fx_passes.lower.windows.winograd import result_dtypes, takes_winograd
@@ -245,8 +246,8 @@ def _inner_product_candidates(
     operands: Sequence[fx.Node],
     sum_node: fx.Node | None,
     result: torch.dtype,
-) -> list[Candidate]:
-    """A 1x1 convolution on channels-last activations as one inner_product over all pixels, which has faster kernels."""
+) -> Iterator[Candidate]:
+    """A 1x1 convolution on channels-last activations as one product over all pixels, which has faster kernels."""
     tag = spatial_tags(conv.src.ndim)[0]
     src, dst = layout(conv.src.shape, conv.dtype, tag), layout(conv.base.shape, result, tag)
     n, k = conv.weight.shape[:2]
@@ -259,4 +260,7 @@ def _inner_product_candidates(
     )
     packed = PackedWeights(conv.weight_key, conv.weight.reshape(n, k), late=conv.late)
     args = weighted_arguments(packed, conv.bias, chain, src_view, dst_view)
-    return candidates(found, args, "inner_product", (src, *chain.srcs), dst, overwrites=chain.overwrites)
+    yield from candidates(found, args, "inner_product", (src, *chain.srcs), dst, overwrites=chain.overwrites)
+    own = Weights(conv.weight_key, packed.plain, row_major((n, k), conv.dtype), late=conv.late)
+    apart = build_chain(post_ops, operands, dst, result, view=(m, n), channel_axis=1)  # adds the residual itself
+    yield from lpgemm_candidates((m, k, n), own, conv.bias, post_ops, apart.args, (src, *map(in_memory, apart.srcs)), dst)
