@@ -1,6 +1,7 @@
 """What this machine can do at most, measured by short runs: arithmetic and memory bandwidth, the roof of a roofline.
 
-Arithmetic: the library's own inner_product on operands that stay in the second-level caches, 256 rows a thread.
+Arithmetic: the library's own inner_product and 3x3 convolution on operands that stay in the second-level caches, 256
+rows or 196 pixels a thread; the faster one counts. With AVX2 alone the convolution's kernels are the better ones.
 Bandwidth: a = b + 2 c over arrays as large as the third-level caches together, counted as two reads and a write.
 Each is the best of some runs, kept for the life of the process per thread count (and data type).
 
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS
-from zendnn_cffi.primitives.descriptors import inner_product
+from zendnn_cffi.primitives.descriptors import convolution, inner_product
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
 from zendnn_cffi.runtime import huge_pages
@@ -26,6 +27,7 @@ from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import Program
 
 _ROWS_PER_THREAD, _WIDTH = 256, 384  # source and weights of a thread: 1 MB in float32
+_CHANNELS, _SIDE = 64, 14  # of a convolution: 200 KB
 _PRODUCT_RUNS, _TRIAD_RUNS = 50, 10
 _SMALLEST_ARRAY_BYTES = 64 << 20
 _CPUS = Path("/sys/devices/system/cpu")
@@ -40,18 +42,29 @@ def peak_gflops(dtype: torch.dtype, threads: int) -> float:
     if dtype not in (torch.float32, torch.bfloat16):
         return 0.0
     rows = _ROWS_PER_THREAD * threads
-    src, dst = MemoryDesc((rows, _WIDTH), dtype), MemoryDesc((rows, _WIDTH), dtype)
-    pd = PrimitiveDesc(inner_product(src, MemoryDesc((_WIDTH, _WIDTH), dtype, "any"), None, dst))
-    descs = {ARG_SRC: src, ARG_WEIGHTS: pd.weights_desc, ARG_DST: dst, ARG_SCRATCHPAD: pd.scratchpad_desc}
+    row, weights = MemoryDesc((rows, _WIDTH), dtype), MemoryDesc((_WIDTH, _WIDTH), dtype, "any")
+    product = PrimitiveDesc(inner_product(row, weights, None, row))
+    image = MemoryDesc((threads, _CHANNELS, _SIDE, _SIDE), dtype, "any")
+    window = MemoryDesc((_CHANNELS, _CHANNELS, 3, 3), dtype, "any")
+    windows = PrimitiveDesc(convolution(image, window, None, image, padding_l=(1, 1), padding_r=(1, 1)))
+    return max(
+        2 * rows * _WIDTH * _WIDTH / _shortest_ns(product, "inner_product"),
+        2 * threads * _SIDE * _SIDE * 9 * _CHANNELS * _CHANNELS / _shortest_ns(windows, "convolution"),
+    )
+
+
+def _shortest_ns(pd: PrimitiveDesc, kind: str) -> float:
+    """The shortest of some runs of a product or convolution."""
+    descs = {ARG_SRC: pd.src_desc, ARG_WEIGHTS: pd.weights_desc, ARG_DST: pd.dst_desc}
+    descs[ARG_SCRATCHPAD] = pd.scratchpad_desc
     args: dict[int, tuple[Slot, MemoryDesc]] = {}
     buffers: list[torch.Tensor] = []
     for arg, desc in descs.items():
         if desc is not None:
             args[arg] = Slot("constant", len(buffers)), desc
             buffers.append(huge_pages.allocate(desc.size_bytes).zero_())
-    program = Program([PrimitiveCall("peak", Primitive(pd), args, "inner_product")], (), buffers)
-    best_ns = min(program.run_timed(())[1][0] for _ in range(_PRODUCT_RUNS))
-    return 2 * rows * _WIDTH * _WIDTH / best_ns
+    program = Program([PrimitiveCall("peak", Primitive(pd), args, kind)], (), buffers)
+    return min(program.run_timed(())[1][0] for _ in range(_PRODUCT_RUNS))
 
 
 @lru_cache(maxsize=32)

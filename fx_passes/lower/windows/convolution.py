@@ -263,4 +263,6 @@ def _inner_product_candidates(
     yield from candidates(found, args, "inner_product", (src, *chain.srcs), dst, overwrites=chain.overwrites)
     own = Weights(conv.weight_key, packed.plain, row_major((n, k), conv.dtype), late=conv.late)
     apart = build_chain(post_ops, operands, dst, result, view=(m, n), channel_axis=1)  # adds the residual itself
-    yield from lpgemm_candidates((m, k, n), own, conv.bias, post_ops, apart.args, (src, *map(in_memory, apart.srcs)), dst)
+    yield from lpgemm_candidates(
+        (m, k, n), own, conv.bias, post_ops, apart.args, (src, *map(in_memory, apart.srcs)), dst
+    )
