@@ -16,6 +16,7 @@ import itertools
 import mmap
 import os
 import pickle
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -122,7 +123,7 @@ class Area:
 class Channel:
     """One end of a connection. Not thread-safe.
 
-    end     a connected socket, which the channel closes
+    end     a connected socket, which the channel closes; while it sends, without a timeout
     ours    the areas for what is sent here, theirs for what is received; none: all goes through the socket
     copies  whether what is received outlives the next message but one
     """
@@ -147,11 +148,29 @@ class Channel:
         head += _PART.pack(following[0].nbytes, _FOLLOWS)
         head += b"".join(map(_PART.pack, (part.nbytes for part in raw), places or [_FOLLOWS] * len(raw)))
         try:
-            self.end.sendall(head + bytes(following[0]))  # one message, which wakes the other end once
+            self._send_all(memoryview(head + bytes(following[0])))  # one message, which wakes the other end once
             for part in following[1:]:
-                self.end.sendall(part)
+                self._send_all(part)
         except OSError as error:
             raise Ended(str(error)) from error
+
+    def _send_all(self, data: memoryview) -> None:
+        """Send data. What arrives meanwhile is taken in: the other end may read nothing before it has sent all."""
+        while data:
+            try:
+                data = data[self.end.send(data, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                self._await_room()
+
+    def _await_room(self) -> None:
+        waiting = select.poll()
+        waiting.register(self.end, select.POLLIN | select.POLLOUT)
+        [(_, events)] = waiting.poll()
+        if events & select.POLLIN:
+            found = self.end.recv(_READ_BYTES)
+            if not found:
+                raise Ended("the other end was closed")
+            self._read += found
 
     def receive(self) -> Any:
         """Return what the other end sent next. Raises Ended where it is gone."""

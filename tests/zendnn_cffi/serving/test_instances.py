@@ -485,6 +485,44 @@ def test_a_system_without_room_for_areas(monkeypatch: pytest.MonkeyPatch) -> Non
         end.close()
 
 
+@pytest.mark.parametrize("kind", ("areas", "socket"))
+def test_a_question_is_sent_while_the_last_answer_is(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is more than a socket holds, and both ends have sent all of theirs before they read."""
+    monkeypatch.setattr(wire, "_LARGEST_AREA_BYTES", 1 << 20)  # the way of the socket is for all
+    a, b = channels(kind)
+    size, received = 1 << 20, list[float]()
+
+    def answer() -> None:
+        for _ in range(6):
+            b.send(b.receive() + 1)
+
+    def ask() -> None:
+        a.send(torch.zeros(size))
+        for value in range(1, 7):
+            if value < 6:
+                a.send(torch.full((size,), float(value)))
+            received.append(float(a.receive().unique()))
+
+    threads = [threading.Thread(target=target, daemon=True) for target in (answer, ask)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert received == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    for end in (a, b):
+        end.close()
+
+
+def test_calls_are_answered_without_areas(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Conv2d(3, 3, 3).eval(), noise(1, 3, 320, 320)
+    fast = zendnn_cffi.optimize(model, x, tune="off")
+    monkeypatch.setattr(Area, "made", classmethod(lambda cls: []))
+    with torch.no_grad(), instances(fast, n=1) as workers:
+        found = [workers.submit(x + n) for n in range(6)]
+        for n, future in enumerate(found):
+            torch.testing.assert_close(future.result(timeout=60), model(x + n), rtol=1e-4, atol=1e-4)
+
+
 def test_areas_are_given_back() -> None:
     def opened() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:zendnn_cffi")
