@@ -18,7 +18,7 @@ from zendnn_cffi.api.quantization.checks import accuracy_of, as_model, check_lim
 from zendnn_cffi.api.quantization.choose import Limits
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gates import share_observers
-from zendnn_cffi.api.quantization.inputs import call_of, calls_of, kept_calls
+from zendnn_cffi.api.quantization.inputs import Calls, call_of, calls_of, copied, kept_calls, writes_to_inputs
 from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
 from zendnn_cffi.api.quantization.smooth import smooth_linears
 from zendnn_cffi.api.quantization.states import State, buffers_restored
@@ -89,15 +89,16 @@ def quantize(
     example = None if example_inputs is None else call_of(example_inputs, "example_inputs")
     pt2e = torchao()
     calls = calls_of(calibration)
-    kept = kept_calls(calls)
+    given = kept_calls(calls, copies=not isinstance(calibration, list | tuple))
     with buffers_restored(model):
         with torch.no_grad(), buffers_restored(model):
             float_accuracy = accuracy_of(model, accuracy)
         if example is None:
-            exported = exported_graph(model, kept[0])
+            exported = exported_graph(model, given[0])
         else:
             exported = exported_graph(model, example, "example_inputs")
-        state = State(exported)
+        state, is_written = State(exported), writes_to_inputs(exported)
+        kept, others = Calls(given, is_written), map(copied, calls) if is_written else calls
         if smooth:
             smooth_linears(exported, kept)
         if attention and not dynamic:
@@ -105,7 +106,7 @@ def quantize(
         prepared = pt2e.prepare(exported, dynamic)
         share_observers(prepared)
         with torch.no_grad():
-            calibrate(prepared, kept, calls)
+            calibrate(prepared, kept, others)
             attempt = Attempt(model, pt2e, FakeQuantized(prepared, kept, state), dtype, tune)
             if correct_bias:
                 attempt.correct_biases()

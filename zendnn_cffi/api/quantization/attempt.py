@@ -112,11 +112,10 @@ class Attempt:
         return noise <= limits.noise and limits.allows(accuracy)
 
     def report(self, compare: bool) -> QuantizationReport:
-        args, kwargs = self._kept[0]
         name = type(self._model).__name__
         self._fake.state.restore(self.fast)
-        result = self.fast(*args, **kwargs)
-        self.fast(*args, **kwargs)
+        result = self._called(self.fast)
+        self._called(self.fast)
         float_ms = int8_ms = None
         if compare:
             plain = self._optimized(self._model) if self._plain is None else self._plain
@@ -126,8 +125,8 @@ class Attempt:
         self._fake.switch(())  # the float model, its batch normalizations folded
         for module in (self._fake.module, self.converted):
             self._fake.state.restore(module)
-        rows = tuple(layer_rows(self._fake.module, self.converted, self.fast, self._kept[0], self._choice))
-        near = sqnr_db(self._model(*args, **kwargs), result)
+        rows = tuple(layer_rows(self._fake.module, self.converted, self.fast, self._kept, self._choice))
+        near = sqnr_db(self._called(self._model), result)
         report = QuantizationReport(name, rows, near, float_ms, int8_ms, bits=activation_bits(self.converted))
         return report if self._choice is None else self._with_choice(report, self._choice)
 
@@ -141,6 +140,10 @@ class Attempt:
             verified_db=noise_db(noise),
             accuracies=None if limits.accuracy is None else (limits.float_accuracy, accuracy),
         )
+
+    def _called(self, module: Any) -> Any:
+        args, kwargs = self._kept[0]
+        return module(*args, **kwargs)
 
     def _optimized(self, module: nn.Module) -> Any:
         args, kwargs = self._kept[0]

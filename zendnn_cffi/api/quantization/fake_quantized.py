@@ -28,7 +28,7 @@ class FakeQuantized:
     """
 
     def __init__(self, prepared: fx.GraphModule, calls: Sequence[Call], state: State | None = None) -> None:
-        self.prepared, self.calls, self.state = prepared, list(calls), state or State()
+        self.prepared, self.calls, self.state = prepared, calls, state or State()
         self.layers = [node.name for node in quantized_layers(prepared)]
         self._rounding: dict[Edge, Rounding] = {}
         self._shifts: dict[str, Shift] = {}

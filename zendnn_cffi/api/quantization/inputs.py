@@ -6,12 +6,14 @@ import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.trace.arrays import moved, together
 from zendnn_cffi.api.quantization.layers import Call
 
 _IN_RESULTS = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -76,6 +78,7 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
         )
     try:
         with torch.no_grad():
+            args, kwargs = copied((args, kwargs))
             result = model(*args, **kwargs)
     except Exception as error:  # whatever the model's own code raises
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -91,15 +94,16 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
     return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}"
 
 
-def kept_calls(calls: Iterator[Call]) -> list[Call]:
+def kept_calls(calls: Iterator[Call], *, copies: bool) -> list[Call]:
     """The first 64 calls, or so many as take 256 MB, one at least: corrections and errors need them again.
 
+    copies  in memory of their own: a generator may give the next input in that of the last
     Raises ValueError where there is none.
     """
     kept: list[Call] = []
     size_bytes = 0
     for call in itertools.islice(calls, _MOST_KEPT):
-        kept.append(call)
+        kept.append(copied(call) if copies else call)
         size_bytes += sum(x.nbytes for x in pytree.tree_leaves(call) if isinstance(x, torch.Tensor))
         if size_bytes >= _MOST_KEPT_BYTES:
             break
@@ -109,3 +113,42 @@ def kept_calls(calls: Iterator[Call]) -> list[Call]:
             " of arguments; a generator or DataLoader that was used up gives none"
         )
     return kept
+
+
+class Calls(Sequence[Call]):
+    """Calls to be run many times. Each look at one gives it as it was, a copy where that is `written` to."""
+
+    def __init__(self, calls: Sequence[Call], written: bool) -> None:
+        self._calls, self._written = calls, written
+
+    @overload
+    def __getitem__(self, which: int) -> Call: ...
+    @overload
+    def __getitem__(self, which: slice) -> Sequence[Call]: ...
+    def __getitem__(self, which: int | slice) -> Call | Sequence[Call]:
+        if isinstance(which, slice):
+            return Calls(self._calls[which], self._written)
+        return copied(self._calls[which]) if self._written else self._calls[which]
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+
+def writes_to_inputs(exported: fx.GraphModule) -> bool:
+    """Whether an exported graph writes to the tensors that it is given."""
+    aliasing = Aliasing(exported)
+    given = exported.graph.find_nodes(op="placeholder")
+    writers = (writer for node in given if aliasing.is_written(node) for writer in aliasing.writers_of(node))
+    return any(writer.op != "call_module" for writer in writers)  # the one module is torch.export's, and compares sizes
+
+
+def copied(call: Call) -> Call:
+    """The same call with tensors in memory of their own; those that share some share new memory."""
+    leaves, structure = pytree.tree_flatten(call)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    own: dict[int, Any] = {}
+    for group in together(tensors):
+        own |= moved(list(group))
+    own |= {id(tensor): tensor.detach().clone() for tensor in tensors if id(tensor) not in own}
+    result: Call = pytree.tree_unflatten([own.get(id(leaf), leaf) for leaf in leaves], structure)
+    return result

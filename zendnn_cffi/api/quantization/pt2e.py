@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import Free, attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants
-from zendnn_cffi.api.quantization.inputs import FIRST, why_not_exported
+from zendnn_cffi.api.quantization.inputs import FIRST, copied, why_not_exported
 from zendnn_cffi.api.quantization.layers import (
     ANNOTATION,
     Call,
@@ -168,11 +169,13 @@ def _takes_one_sample(exported: fx.GraphModule, model: nn.Module, example: Call)
     if all(x.shape == y.shape for x, y in zip(_tensors(one), _tensors(example), strict=True)):
         return True
     try:
-        expected = model(*one[0], **one[1])
+        args, kwargs = copied(one)  # it may write to them
+        expected = model(*args, **kwargs)
     except Exception:  # what is no batch, or not of one size
         return True
     try:
-        found = exported(*one[0], **one[1])
+        args, kwargs = copied(one)
+        found = exported(*args, **kwargs)
     except Exception:
         return False
     pairs = zip(_tensors(found), _tensors(expected), strict=True)
@@ -196,7 +199,7 @@ def _as_quantizable(exported: fx.GraphModule) -> fx.GraphModule:
 def calibrate(prepared: fx.GraphModule, kept: Sequence[Call], others: Iterable[Call]) -> None:
     """Run all inputs through the observers; those kept also tell which values lie on one side of zero."""
     with ProgressBar("zendnn_cffi: calibrating") as show:
-        for number, (args, kwargs) in enumerate((*kept, *others), 1):
+        for number, (args, kwargs) in enumerate(itertools.chain(kept, others), 1):
             with calibrating_with(number):
                 prepared(*args, **kwargs)
             show(number, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,10 +31,10 @@ def _results(gm: fx.GraphModule, call: Call) -> dict[str, torch.Tensor]:
 
 
 def layer_rows(
-    reference: fx.GraphModule, converted: fx.GraphModule, fast: Any, example: Call, choice: Choice | None
+    reference: fx.GraphModule, converted: fx.GraphModule, fast: Any, examples: Sequence[Call], choice: Choice | None
 ) -> Iterable[LayerReport]:
     """A row for each layer: how near it is to the float one, with all layers before it quantized, too."""
-    floats, integers = _results(reference, example), _results(converted, example)
+    floats, integers = _results(reference, examples[0]), _results(converted, examples[0])
     calls = [
         call
         for region in fast.regions().values()
