@@ -88,9 +88,17 @@ def _layer_before(norm: fx.Node) -> fx.Node | None:
     bias = layer.args[2] if len(layer.args) > 2 else None
     if not all(arg is None or is_constant(arg) for arg in (bias, *statistics)) or None in statistics[2:]:
         return None
-    if kind(layer) == "linear" and rank(layer.args[0]) != 2:
-        return None  # its channels are the last axis, those of a normalization the second
+    if rank(layer.args[0]) != _rank_with_batch(layer):
+        return None
     return layer
+
+
+def _rank_with_batch(layer: fx.Node) -> int:
+    """The number of dimensions with which channels lie along the second, where a normalization takes them from.
+
+    Of more rows, a linear layer's are the last; of a sample alone, a convolution's are the first.
+    """
+    return 2 if kind(layer) == "linear" else 2 + int(kind(layer)[-2])  # such as conv_transpose2d
 
 
 def _fold(gm: fx.GraphModule, layer: fx.Node, norm: fx.Node) -> None:

@@ -89,6 +89,22 @@ STAY: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[], list[nn.Modu
         lambda m, x: m[1](m[0](x.flatten(2))),
         lambda: [nn.Linear(99, 6), norm(6, nn.BatchNorm1d)],
     ),
+    **{
+        f"a sample alone, {number}": (fn, layers)
+        for number, (fn, layers) in enumerate(
+            (
+                (lambda m, x: m[1](m[0](x[0].flatten(1))), lambda: [nn.Conv1d(6, 97, 3), norm(97, nn.BatchNorm1d)]),
+                (
+                    lambda m, x: F.batch_norm(m[0](x[0]), m[1].running_mean, m[1].running_var, m[1].weight, m[1].bias),
+                    lambda: [nn.Conv2d(6, 7, 3), norm(7)],
+                ),
+                (
+                    lambda m, x: m[1](m[0](x[0].flatten(1))),
+                    lambda: [nn.ConvTranspose1d(6, 101, 3), norm(101, nn.BatchNorm1d)],
+                ),
+            )
+        )
+    },
     "a relu lies between": (lambda m, x: m[1](F.relu(m[0](x))), lambda: [nn.Conv2d(6, 8, 3), norm(8)]),
     "before the layer": (lambda m, x: m[1](m[0](x)), lambda: [norm(6), nn.Conv2d(6, 8, 3)]),
 }
