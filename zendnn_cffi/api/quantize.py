@@ -14,7 +14,14 @@ from torch import fx, nn
 
 from zendnn_cffi.api.quantization.attempt import Attempt
 from zendnn_cffi.api.quantization.attention import mark_attention
-from zendnn_cffi.api.quantization.checks import accuracy_of, as_model, check_limits, check_options
+from zendnn_cffi.api.quantization.checks import (
+    accuracy_of,
+    as_model,
+    check_limits,
+    check_options,
+    check_outputs,
+    check_signal,
+)
 from zendnn_cffi.api.quantization.choose import Limits
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gates import share_observers
@@ -79,7 +86,8 @@ def quantize(
                   one. With budget or accuracy, the module keeps to them, if need be as the float model, in float32.
     Raises        ImportError without torchao; ValueError for a model in training mode, of another dtype or device, one
                   that was optimized, or that torch.export cannot follow, for NaN in it or in calibration data, for data
-                  that are none or no calls of it, and for bad options and limits; TypeError. Options and the model are
+                  that are none or no calls of it, for bad options and limits, and for a budget of outputs that are all
+                  zeros or no floating point numbers; TypeError. Options and the model are
                   looked at before anything is computed.
     """
     model = as_model(model)
@@ -97,6 +105,7 @@ def quantize(
             exported = exported_graph(model, given[0])
         else:
             exported = exported_graph(model, example, "example_inputs")
+        check_outputs(exported, budget)
         state, is_written = State(exported), writes_to_inputs(exported)
         kept, others = Calls(given, is_written), map(copied, calls) if is_written else calls
         if smooth:
@@ -107,7 +116,9 @@ def quantize(
         share_observers(prepared)
         with torch.no_grad():
             calibrate(prepared, kept, others)
-            attempt = Attempt(model, pt2e, FakeQuantized(prepared, kept, state), dtype, tune)
+            fake = FakeQuantized(prepared, kept, state)
+            check_signal(fake, budget)
+            attempt = Attempt(model, pt2e, fake, dtype, tune)
             if correct_bias:
                 attempt.correct_biases()
             if budget is None and accuracy is None:

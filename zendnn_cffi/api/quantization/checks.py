@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
@@ -16,6 +16,7 @@ from fx_passes.module import OptimizedModule
 from fx_passes.trace.export import is_exported
 from zendnn_cffi.api.exported import as_module, is_program
 from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES
+from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.layers import kind
 from zendnn_cffi.api.replace_forward import ReplacedForward
 from zendnn_cffi.primitives import checks
@@ -66,6 +67,26 @@ def check_limits(budget: Any, accuracy: Any, max_drop: Any) -> None:
         raise ValueError("accuracy and max_drop go together: how the model is judged, and how far it may fall")
     if max_drop is not None and not max_drop >= 0:
         raise ValueError(f"max_drop must be at least 0, got {max_drop}")
+
+
+def check_outputs(exported: fx.GraphModule, budget: Any) -> None:
+    """Raise ValueError where a budget is of noise in floating point outputs, and the graph returns none."""
+    results = [node.meta.get("val") for node in exported.graph.output_node().all_input_nodes]
+    if budget is None or any(not isinstance(x, Tensor) or x.is_floating_point() for x in results):
+        return
+    raise ValueError(
+        "budget is the noise in floating point outputs, and the model returns none: give accuracy and max_drop instead,"
+        " or a module that returns what those were computed of, such as scores in place of labels"
+    )
+
+
+def check_signal(fake: FakeQuantized, budget: Any) -> None:
+    """Raise ValueError where a budget is of noise against zeros."""
+    if budget is not None and not fake.has_signal():
+        raise ValueError(
+            "budget is the noise against floating point outputs, and the model returns zeros for all calibration"
+            " inputs: give inputs like those to come, or accuracy and max_drop instead"
+        )
 
 
 def accuracy_of(model: nn.Module, accuracy: Callable[[Any], float] | None) -> float:

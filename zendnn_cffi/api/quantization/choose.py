@@ -91,6 +91,7 @@ class Search:
         if self._limits.accuracy is None:
             return True
         self._fake.switch(layers)
+        self._fake.state.restore(self._fake.module)
         return self._limits.allows(float(self._limits.accuracy(self._fake.module)))
 
     def smaller(self, layers: Sequence[str], noise_share: float = 1.0) -> list[str]:

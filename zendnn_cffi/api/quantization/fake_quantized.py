@@ -6,6 +6,7 @@ alone costs as many calls of the float model as there are calibration inputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,13 @@ class FakeQuantized:
                 self.state.restore(module)
                 of_call = powers(outputs, _floats(module(*args, **kwargs)))
                 signal, noise = signal + of_call[0], noise + of_call[1]
-        return noise / signal if signal else 0.0
+        if not noise:
+            return 0.0
+        return noise / signal if signal else math.inf
+
+    def has_signal(self) -> bool:
+        """Whether the float model returns a floating point number other than zero for any input."""
+        return any(bool(x.any()) for outputs in self.expected() for x in outputs)
 
     def expected(self) -> list[list[Tensor]]:
         """What the float model returns, its floating point tensors, for each input."""

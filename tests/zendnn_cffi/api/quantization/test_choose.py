@@ -51,6 +51,62 @@ def test_each_budget_is_kept(fake: FakeQuantized) -> None:
     assert len(chosen[errors["linear_2"] - 0.1]) <= 1 and chosen[200.0] == []
 
 
+class Counting(nn.Module):
+    """Judged right from its buffer as it was before the first call alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.layer(x) * self.calls
+
+
+def test_accuracy_is_that_of_the_state_before_calls() -> None:
+    found = []
+
+    def accuracy(module: Any) -> float:
+        with torch.no_grad():
+            y, z = module(torch.ones(1, 16)), module(torch.ones(1, 16))
+        found.append(float((z / y).mean()))
+        return -abs(found[-1] - 2.0)
+
+    calls = [args for args, _ in calls_of_noise(4, 8, 16)]
+    result = zendnn_cffi.quantize(Counting().eval(), calls, accuracy=accuracy, max_drop=0.01, tune="off", compare=False)
+    assert found == pytest.approx([2.0] * len(found)) and result.report.chosen == 1
+
+
+class Labels(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).argmax(-1)
+
+
+class Zeros(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(super().forward(x).tanh() - 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [(Labels, "the model returns none: give accuracy and max_drop"), (Zeros, "returns zeros")]
+)
+def test_a_budget_needs_outputs_that_tell_of_noise(model: type[nn.Linear], message: str) -> None:
+    data = [noise(4, 16, seed=seed) for seed in range(3)]
+    with pytest.raises(ValueError, match=message):
+        zendnn_cffi.quantize(model(16, 8).eval(), data, budget=20.0, tune="off", compare=False)
+    limits: dict[str, Any] = {"accuracy": lambda module: 1.0, "max_drop": 0.0}
+    _, report, _ = zendnn_cffi.quantize(model(16, 8).eval(), data, tune="off", compare=False, **limits)
+    assert report.chosen == 1
+
+
+def test_noise_against_zeros_is_infinite(fake: FakeQuantized, monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = [[torch.zeros_like(x) for x in outputs] for outputs in fake.expected()]
+    monkeypatch.setattr(fake, "expected", lambda: zeros)
+    assert fake.noise([]) == math.inf and not fake.has_signal()
+    assert fake.noise_of(lambda *args: zeros[0]) == 0.0
+
+
 def test_accuracy_decides(fake: FakeQuantized) -> None:
     expected = fake.expected()
 
