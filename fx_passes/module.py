@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -357,7 +357,19 @@ class OptimizedModule(WatchedModule):
     def _unshare(self) -> None:
         if self._owns_storage:
             return
-        for tensor in (*self.parameters(), *self.buffers()):
+        from fx_passes.trace.arrays import moved, together  # which a module from a file does without
+        from fx_passes.trace.skeleton import tensors_of
+
+        own = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        others = (*tensors_of(self), *tensors_of(self._tree))  # views of these in other attributes go with them
+        for group in together((*own.values(), *others)):
+            if any(id(value) in own for value in group):
+                memory = moved(group)
+                for value in group:
+                    own.pop(id(value), None)
+                    if isinstance(value, torch.Tensor):
+                        value.data = cast(torch.Tensor, memory[id(value)]).detach()
+        for tensor in own.values():
             tensor.data = tensor.data.clone()
         self._owns_storage = True
 

@@ -106,6 +106,35 @@ def test_load_state_dict_changes_the_result_and_not_the_model(
     assert told and all(torch.equal(v, before[k]) for k, v in source.state_dict().items())
 
 
+class Views(nn.Module):
+    """A layer, and a transposed view of its weight in a buffer, an attribute or a list."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.layer, self.place = nn.Linear(8, 8), place
+        view = self.layer.weight.detach().t()
+        if place == "buffer":
+            self.register_buffer("view", view, persistent=False)
+        else:
+            self.view = view if place == "attribute" else [view]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.relu(self.layer(x)) @ (self.view[0] if self.place == "list" else self.view)
+
+
+@pytest.mark.parametrize("place", ["buffer", "attribute", "list"])
+def test_views_of_weights_have_what_was_loaded(place: str) -> None:
+    model, other, x = Views(place).eval(), Views(place).eval(), torch.randn(4, 8)
+    gm = compile_graph(model, (x,))
+    with torch.no_grad():
+        before = model(x)
+        gm(x)
+        gm.load_state_dict(other.state_dict())
+        torch.testing.assert_close(gm(x), other(x))
+        torch.testing.assert_close(gm(x), other(x))
+        assert gm.regions() and torch.equal(model(x), before)
+
+
 def test_modes(pair: tuple[nn.Module, OptimizedModule]) -> None:
     _, gm = pair
     assert gm.eval() is gm and not gm.training and gm.train(False) is gm
