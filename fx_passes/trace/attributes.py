@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights
-from fx_passes.trace.held import ATOMS, CODE, elements
+from fx_passes.trace.held import ATOMS, CODE, elements, slot_names
 from fx_passes.trace.instructions import names_in
 from fx_passes.trace.skeleton import OF_MODULES
 from fx_passes.trace.state import OF_TRACING, is_torch_s
-from fx_passes.trace.theirs import fields_of
+from fx_passes.trace.theirs import fields_of, holds_fields
 from zendnn_cffi.runtime.words import Words
 
 _ANY = ""  # any name may stand for it
@@ -48,13 +48,26 @@ class Attributes:
     dictionaries  where it stands: each of these changes where an attribute is set
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = list(modules)
-        kinds = {type(module) for module in self._modules}
-        self._names, known = names_read(kinds), set[type]()
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        others: Iterable[tuple[str, Any]] = (),
+        kinds: Iterable[type] | None = None,
+        functions: Iterable[types.FunctionType] = (),
+    ) -> None:
+        """Take down what they hold now.
+
+        others     names and values that belong to no module, and that a forward reaches by its globals and the like
+        kinds      classes of modules whose forwards read all that; None for those of these modules
+        functions  further ones that do
+        """
+        self._modules, self._others = list(modules), list(others)
+        kinds = {type(module) for module in self._modules} if kinds is None else set(kinds)
+        functions = list(functions)
+        self._names, known = names_read(kinds, (), functions), set[type]()
         while not self._look() <= known and self._names is not None:  # methods of objects there may read further names
             known |= self._classes
-            if (names := names_read(kinds, known)) == self._names:
+            if (names := names_read(kinds, known, functions)) == self._names:
                 break
             self._names = names
         self.dictionaries = [space.held for space in self._spaces]
@@ -74,12 +87,14 @@ class Attributes:
             for name, value in space.known.items():
                 if is_torch_s(module) or self._is_read(name):
                     self._look_into(value, name, _DEEPEST, seen)
+        for name, value in self._others:
+            self._look_into(value, name, _DEEPEST, seen)
         return self._classes
 
     def looks_unchanged(self) -> bool:
         """Whether modules have the same classes, lists and sets the same objects, and arrays the same numbers."""
         return (
-            self._types.unchanged()
+            (not self._modules or self._types.unchanged())
             and all(len(now) == len(known) and all(map(operator.is_, now, known)) for now, _, known in self._lists)
             and all(array.tobytes() == known for array, _, known in self._arrays)
         )
@@ -142,6 +157,8 @@ class Attributes:
         if isinstance(value, dict):
             if len(value) <= _MOST_COUNTED:
                 self._spaces.append(_Space(value, name))
+                if isinstance(value, collections.OrderedDict):  # whose order can change without a count
+                    self._lists.append((value, name, list(value)))
                 self._look_into_each(value.values(), name, depth, seen)
         elif isinstance(value, numpy.ndarray):
             if value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
@@ -152,19 +169,56 @@ class Attributes:
                 if not isinstance(value, tuple):
                     self._lists.append((value, name, list(items)))
                 self._look_into_each(items, name, depth, seen)
-        elif fields := fields_of(value):
-            kind = type(value)
-            self._classes.add(kind)
-            answers = kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
+        elif holds_fields(value):
+            self._look_into_fields(value, depth, seen)
+
+    def _look_into_fields(self, value: Any, depth: int, seen: set[int]) -> None:
+        kind: Any = type(value)
+        fields, slots = fields_of(value), slot_names(kind)
+        if not fields and not slots:
+            return
+        self._classes.add(kind)
+        answers = kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
+        if fields:
             self._spaces.append(_Space(fields, _ANY if answers else None))
-            for key, inner in [*fields.items()]:
-                if answers or self._is_read(key):
-                    self._look_into(inner, _ANY if answers else key, depth - 1, seen)
+        read = [name for name in slots if answers or self._is_read(name)]
+        if read:
+            self._lists.append((_Slots(value, read), _ANY, [*_Slots(value, read)]))
+        for key, inner in [*fields.items(), *zip(read, _Slots(value, read), strict=True)]:
+            if answers or self._is_read(key):
+                self._look_into(inner, _ANY if answers else key, depth - 1, seen)
 
     def _look_into_each(self, values: Iterable[Any], name: str, depth: int, seen: set[int]) -> None:
         for value in [*values]:
             self._inner.add(id(value))
             self._look_into(value, name, depth - 1, seen)
+
+
+class _Slots(Collection[Any]):
+    """The values that an object has in places of its own, by __slots__: they have no dictionary.
+
+    names  of those that count
+    """
+
+    def __init__(self, value: Any, names: Sequence[str]) -> None:
+        self._value, self._names = value, names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([_in_slot(self._value, name) for name in self._names])
+
+    def __contains__(self, value: object) -> bool:
+        return value in [*self]
+
+
+def _in_slot(value: Any, name: str) -> Any:
+    """An attribute, without a call of the object's own __getattr__; _GONE where it is not set."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return _GONE
 
 
 class _Space:
@@ -184,6 +238,10 @@ class _Space:
         for key in now.keys() | self.known.keys():
             if not is_same(now.get(key, _GONE), self.known.get(key, _GONE)):
                 yield key, key if self._name is None else self._name
+        if self._name is not None and now.keys() == self.known.keys():  # a forward may go through the entries
+            yield from (
+                (key, self._name) for key, other in zip(now, self.known, strict=True) if not is_same(key, other)
+            )
 
     def _now(self) -> dict[str, Any]:
         module, held = self._module, self.held
@@ -210,12 +268,17 @@ class _Replaced(NamedTuple):
     now: list[Any]
 
 
-def names_read(kinds: Iterable[type], others: Iterable[type] = ()) -> frozenset[str] | None:
+def names_read(
+    kinds: Iterable[type], others: Iterable[type] = (), functions: Iterable[types.FunctionType] = ()
+) -> frozenset[str] | None:
     """Names in the code that forwards of these classes may reach, as far as names tell; None where it may read any.
 
-    others  classes of objects that it may reach
+    others     classes of objects that it may reach
+    functions  those known to be reached otherwise
     """
     reach = _Reach()
+    for function in functions:
+        reach.add(function)
     for cls in {base for kind in kinds for base in kind.__mro__}:
         reach.add_class(cls, "forward")
     for cls in {base for kind in others for base in kind.__mro__}:
@@ -238,7 +301,7 @@ class _Reach:
             return
         self._classes.add(kind)
         for name in self._names.union(begun) & vars(kind).keys():
-            self._add(vars(kind)[name])
+            self.add(vars(kind)[name])
 
     def names(self) -> frozenset[str] | None:
         while self._pending:
@@ -250,7 +313,7 @@ class _Reach:
             self._follow(function)
             for kind in [*self._classes]:
                 for name in new & vars(kind).keys():
-                    self._add(vars(kind)[name])
+                    self.add(vars(kind)[name])
         return frozenset(self._names)
 
     def _follow(self, function: types.FunctionType) -> None:
@@ -269,9 +332,10 @@ class _Reach:
             if isinstance(value, type):
                 self.add_class(value, "__init__", "__new__", "__call__", "__post_init__")
             else:
-                self._add(value)
+                self.add(value)
 
-    def _add(self, value: Any) -> None:
+    def add(self, value: Any) -> None:
+        """The function in this value may be called."""
         if isinstance(value, types.MethodType | classmethod | staticmethod):
             value = value.__func__
         elif isinstance(value, functools.partial | functools.partialmethod):

@@ -328,11 +328,12 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def _slots(value: Any) -> dict[str, Any]:
     cls: Any = type(value)
-    return {name: getattr(value, name) for name in _slot_names(cls) if hasattr(value, name)}
+    return {name: getattr(value, name) for name in slot_names(cls) if hasattr(value, name)}
 
 
 @functools.lru_cache(4096)
-def _slot_names(cls: type) -> tuple[str, ...]:
+def slot_names(cls: type) -> tuple[str, ...]:
+    """Attributes for which a class and those that it is derived from have places of their own, by __slots__."""
     every = [base.__dict__.get("__slots__", ()) for base in cls.__mro__]
     names = (name for slots in every for name in ((slots,) if isinstance(slots, str) else slots))
     return tuple(name for name in names if not name.startswith("__"))

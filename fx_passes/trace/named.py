@@ -8,22 +8,27 @@ memory tells of all globals (zendnn_cffi.runtime.dictionaries).
 
 from __future__ import annotations
 
+import collections
 import copy
 import math
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
+from fx_passes.trace.attributes import Attributes
+from fx_passes.trace.held import elements
 from fx_passes.trace.instructions import with_inner, without_caches
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.state import is_near
+from fx_passes.trace.theirs import holds_fields
 from zendnn_cffi.runtime.dictionaries import Dictionaries
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
-_COMPARED = (*_PLAIN, tuple, torch.Tensor, types.FunctionType, list, dict)
+_LOOKED_INTO = (set, collections.deque, numpy.ndarray)
 _GLOBAL, _ATTRIBUTE, _LOCAL = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD"), "LOAD_FAST"
 _OUTER = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ALL = frozenset(("globals", "eval", "exec"))  # builtins by which code may read any global
@@ -37,29 +42,43 @@ class Named:
 
     rows     dictionary, name, value
     others   class or cell, name, value: these have no dictionary to be had
+    kinds    classes of modules whose forwards name them
+    near     functions that do; a module is made before, so that its __init__ reads nothing
     """
 
-    def __init__(self, rows: Iterable[tuple[Any, str, Any]], others: Iterable[tuple[Any, str, Any]]) -> None:
+    def __init__(
+        self,
+        rows: Iterable[tuple[Any, str, Any]],
+        others: Iterable[tuple[Any, str, Any]],
+        kinds: Iterable[type] = (),
+        near: Iterable[types.FunctionType] = (),
+    ) -> None:
         self._rows, self._others = list(rows), list(others)
+        self._fields = _fields(((name, value) for _, name, value in (*self._rows, *self._others)), kinds, near)
         values = [value for _, _, value in (*self._rows, *self._others) if isinstance(value, list | dict | tuple)]
         self._copies = [(value, copy.deepcopy(value)) for value in values if _count(value) <= _MOST]
         self._is_other = False  # whether it is known not to be what the graph was made with
         self._dictionaries = Dictionaries([held for held, _, _ in self._rows], self._holds_the_same)
+        inner = () if self._fields is None else self._fields.dictionaries
+        self._inner = Dictionaries(inner, lambda: self._fields is None or self._fields.unchanged())
 
     @classmethod
     def of(cls, root: nn.Module, reached: Reached) -> Named | None:
         """What forward of root names now; None where that is nothing of the user's."""
         near = [function for function in reached.functions if is_near(function.__module__ or "")]
-        rows, others, attributes = list[Any](), list[Any](), set[str]()
+        found, attributes = dict[Any, tuple[Any, str, Any]](), set[str]()
         for function in near:
             for held, name, value in _named_by(function, attributes):
-                if isinstance(value, _COMPARED):
-                    (rows if isinstance(held, dict) else others).append((held, name, value))
-        for kind in {base for module in root.modules() for base in type(module).__mro__ if is_near(base.__module__)}:
+                if not isinstance(value, types.ModuleType) and name != "__class__":  # the class that super() asks for
+                    found[id(held), name] = held, name, value
+        kinds = {type(module) for module in root.modules()}
+        for kind in {base for each in kinds for base in each.__mro__ if is_near(base.__module__)}:
             for name in attributes & vars(kind).keys():
-                if isinstance(value := vars(kind)[name], _COMPARED) and not isinstance(value, types.FunctionType):
-                    others.append((kind, name, value))
-        return cls(rows, others) if rows or others else None
+                if not isinstance(value := vars(kind)[name], types.FunctionType):
+                    found[id(kind), name] = kind, name, value
+        rows = [row for row in found.values() if isinstance(row[0], dict)]
+        others = [row for row in found.values() if not isinstance(row[0], dict)]
+        return cls(rows, others, kinds, [each for each in near if each.__name__ != "__init__"]) if found else None
 
     def unchanged(self) -> bool:
         """Whether all is what it was."""
@@ -67,8 +86,13 @@ class Named:
             not self._is_other
             and self._dictionaries.unchanged()
             and (not self._others or all(_is_same(_held_by(held, name), value) for held, name, value in self._others))
-            and (not self._copies or all(value == copy for value, copy in self._copies))
+            and (not self._copies or all(_is_equal(value, copy) for value, copy in self._copies))
+            and (self._fields is None or self._fields_unchanged(self._fields))
         )
+
+    def _fields_unchanged(self, fields: Attributes) -> bool:
+        inner = not fields.dictionaries or self._inner.unchanged()
+        return inner and (fields.looks_unchanged() or fields.unchanged())
 
     def values(self) -> dict[str, set[str]]:
         """Names, and the values of these that another process can compare."""
@@ -140,6 +164,34 @@ def _space_of(value: Any) -> Any:
     return getattr(value, "__dict__", None)
 
 
+def _fields(
+    values: Iterable[tuple[str, Any]], kinds: Iterable[type], near: Iterable[types.FunctionType]
+) -> Attributes | None:
+    """What objects hold that are among these values, or in lists and dictionaries there; None where there are none.
+
+    A forward may come to them by a variable of its own, and by arguments of the functions that it calls.
+    """
+    every = ((name, each) for name, value in values for each in _in_containers(value))
+    holders = [(name, each) for name, each in every if isinstance(each, _LOOKED_INTO) or holds_fields(each)]
+    return Attributes((), holders, kinds, near) if holders else None
+
+
+def _in_containers(value: Any) -> Iterable[Any]:
+    """An object, or those that a small list, tuple or dictionary holds."""
+    if isinstance(value, dict | list | tuple) and len(items := elements(value)) <= _MOST:
+        return [*(items.values() if isinstance(items, dict) else items)]
+    return (value,)
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    """Whether plain values are equal, and the entries of dictionaries in the same order."""
+    if value != other:
+        return False
+    if isinstance(value, dict):
+        return [*value] == [*other] and all(map(_is_equal, value.values(), other.values()))
+    return not isinstance(value, list | tuple) or all(map(_is_equal, value, other))
+
+
 def _is_same(value: Any, other: Any) -> bool:
     return value is other or (type(value) is type(other) and isinstance(value, _PLAIN) and value == other)
 
@@ -158,7 +210,7 @@ def _count(value: Any, depth: int = _DEEPEST) -> float:
     """How many plain values lists, dictionaries and tuples hold; infinity for many, and for other ones."""
     if isinstance(value, _PLAIN):
         return 1
-    if type(value) not in (list, dict, tuple) or len(value) > _MOST or not depth:
+    if type(value) not in (list, dict, collections.OrderedDict, tuple) or len(value) > _MOST or not depth:
         return math.inf
     total = 0.0
     for entry in value.values() if isinstance(value, dict) else value:

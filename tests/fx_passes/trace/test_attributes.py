@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import dataclasses
 import types
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +32,12 @@ class Settings:
         raise AttributeError(name)
 
 
+@dataclasses.dataclass(slots=True)
+class Slots:
+    gain: float = 1.5
+    unread: int = 0
+
+
 class Block(nn.Module):
     factor = 2.0
 
@@ -39,6 +47,8 @@ class Block(nn.Module):
         self.named, self.listed, self.nested = {"a": 1.5}, [1.5], ({"b": [1.5]},)
         self.options = types.SimpleNamespace(inner=types.SimpleNamespace(gain=1.5))
         self.settings, self.chosen, self.row = Settings(), {1.5}, numpy.array([1.5, 2.5])
+        self.slots, self.steps = Slots(), {"mul": 1.5, "add": 1.0}
+        self.ordered = collections.OrderedDict(self.steps)
         self.unread = 0
 
     @property
@@ -50,7 +60,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bend(self.linear(x)) * self.scale * self.factor + self.settings.shift
-        y = y * sum(self.chosen) + float(self.row[0])
+        y = y * sum(self.chosen) + float(self.row[0]) * self.slots.gain
+        for name, value in (*self.steps.items(), *self.ordered.items()):
+            y = y * value if name == "mul" else y + value
         return y**self.power * self.named["a"] * self.listed[0] * self.nested[0]["b"][0] * self.options.inner.gain
 
 
@@ -85,6 +97,9 @@ CHANGES: dict[str, Change] = {
     "in an array": lambda m: m.block.row.__setitem__(0, 5.0),
     "another class": lambda m: setattr(m.block, "__class__", Other),
     "of an object": lambda m: setattr(m.block.options.inner, "gain", 5.0),
+    "in a slot": lambda m: setattr(m.block.slots, "gain", 5.0),
+    "order": lambda m: m.block.steps.__setitem__("mul", m.block.steps.pop("mul")),
+    "order of its own": lambda m: m.block.ordered.move_to_end("mul"),
     "another object": lambda m: setattr(m.block.options, "inner", types.SimpleNamespace(gain=5.0)),
     "of an object that answers for others": lambda m: setattr(m.block.settings, "held", 5.0),
     "of the outermost module": lambda m: setattr(m, "dim", (3, 2)),
@@ -141,6 +156,7 @@ def test_what_no_forward_reads_makes_nothing_anew() -> None:
     watch, graph = fast._watch, fast.graph
     for number in range(3):
         block.unread = number
+        block.slots.unread = number
         fast.stage = f"step {number}"
         check(fast, model)
     assert fast._watch is watch and fast.graph is graph

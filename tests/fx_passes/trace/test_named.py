@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import dataclasses
+import enum
+import functools
 import pickle
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -49,12 +54,56 @@ class Variable:
 VARIABLE = Variable()
 
 
+@dataclasses.dataclass(slots=True)
+class Slots:
+    scale: float = 2.0
+    unread: float = 1.0
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.scale, self.unread = 2.0, 1.0
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+MODE, ACT, CHOSEN, SLOTS = Mode.FAST, torch.relu, {1}, Slots()
+PARTIAL = functools.partial(torch.mul, other=2.0)
+OBJECT, OBJECTS, ARRAY = Plain(), {"a": types.SimpleNamespace(scale=2.0)}, numpy.ones(2)
+STEPS = {"mul": 2.0, "add": 1.0}
+ORDERED = collections.OrderedDict(STEPS)
+FORMER = {"ACT": ACT, "PARTIAL": PARTIAL, "OBJECT": OBJECT}
+
+
+def of_local(y: Tensor) -> Tensor:
+    config = OBJECT
+    return y * config.scale
+
+
+def of_argument(y: Tensor, config: Any) -> Tensor:
+    return y * config.scale
+
+
+def by_steps(y: Tensor, steps: dict[str, float]) -> Tensor:
+    for name, value in steps.items():
+        y = y * value if name == "mul" else y + value
+    return y
+
+
+def to_end(steps: dict[str, float], name: str) -> None:
+    steps[name] = steps.pop(name)
+
+
 def helper(x: Tensor) -> Tensor:
     return x * SCALE
 
 
 class Net(nn.Module):
     factor = 2.0
+    config = types.SimpleNamespace(scale=2.0)
 
     def __init__(self, read: Callable[..., Any] | None = None) -> None:
         super().__init__()
@@ -66,7 +115,7 @@ class Net(nn.Module):
 
 class OfClass(Net):
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * self.factor
+        return self.linear(x) * self.factor * self.config.scale
 
 
 def set_global(name: str, value: Any) -> None:
@@ -106,6 +155,63 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], Any
     ),
     "in text": (lambda y: y * eval("SCALE"), lambda: set_global("SCALE", 5.0), lambda: set_global("SCALE", 2.0)),
     "in a helper": (lambda y: helper(y), lambda: set_global("SCALE", 5.0), lambda: set_global("SCALE", 2.0)),
+    "an object": (
+        lambda y: y * OBJECT.scale,
+        lambda: set_global("OBJECT", types.SimpleNamespace(scale=9.0)),
+        lambda: set_global("OBJECT", FORMER["OBJECT"]),
+    ),
+    "a function of C code": (
+        lambda y: ACT(y),
+        lambda: set_global("ACT", torch.tanh),
+        lambda: set_global("ACT", FORMER["ACT"]),
+    ),
+    "a partial call": (
+        lambda y: PARTIAL(y),
+        lambda: set_global("PARTIAL", functools.partial(torch.mul, other=7.0)),
+        lambda: set_global("PARTIAL", FORMER["PARTIAL"]),
+    ),
+    "an enumeration": (
+        lambda y: y * (2 if MODE is Mode.FAST else 5),
+        lambda: set_global("MODE", Mode.SLOW),
+        lambda: set_global("MODE", Mode.FAST),
+    ),
+    "in a set": (lambda y: y * (2 if 1 in CHOSEN else 5), lambda: CHOSEN.clear(), lambda: CHOSEN.add(1)),
+    "in an array": (
+        lambda y: y * float(ARRAY[0]),
+        lambda: ARRAY.__setitem__(0, 5.0),
+        lambda: ARRAY.__setitem__(0, 1.0),
+    ),
+    "of an object by a variable": (
+        of_local,
+        lambda: setattr(OBJECT, "scale", 9.0),
+        lambda: setattr(OBJECT, "scale", 2.0),
+    ),
+    "of an object by an argument": (
+        lambda y: of_argument(y, OBJECT),
+        lambda: setattr(OBJECT, "scale", 9.0),
+        lambda: setattr(OBJECT, "scale", 2.0),
+    ),
+    "of an object in a dictionary": (
+        lambda y: y * OBJECTS["a"].scale,
+        lambda: setattr(OBJECTS["a"], "scale", 9.0),
+        lambda: setattr(OBJECTS["a"], "scale", 2.0),
+    ),
+    "in a slot": (
+        lambda y: y * SLOTS.scale,
+        lambda: setattr(SLOTS, "scale", 9.0),
+        lambda: setattr(SLOTS, "scale", 2.0),
+    ),
+    "order": (lambda y: by_steps(y, STEPS), lambda: to_end(STEPS, "mul"), lambda: to_end(STEPS, "add")),
+    "order of its own": (
+        lambda y: by_steps(y, ORDERED),
+        lambda: ORDERED.move_to_end("mul"),
+        lambda: ORDERED.move_to_end("add"),
+    ),
+    "of the module's class by an object": (
+        lambda y: y,
+        lambda: setattr(Net.config, "scale", 4.0),
+        lambda: setattr(Net.config, "scale", 2.0),
+    ),
     "of the module's class": (lambda y: y, lambda: setattr(Net, "factor", 4.0), lambda: setattr(Net, "factor", 2.0)),
 }  # fmt: skip
 
@@ -114,7 +220,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], Any
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_changed_afterwards_counts(name: str, with_example: bool) -> None:
     read, change, back = CASES[name]
-    model = (OfClass() if name == "of the module's class" else Net(read)).eval()
+    model = (OfClass() if name.startswith("of the module's class") else Net(read)).eval()
     x = torch.randn(3, 8)
     fast = zendnn_cffi.optimize(model, (x,) if with_example else None, tune="off")
     assert fast.regions()
@@ -136,6 +242,21 @@ def test_other_names_do_not_count() -> None:
     set_global("SCALE", 3.0)
     assert not named.unchanged()
     set_global("SCALE", 2.0)
+    assert named.unchanged()
+
+
+@pytest.mark.parametrize(("read", "holder"), [(CASES["in a slot"][0], SLOTS), (of_local, OBJECT)])
+def test_other_fields_do_not_count(read: Callable[[Any], Any], holder: Any) -> None:
+    model = Net(read).eval()
+    named = Named.of(model, Reached(model))
+    assert named is not None and named.unchanged()
+    holder.unread = object()
+    assert named.unchanged()
+    holder.scale = 3.0
+    try:
+        assert not named.unchanged()
+    finally:
+        holder.scale = 2.0
     assert named.unchanged()
 
 
