@@ -7,6 +7,7 @@ is right when x is neither an input of the graph nor a parameter, and no other n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -82,15 +83,33 @@ class Aliasing:
 
     def may_move_down(self, node: fx.Node, target: fx.Node) -> bool:
         """Whether node computes the same right before target, further down: nobody writes to its operands between."""
+        return not self.is_written_between(node.all_input_nodes, node, target)
+
+    def may_compute_at(self, node: fx.Node, sources: Iterable[fx.Node]) -> bool:
+        """Whether node's place may compute all that leads from sources to node: nobody writes to any of it before."""
         if not self.writers:
             return True
-        operands = {self._find(source) for source in node.all_input_nodes}
-        between = node.next
-        while between is not target:
-            if any(self._find(written) in operands for written in self.writers.get(between, ())):
+        seen, pending = set(sources), node.all_input_nodes
+        while pending:
+            if (each := pending.pop()) in seen:
+                continue
+            seen.add(each)
+            if self.is_written_between((each, *each.all_input_nodes), each, node):
                 return False
-            between = between.next
+            pending += each.all_input_nodes
         return True
+
+    def is_written_between(self, values: Iterable[fx.Node], start: fx.Node, end: fx.Node) -> bool:
+        """Whether a node behind start and before end writes to memory that one of these values may share."""
+        if not self.writers:
+            return False
+        memory = {self._find(value) for value in values}
+        between = start.next
+        while between is not end:
+            if any(self._find(written) in memory for written in self.writers.get(between, ())):
+                return True
+            between = between.next
+        return False
 
     def out_of_place(self, node: fx.Node) -> bool:
         """Respell an in-place node out of place if nobody can tell the difference. Return whether it was done."""

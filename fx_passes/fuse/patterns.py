@@ -4,7 +4,8 @@ Before: mul(weight, cast(mul(cast(x), rsqrt(add(mean(square(cast(x)), -1), eps))
 After:  rms_norm(x, weight, eps)
 
 Each is a row: a pattern, and the function that makes the operation of what the pattern's names stand for. The nodes of
-the parts disappear, as far as nothing else reads them.
+the parts disappear, as far as nothing else reads them. The operation stands where the last part stood, and reads there
+what the first parts read. So nobody may write to any of it meanwhile.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.casts import is_cast
-from fx_passes.graph.graph import argument, erase_unread, finish, is_call, is_constant
+from fx_passes.graph.graph import argument, erase_unread, finish, is_call, is_constant, nodes_in
 from fx_passes.graph.inference import dtype
 from fx_passes.graph.pattern import Either, Parts, Value, binary, call, eltwise, match, once
 from fx_passes.spellings.registry import Call, is_number, static
@@ -43,14 +45,23 @@ class Row:
 
 def fuse_patterns(gm: fx.GraphModule) -> fx.GraphModule:
     """Replace what matches a row, from the end of the graph: larger expressions before their parts."""
+    aliasing = Aliasing(gm)
     for node in reversed(list(gm.graph.nodes)):
         if node.op == "output" or not node.users:  # perhaps erased by now
             continue
         for row in ROWS:
-            if (found := match(row.pattern, node)) is not None and (made := row.becomes(node, **found)) is not None:
+            if (made := _made(row, node)) is not None and aliasing.may_compute_at(
+                node, nodes_in((made.args, made.kwargs))
+            ):
                 _replace(node, made, row.source)
                 break
     return finish(gm)
+
+
+def _made(row: Row, node: fx.Node) -> Call | None:
+    """The operation that node computes, if row recognises it."""
+    found = match(row.pattern, node)
+    return None if found is None else row.becomes(node, **found)
 
 
 def _replace(node: fx.Node, made: Call, source: str) -> None:

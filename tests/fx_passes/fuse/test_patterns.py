@@ -202,7 +202,7 @@ def _made(gm: Any, row: str) -> int:
 
 
 def test_every_row_has_examples_and_misses() -> None:
-    assert EXAMPLES.keys() == MISSES.keys() == {row.name for row in ROWS} == {*MADE, *KINDS}
+    assert EXAMPLES.keys() == MISSES.keys() == {row.name for row in ROWS} == BETWEEN.keys() == {*MADE, *KINDS}
     assert EXAMPLES["gated"].keys() == GATES.keys()
 
 
@@ -222,6 +222,63 @@ def test_recognised(row: str, example: str) -> None:
 @pytest.mark.parametrize(("row", "miss"), [(row, name) for row in MISSES for name in MISSES[row]])
 def test_not_taken_for_it(row: str, miss: str) -> None:
     assert not _made(_fused(MISSES[row][miss], *_inputs(row)), row)
+
+
+def _write(value: Tensor) -> Tensor:
+    value.select(-1, 0).fill_(5.0)
+    return value
+
+
+# Each takes the value, and what is done to a value behind its first reader.
+BETWEEN: dict[str, dict[str, Written]] = {
+    "rms_norm": {
+        "the value": lambda x, then: (r := torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6), then(x) * r)[1],
+        "the squares": lambda x, then: (
+            x * torch.rsqrt((s := x.square(), then(s).mean(-1, keepdim=True))[1] + 1e-6)
+        ),
+    },
+    "l2_normalize": {
+        "the value": lambda x, then: (n := x.norm(2, -1, True), then(x) / n)[1],
+    },
+    "rotary": {
+        "the angles": lambda x, then, cos, sin: (c := cos + 1, t := x * c, then(c), t + _halves(x) * sin)[3],
+    },
+    "gated": {
+        "the value": lambda x, then: (g := torch.sigmoid(x), then(x) * g)[1],
+    },
+    "quick_gelu": {
+        "the value": lambda x, then: (g := torch.sigmoid(1.702 * x), then(x) * g)[1],
+    },
+    "gelu_tanh": {
+        "the value": lambda x, then: (
+            t := torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))), 0.5 * then(x) * (1.0 + t)
+        )[1],
+        "the cube": lambda x, then: (
+            c := torch.pow(x, 3.0), 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * then(c))))
+        )[1],
+    },
+    "gelu_erf": {
+        "the value": lambda x, then: (e := torch.erf(x / math.sqrt(2)), 0.5 * then(x) * (1.0 + e))[1],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "written"), [(row, name) for row in BETWEEN for name in BETWEEN[row]])
+def test_writes_between_the_parts(row: str, written: str) -> None:
+    """What the first parts read has changed where the last one stands; a write before all parts changes nothing.
+
+    Slices of memory that is written to are no operations of the vocabulary, so a rotary embedding of it is never one.
+    """
+
+    def between(x: Tensor, *angles: Tensor) -> Any:
+        return BETWEEN[row][written](x + 0.5, _write, *angles)
+
+    def before(x: Tensor, *angles: Tensor) -> Any:
+        y = x + 0.5
+        return BETWEEN[row][written](y if row == "rotary" else _write(y), lambda value: value, *angles)
+
+    assert _made(_fused(between, *_inputs(row)), row) == 0
+    assert _made(_fused(before, *_inputs(row)), row) == 1
 
 
 @pytest.mark.parametrize("gate", GATES)
