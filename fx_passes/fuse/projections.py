@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.graph.graph import finish, get_attribute, is_call, only_values_count, tensor_of
+from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.graph.graph import finish, get_attribute, is_call, nodes_in, only_values_count, tensor_of
 from fx_passes.ops.quantized import plain_axis
 from zendnn_cffi.values import dataclass
 
@@ -74,13 +75,35 @@ def _value(node: Any) -> Any:
 
 def find_groups(gm: fx.GraphModule) -> list[list[Projection]]:
     """Groups of linears with one input and constant weights of one dtype and depth, in graph order."""
-    groups: dict[tuple[Any, ...], list[Projection]] = {}
+    aliasing, groups = Aliasing(gm), dict[tuple[Any, ...], list[list[Projection]]]()
     for target in (ops.linear, ops.dynamic_linear, ops.row_scaled_linear):
         for node in gm.graph.find_nodes(op="call_function", target=target):
             found = match_projection(node, gm)
-            if found is not None:
-                groups.setdefault(found.key(gm), []).append(found)
-    return [group for group in groups.values() if 2 <= len(group) <= _MAX_GROUP]
+            if found is None:
+                continue
+            alike = groups.setdefault(found.key(gm), [])
+            if alike and _read_the_same(alike[-1][0], found, aliasing):
+                alike[-1].append(found)
+            else:
+                alike.append([found])
+    return [group for alike in groups.values() for group in alike if 2 <= len(group) <= _MAX_GROUP]
+
+
+def _read_the_same(first: Projection, other: Projection, aliasing: Aliasing) -> bool:
+    """Whether nobody writes to what both read, between the first that reads it and the last."""
+    values = [*_read_by(first), *_read_by(other)]
+    readers = [first.node, *(value for value in values if is_call(value, ops.dequantize, ops.quantize))]
+    return not aliasing.is_written_between(values, min(readers), other.node)
+
+
+def _read_by(layer: Projection) -> list[fx.Node]:
+    """The operands of a layer, and what they are dequantized or quantized of."""
+    found, pending = list[fx.Node](), nodes_in(layer.operands)
+    while pending:
+        found.append(value := pending.pop())
+        if is_call(value, ops.dequantize, ops.quantize):
+            pending += value.all_input_nodes
+    return found
 
 
 def match_projection(node: fx.Node, gm: fx.GraphModule) -> Projection | None:

@@ -13,7 +13,7 @@ import zendnn_cffi
 from fx_passes.fuse.projections import fuse_projections
 from tests.fx_passes.lower.products.test_dynamic import dynamic
 from tests.fx_passes.lower.products.test_dynamic_rows import by_token
-from tests.support.graphs import count, model_of, traced
+from tests.support.graphs import check, count, model_of, traced
 from tests.support.lowering import noise
 from tests.support.quantized import RANGES, Integers, Weight, ran, through
 from tests.tolerance import assert_close
@@ -57,6 +57,26 @@ def test_strides_are_those_of_a_tensor_of_its_own(reader: str, entry: str) -> No
         assert mine.untyped_storage().nbytes() <= other.untyped_storage().nbytes()
     if entry != "compiled":
         assert [n.became for n in zendnn_cffi.explain(fast).nodes].count("inner_product") == 1
+
+
+@pytest.mark.parametrize(("wrote", "products"), (("between", 2), ("before", 1), ("after", 1)))
+def test_writes_to_what_they_read(wrote: str, products: int) -> None:
+    def forward(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(x)
+        if wrote == "before":
+            h[..., 0] = 7.0
+        query = m.q(h).view(2, 6, 2, 4).transpose(1, 2)
+        if wrote == "between":
+            h[..., 0] = 7.0
+        key = m.k(h).view(2, 6, 2, 4).transpose(1, 2)
+        if wrote == "after":
+            h[..., 0] = 7.0
+        return query @ key.transpose(-1, -2), h
+
+    assert (
+        count(check(model_of(forward, q=nn.Linear(8, 8), k=nn.Linear(8, 8)), noise(2, 6, 8).double()))["linear"]
+        == products
+    )
 
 
 class Projections(nn.Module):
