@@ -11,13 +11,15 @@ from typing import Any
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_call, only_user
 
 
 def fold_pad(gm: fx.GraphModule) -> fx.GraphModule:
     """Fold every zero padding that one windowed operation alone reads."""
+    aliasing = Aliasing(gm)
     for pad in gm.graph.find_nodes(op="call_function", target=ops.pad):
-        if (change := match_reader(pad)) is not None:
+        if (change := match_reader(pad)) is not None and aliasing.may_move_down(pad, change[0]):
             reader, kwargs, args = change
             reader.args, reader.kwargs = args, kwargs
             gm.graph.erase_node(pad)

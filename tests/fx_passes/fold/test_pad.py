@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fx_passes.fold.pad import fold_pad
 from tests.support.graphs import after, check, check_twice, count, image, model_of, outside
@@ -34,6 +34,27 @@ def test_pad(case: str) -> None:
     model = model_of(function, c=nn.Conv2d(3, 4, 3, stride=2), z=nn.ZeroPad2d((1, 2, 3, 0)))
     assert count(check(model, image()))["pad"] == left
     check_twice(after("fold_pad", model), fold_pad)
+
+
+def _write_between(m: Any, x: Tensor) -> Tensor:
+    """The padded copy does not change with what it is a copy of."""
+    h = F.relu(x)
+    padded = F.pad(h, (1, 1, 1, 1))
+    h[:, 0] = 9.0
+    result: Tensor = m.c(padded)
+    return result
+
+
+def _write_before(m: Any, x: Tensor) -> Tensor:
+    h = F.relu(x)
+    h[:, 0] = 9.0
+    result: Tensor = m.c(F.pad(h, (1, 1, 1, 1)))
+    return result
+
+
+@pytest.mark.parametrize(("function", "left"), ((_write_between, 1), (_write_before, 0)))
+def test_writes_to_what_is_padded(function: Callable[..., Any], left: int) -> None:
+    assert count(check(model_of(function, c=nn.Conv2d(3, 4, 3)), image()))["pad"] == left
 
 
 def test_reflected_border_stays_outside() -> None:
