@@ -20,12 +20,13 @@ from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
           "tensor_split", "unsqueeze", "squeeze", "expand", "contiguous", "getitem", "reshape_as",
-          "view_as"}  # fmt: skip
+          "view_as", "movedim", "moveaxis"}  # fmt: skip
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
 _INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "selu": 1,
-               "leaky_relu": 2, "elu": 2,
-               "hardtanh": 3, "dropout": 3, "dropout1d": 3, "dropout2d": 3, "dropout3d": 3}  # fmt: skip
+               "leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "_threshold": 3, "rrelu": 4,
+               "dropout": 3, "dropout1d": 3, "dropout2d": 3, "dropout3d": 3, "alpha_dropout": 3,
+               "feature_alpha_dropout": 3}  # fmt: skip
 _FRESH_MODULES: tuple[Any, ...] = (
     nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding,
     nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
@@ -127,6 +128,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
             same = [user for user in node.args[0].users if user.args[1] == node.args[1]]
             return [] if same[0] is node else same[:1]
         return nodes_in(node.args[0])  # of what is looked up, not of its place
+    if node.target is torch.einsum and len(node.args) == 2 and len(nodes_in(node.args)) == 1:
+        return inputs  # of one operand it may be a view
     if node.target in FUNCTIONS and name not in _VIEWS | _DROPOUTS:
         return inputs[:1] if is_inplace_call(node) else []
     if getattr(torch, name, None) is node.target and makes_new(name):
@@ -204,8 +207,9 @@ def _schema_writes(node: fx.Node) -> list[fx.Node]:
 # Operators whose schemas do not say that the result may be an argument, or a view of it. Most are written in terms of
 # others; a tensor that set_ was called on lies in the memory of the other one.
 _MAY_BE_VIEWS = frozenset(
-    ("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "einsum", "meshgrid", "set_", "type_as")
-)
+    ("atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "cartesian_prod", "conj_physical", "einsum",
+     "feature_dropout", "meshgrid", "set_", "type_as", "unsafe_chunk", "unsafe_split")
+)  # fmt: skip
 
 
 def _schema_aliases(node: fx.Node) -> list[fx.Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,11 @@ from torch import nn
 
 import zendnn_cffi  # noqa: F401 - the backend
 from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.aliasing.effects import aliases, writes
 from fx_passes.pipeline import compile_graph
-from tests.support.graphs import check, count, image, model_of, outside, traced
+from tests.support.graphs import check, check_equal, count, image, model_of, outside, traced
 
+aten = torch.ops.aten
 CONV = nn.Conv2d(3, 3, 3, padding=1)
 
 
@@ -352,6 +355,80 @@ def test_views_that_no_schema_names_share_memory() -> None:
         return seen
 
     check(model_of(forward, c=nn.Conv2d(3, 3, 3, padding=1)), image())
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "movedim": lambda y: y.movedim(1, -1),
+    "moveaxis": lambda y: torch.moveaxis(y, 1, -1),
+    "einsum": lambda y: torch.einsum("abcd->dcba", y),
+    "einsum, operands in a list": lambda y: torch.einsum("abcd->dcba", [y]),
+    "atleast_3d": torch.atleast_3d,
+    "cartesian_prod": lambda y: torch.cartesian_prod(y[0, 0, 0]),
+    "feature_dropout": lambda y: torch.feature_dropout(y, 0.5, False),
+    "feature_dropout, as an operator": lambda y: aten.feature_dropout.default(y, 0.5, False),
+    "conj_physical, as an operator": lambda y: aten.conj_physical.default(y),
+    "cartesian_prod, as an operator": lambda y: aten.cartesian_prod.default([y[0, 0, 0]]),
+    "einsum, as an operator": lambda y: aten.einsum.default("abcd->dcba", [y]),
+    "a piece, as an operator": lambda y: aten.unsafe_chunk.default(y, 3, 1)[1],
+}
+
+
+@pytest.mark.parametrize("exported", (False, True))
+@pytest.mark.parametrize("of_input", (False, True))
+@pytest.mark.parametrize("view", VIEWS)
+def test_writes_show_in_views_and_through_them(view: str, of_input: bool, exported: bool) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = x if of_input else m.c(x)
+        seen = VIEWS[view](y)
+        y.mul_(2.0)
+        VIEWS[view](y).add_(1.0)
+        return seen * 1, y * 1
+
+    model = model_of(forward, c=nn.Conv2d(3, 3, 3, padding=1))
+    check_equal(model, compile_graph(model, (image(),) if exported else None), image())
+
+
+@pytest.mark.parametrize(
+    "new", (lambda y: torch.einsum("abcd,abcd->abcd", y, y), lambda y: y.movedim(1, -1) + 1), ids=("einsum", "sum")
+)
+def test_what_is_made_of_views_is_no_view(new: Callable[..., Any]) -> None:
+    assert in_place(lambda m, x: new(x).mul_(2.0)) == 0
+
+
+FUNCTIONS_IN_PLACE = {
+    name: list(parameters)
+    for name, function in vars(F).items()
+    if inspect.isfunction(function) and "inplace" in (parameters := inspect.signature(function).parameters)
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS_IN_PLACE)
+def test_every_function_in_place_by_position_writes(name: str) -> None:
+    """As layers call them: nn.CELU calls F.celu(input, alpha, inplace)."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    place = FUNCTIONS_IN_PLACE[name].index("inplace")
+    written = graph.call_function(getattr(F, name), (x, *(0.5,) * (place - 1), True))
+    reads = graph.call_function(getattr(F, name), (x, *(0.5,) * (place - 1), False))
+    assert writes(written, nn.Module()) == aliases(written, nn.Module()) == [x]
+    assert not writes(reads, nn.Module())
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "celu": lambda y: F.celu(y, 1.0, True),
+    "rrelu": lambda y: F.rrelu(y, 0.1, 0.3, False, True),
+    "threshold": lambda y: F.threshold(y, 0.5, 0.25, True),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_readers_behind_an_activation_in_place_read_its_result(name: str) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.a(x)
+        z = ACTIVATIONS[name](y)
+        return z.flip(0), m.b(y)
+
+    check(model_of(forward, a=nn.Linear(7, 7), b=nn.Linear(7, 7)), image(3, 7))
 
 
 class Branching(nn.Module):
