@@ -47,4 +47,12 @@ def match_reader(pad: fx.Node) -> tuple[fx.Node, dict[str, Any], tuple[Any, ...]
     padded = any(reader.kwargs["padding_l"] + reader.kwargs["padding_r"])
     if kind == "max" or reader.kwargs["ceil_mode"] or (kind == "avg_exclude_padding" and padded):
         return None
+    kernel = reader.kwargs["kernel"]
+    if _is_wide(reader.kwargs["padding_l"], kernel) or (left == right and _is_wide(left, kernel)):
+        return None
     return reader, kwargs, (src, "avg_include_padding")
+
+
+def _is_wide(padding: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
+    """Whether average pooling refuses this padding on both sides: more than half of a window."""
+    return any(2 * size > window for size, window in zip(padding, kernel, strict=True))

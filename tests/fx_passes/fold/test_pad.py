@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_passes.fold.pad import fold_pad
+from fx_passes.pipeline import compile_graph
 from tests.support.graphs import after, check, check_twice, count, image, model_of, outside
 
 PADS: dict[str, tuple[Callable[..., Any], int]] = {
@@ -18,6 +19,10 @@ PADS: dict[str, tuple[Callable[..., Any], int]] = {
     "a module": (lambda m, x: m.c(m.z(x)), 0),
     "average that counts padding": (lambda m, x: F.avg_pool2d(F.pad(x, (1, 0, 1, 0)), 3, 2), 0),
     "its own padding too": (lambda m, x: F.avg_pool2d(F.pad(x, (1, 0, 1, 0)), 3, 2, 1), 0),
+    "half of a window": (lambda m, x: F.avg_pool2d(F.pad(x, (2, 2, 1, 1)), (3, 4), 1), 0),
+    "more than half of a window": (lambda m, x: F.avg_pool2d(F.pad(x, (2, 2, 2, 2)), 3, 1), 1),
+    "more than half with its own": (lambda m, x: F.avg_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 1, 1), 1),
+    "more than half on one side": (lambda m, x: F.avg_pool2d(F.pad(x, (0, 2, 0, 2)), 3, 1), 0),
     "not zero": (lambda m, x: m.c(F.pad(x, (1, 2, 0, 3), value=1.0)), 1),
     "channels": (lambda m, x: m.c(F.pad(x, (0, 0, 0, 0, 1, 0))[:, 1:]), 1),
     "cropping": (lambda m, x: m.c(F.pad(x, (-1, 2, 0, 3))), 1),
@@ -55,6 +60,15 @@ def _write_before(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("function", "left"), ((_write_between, 1), (_write_before, 0)))
 def test_writes_to_what_is_padded(function: Callable[..., Any], left: int) -> None:
     assert count(check(model_of(function, c=nn.Conv2d(3, 4, 3)), image()))["pad"] == left
+
+
+@pytest.mark.parametrize("sides", ((1, 1), (0, 2)))
+def test_an_own_padding_that_eager_refuses(sides: tuple[int, int]) -> None:
+    """A pad in front makes the pooling no more lenient."""
+    model = model_of(lambda m, x: F.avg_pool2d(F.pad(x, sides * 2), 3, 1, 2))
+    for module in (model, compile_graph(model)):
+        with pytest.raises(RuntimeError, match="at most half"):
+            module(image())
 
 
 def test_reflected_border_stays_outside() -> None:
