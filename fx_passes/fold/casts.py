@@ -21,7 +21,8 @@ from fx_passes.graph.graph import example, finish, is_call, replace
 aten = torch.ops.aten
 _ALIAS = "alias.default"
 _METHODS = frozenset({"to", "float", "double", "bfloat16", "half", "type_as"})
-_OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", "_to_copy.default"})
+_TO_COPY = "_to_copy.default"
+_OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", _TO_COPY})
 _OVERLOADS |= {_ALIAS}
 _COPY = "lift_fresh_copy.default"  # torch.tensor(...) in a forward: a copy of a constant
 _CHECKS = frozenset({"_assert_tensor_metadata.default"})
@@ -35,7 +36,7 @@ def fold_casts(gm: fx.GraphModule) -> fx.GraphModule:
             replace(node, node.args[0])
         elif _overload(node) in _CHECKS and not node.users:
             gm.graph.erase_node(node)
-        elif is_cast(node) and _changes_nothing(node):
+        elif is_cast(node) and _changes_nothing(node) and (not _copies(node) or _may_be_source(node, aliasing)):
             replace(node, node.args[0])
         elif is_call(node, ops.concat):
             _drop_empty(node)
@@ -66,10 +67,20 @@ def _changes_nothing(node: fx.Node) -> bool:
     have, want = example(node.args[0]), example(node)
     if have is None or want is None:
         return False
-    copies = node.kwargs.get("copy") or node.kwargs.get("memory_format") is not None or node.args[3:]
+    asks_copy = node.kwargs.get("copy") or node.kwargs.get("memory_format") is not None or node.args[3:]
     if _overload(node) == _ALIAS and any(user.op == "output" for user in node.users):
         return False  # it is another tensor, in the same memory
-    return have.dtype == want.dtype and have.device == want.device and have.layout == want.layout and not copies
+    return have.dtype == want.dtype and have.device == want.device and have.layout == want.layout and not asks_copy
+
+
+def _copies(node: fx.Node) -> bool:
+    """Whether node makes a new tensor of an equal dtype as well."""
+    return _overload(node) == _TO_COPY
+
+
+def _may_be_source(node: fx.Node, aliasing: Aliasing) -> bool:
+    """Whether nobody can tell a copy from what it is a copy of: neither is written to, and the copy is not seen."""
+    return only_values_count(node) and not aliasing.is_written(node) and not aliasing.is_written(node.args[0])
 
 
 def _drop_empty(node: fx.Node) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
 from fx_passes.fold.casts import fold_casts
-from tests.support.graphs import traced
+from tests.support.graphs import count, image, model_of, traced
+
+aten = torch.ops.aten
 
 
 def test_casts_that_change_something_stay() -> None:
@@ -53,3 +58,37 @@ def test_a_length_that_only_the_call_tells_is_not_asked_for() -> None:
         for source in (x, -x, x[:2], 0 * x - 1):
             torch.testing.assert_close(fast(source), model(source))
     assert any(node.became == "inner_product" for node in zendnn_cffi.explain(fast).nodes)
+
+
+def _written_source(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.relu(x)
+    copied = aten._to_copy.default(y, dtype=torch.float64)
+    y.select(-1, 0).fill_(5.0)
+    return (copied * 2,)
+
+
+def _written_copy(x: Tensor) -> tuple[Tensor, ...]:
+    copied = aten._to_copy.default(x, dtype=torch.float64)
+    copied.select(-1, 0).fill_(5.0)
+    return (copied * 2,)
+
+
+COPIES: dict[str, tuple[Callable[[Tensor], tuple[Tensor, ...]], int]] = {
+    "its source is written to": (_written_source, 1),
+    "it is written to": (_written_copy, 1),
+    "it is returned": (lambda x: (aten._to_copy.default(x, dtype=torch.float64),), 1),
+    "it is computed with": (lambda x: (aten._to_copy.default(x, dtype=torch.float64) * 2,), 0),
+}
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_a_copy_of_an_equal_dtype_goes_where_nobody_can_tell(case: str) -> None:
+    function, left = COPIES[case]
+    x = image(2, 3)
+    gm = fold_casts(traced(model_of(lambda m, x: function(x)), x.clone()))
+    mine, theirs = x.clone(), x.clone()
+    for ours, expected in zip(gm(mine), function(theirs), strict=True):
+        torch.testing.assert_close(ours, expected)
+        assert ours.data_ptr() != mine.data_ptr()
+    assert torch.equal(mine, theirs)
+    assert count(gm)["_to_copy.default"] == left
