@@ -19,9 +19,15 @@ from fx_passes.graph.graph import AUGMENTED, get_attribute
 from fx_passes.graph.inference import dtype
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, MODULES, refusal
 
-# Of two tensors, in-place arithmetic keeps the first one's dtype, out-of-place promotes.
-_PROMOTING = {"add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow",
+# Of several tensors, in-place arithmetic keeps the first one's dtype, out-of-place promotes.
+_PROMOTING = {"clamp", "clip", "clamp_min", "clamp_max",
+              "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow",
               *(operation.__name__ for operation in AUGMENTED)}  # fmt: skip
+# Out of place they keep the dtype, whatever that of indices, masks and values is.
+_KEEPING = ("copy", "index_", "masked_", "put", "scatter")
+# Out of place they give truth values.
+_ANSWERING = {"lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal", "not_equal",
+              "logical_and", "logical_or", "logical_xor", "logical_not"}  # fmt: skip
 
 
 class Aliasing:
@@ -171,12 +177,19 @@ class Aliasing:
         return True
 
     def _keeps_dtype(self, node: fx.Node) -> bool:
+        """Whether the operation gives what is written to its own dtype, out of place as well."""
         name = node.target if isinstance(node.target, str) else node.target.__name__
+        name = name.partition(".")[0].rstrip("_")
         tensors = node.all_input_nodes
-        if name.partition(".")[0].rstrip("_") not in _PROMOTING or len(tensors) < 2:
+        if name in _ANSWERING:
+            return dtype(tensors[0], self.gm) is torch.bool
+        is_operator = isinstance(node.target, torch._ops.OpOverload) and not name.startswith(_KEEPING)
+        if not (is_operator or name in _PROMOTING) or len(tensors) < 2:
             return True
-        first, second = (dtype(t, self.gm) for t in tensors[:2])
-        return first is not None and second is not None and torch.promote_types(first, second) == first
+        first, *others = (dtype(each, self.gm) for each in tensors)
+        return first is not None and all(
+            other is not None and torch.promote_types(first, other) == first for other in others
+        )
 
     def _find(self, node: fx.Node) -> fx.Node:
         while node in self._parent:

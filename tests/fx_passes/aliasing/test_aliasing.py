@@ -343,6 +343,38 @@ def test_writes_that_another_name_shows_stay(case: str) -> None:
     assert in_place(SEEN[case]) == 1
 
 
+WIDE = torch.linspace(0, 1, 7, dtype=torch.float64)
+OTHER_DTYPES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "clamp_": lambda y, wide: y.clamp_(min=wide),
+    "clip_, the last limit": lambda y, wide: y.clip_(wide.float() - 1, wide),
+    "clamp_, as an operator": lambda y, wide: aten.clamp_.Tensor(y, wide),
+    "addcmul_, as an operator": lambda y, wide: aten.addcmul_.default(y, wide, wide),
+    "lt_, as an operator": lambda y, wide: aten.lt_.Scalar(y, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_DTYPES)
+def test_what_is_written_to_keeps_its_dtype(name: str) -> None:
+    """Out of place, the results would be float64, or answers."""
+
+    def write(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(m.c(x))
+        OTHER_DTYPES[name](y, m.wide)
+        return y
+
+    def write_alike(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return write(m, x) if name.startswith("lt_") else OTHER_DTYPES[name](torch.relu(m.c(x)), m.wide.float())
+
+    for function, left in ((write, 1), (write_alike, name.startswith("lt_"))):
+        model = model_of(function, c=nn.Linear(7, 7)).float()
+        model.register_buffer("wide", WIDE)
+        x = image(3, 7).float()
+        gm = traced(model, x)
+        with torch.no_grad():
+            torch.testing.assert_close(gm(x), model(x))
+        assert len(Aliasing(gm).writers) == left
+
+
 def test_views_that_no_schema_names_share_memory() -> None:
     def forward(m: Any, x: torch.Tensor) -> Any:
         y = m.c(x)
