@@ -6,6 +6,7 @@ After:  linear(x, scale_channels(w, layer_scale), scale_channels(b, layer_scale)
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from fx_passes import ops
@@ -46,7 +47,20 @@ def match_producer(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node,
     wide = [i - shape_of.ndim for i, n in enumerate(shape_of.shape) if n != 1]
     if wide != [channel] or shape_of.ndim > (rank(value) or fewest):
         return None  # a constant of more dimensions would give the result more
+    outputs = {_outputs(gm, given) for given in producer.args[1:] if given is not None}
+    if outputs != {shape_of.shape[channel]}:
+        return None  # one channel times several is several
     return producer, value, constant
+
+
+def _outputs(gm: fx.GraphModule, node: fx.Node) -> int | None:
+    """How many channels a weight or bias gives, where that is known."""
+    while is_call(node, ops.scale_channels, ops.add_channels):
+        node = node.args[0] if node.target is ops.scale_channels else node.args[2]
+    if is_call(node, ops.transpose) and (tensor := tensor_of(gm, node.args[0])) is not None:
+        return tensor.transpose(*node.args[1:]).shape[0]
+    value = tensor_of(gm, node) if node.op == "get_attr" else node.meta.get("val")
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else None
 
 
 def fold(producer: fx.Node, value: fx.Node, constant: fx.Node, node: fx.Node) -> None:

@@ -46,3 +46,12 @@ def test_a_constant_of_more_dimensions_than_the_value_stays(layer: nn.Module) ->
     model.register_buffer("w", image(*channels))
     check(model, image(5) if isinstance(layer, nn.Linear) else image(5, 7))
     assert count(after("fold_channel_scale", model))["binary"] == 1
+
+
+@pytest.mark.parametrize("kind", ["mul", "add"])
+@pytest.mark.parametrize("layer", [nn.Linear(7, 1), nn.Conv2d(3, 1, 1)])
+def test_one_channel_and_a_constant_of_several_stay(layer: nn.Module, kind: str) -> None:
+    model = model_of(lambda m, x: m.c(x) * m.k if kind == "mul" else m.c(x) + m.k, c=layer)
+    model.k = nn.Parameter(image(*((8,) if isinstance(layer, nn.Linear) else (8, 1, 1))))
+    check(model, image())
+    assert count(after("fold_channel_scale", model))["binary"] == 1
