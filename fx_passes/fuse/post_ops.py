@@ -18,6 +18,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace, set_example
+from fx_passes.spellings.registry import is_number
 from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -71,19 +72,23 @@ def eltwise(producer: fx.Node, consumer: fx.Node) -> tuple[Any, ...] | None:
 
 
 def scalar(producer: fx.Node, consumer: fx.Node) -> tuple[Any, ...] | None:
-    """A number added to, multiplied with, ... the result: linear(alpha, beta)."""
+    """A number added to, multiplied with, ... the result: linear(alpha, beta), of whole numbers where it is one.
+
+    Of integers whole numbers make integers, and others floating-point numbers.
+    """
     a, b, kind = consumer.args
     number = b if a is producer else a
-    if isinstance(number, fx.Node | bool):
+    if not is_number(number):
         return None
+    one = type(number)(1)
     if kind == "add":
-        return (("eltwise", "linear", 1.0, float(number)),)
+        return (("eltwise", "linear", one, number),)
     if kind == "mul":
-        return (("eltwise", "linear", float(number), 0.0),)
+        return (("eltwise", "linear", number, type(number)(0)),)
     if kind == "sub" and a is producer:
-        return (("eltwise", "linear", 1.0, -float(number)),)
+        return (("eltwise", "linear", one, -number),)
     if kind == "sub":
-        return (("eltwise", "linear", -1.0, float(number)),)
+        return (("eltwise", "linear", -one, number),)
     if kind == "div" and a is producer and number != 0:
         return (("binary", "div", number),)
     return None
@@ -100,7 +105,7 @@ def residual(producer: fx.Node, consumer: fx.Node) -> tuple[Any, ...] | None:
     if kind in ("add", "mul", "max", "min"):
         return (("binary", kind, other, True),)
     if kind == "sub":
-        return (("eltwise", "linear", -1.0, 0.0), ("binary", "add", other))
+        return (("eltwise", "linear", -1, 0), ("binary", "add", other))
     return None
 
 

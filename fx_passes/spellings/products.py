@@ -36,7 +36,7 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any =
     """input + alpha * batch1 @ batch2, as post-ops of the product; beta of others would round input before the sum."""
     if out is not None or not is_number(beta) or not is_number(alpha) or not isinstance(input, fx.Node):
         return None
-    scale = () if alpha == 1 else (("eltwise", "linear", float(alpha), 0.0),)
+    scale = () if alpha == 1 else (("eltwise", "linear", alpha, type(alpha)(0)),)
     product = Call(ops.matmul, (batch1, batch2), {"post_ops": scale})
     if beta == 0:
         return product  # input is not read at all, as in eager

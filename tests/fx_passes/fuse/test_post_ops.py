@@ -170,3 +170,22 @@ def test_results_have_the_first_operands_strides(first: bool, kind: str) -> None
     assert ours.stride() == lowered.stride() == expected.stride()
     torch.testing.assert_close(ours, expected)
     torch.testing.assert_close(lowered, expected, atol=1e-5, rtol=1e-5)
+
+
+INTEGERS: dict[str, Callable[..., Any]] = {
+    "sum": lambda m, a, b: torch.matmul(a, b) + 1,
+    "sum with a float": lambda m, a, b: torch.matmul(a, b) + 0.0,
+    "product": lambda m, a, b: torch.matmul(a, b) * 2,
+    "product with a float": lambda m, a, b: torch.matmul(a, b) * 2.0,
+    "difference": lambda m, a, b: 1 - torch.matmul(a, b),
+    "difference from the right": lambda m, a, b: torch.matmul(a, b) - 1,
+    "difference of tensors": lambda m, a, b: b - torch.matmul(a, b),
+    "scaled in addmm": lambda m, a, b: torch.addmm(b, a, b, alpha=2),
+}
+
+
+@pytest.mark.parametrize("case", INTEGERS)
+def test_integers_keep_their_dtype(case: str) -> None:
+    numbers = torch.arange(9, dtype=torch.int64, device="cpu").reshape(3, 3)
+    gm = check(model_of(INTEGERS[case]), numbers, numbers.mT.contiguous())
+    assert count(gm) == {"matmul": 1}
