@@ -12,6 +12,9 @@ from torch import fx, nn
 from fx_passes import ops
 from fx_passes.spellings.registry import Built, Call, is_number, row, spelled, static
 
+aten = torch.ops.aten
+_SELU = (1.6732632423543772, 1.0507009873554805)  # alpha and scale
+
 
 def unary(kind: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[..., Built]:
     """Builder of a function without parameters; inplace is settled before builders run."""
@@ -39,12 +42,24 @@ row(unary("abs"), "absolute")
 
 @spelled("leaky_relu", modules={nn.LeakyReLU: ("negative_slope",)})
 def leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Built:
-    return Call(ops.eltwise, (input, "relu", negative_slope, 0.0)) if is_number(negative_slope) else None
+    if not is_number(negative_slope) or negative_slope == 0:
+        return None  # 0 times infinity is no number, which relu makes 0
+    return Call(ops.eltwise, (input, "relu", negative_slope, 0.0))
 
 
 @spelled("elu", modules={nn.ELU: ("alpha",)})
 def elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Built:
     return Call(ops.eltwise, (input, "elu", alpha, 0.0)) if is_number(alpha) else None
+
+
+@spelled(overloads=[aten.elu.default, aten.elu_.default])
+def scaled_elu(input: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Built:
+    """aten's elu, which decomposes SELU and CELU: with SELU's numbers, or with alpha alone."""
+    if not all(map(is_number, (alpha, scale, input_scale))) or input_scale != 1:
+        return None
+    if (alpha, scale) == _SELU:
+        return Call(ops.eltwise, (input, "selu", 0.0, 0.0))
+    return elu(input, alpha) if scale == 1 else None
 
 
 @spelled("hardtanh", modules={nn.Hardtanh: ("min_val", "max_val")})
@@ -80,6 +95,8 @@ def power(input: Any, exponent: Any, *, out: Any = None) -> Built:
     if out is not None or not is_number(exponent):
         return None
     kind = {2: "square", 0.5: "sqrt"}.get(exponent)
+    if kind == "square" and isinstance(exponent, float):
+        kind = None  # integers become floating-point numbers
     entry = ("pow", 1.0, exponent) if kind is None else (kind, 0.0, 0.0)
     return Call(ops.eltwise, (input, *entry))
 

@@ -54,7 +54,6 @@ def embedding_bag(
 @spelled(
     first_result=[
         aten.embedding_bag.default,
-        aten.embedding_bag.padding_idx,
         aten._embedding_bag.default,
         aten._embedding_bag_forward_only.default,
     ]
@@ -71,7 +70,32 @@ def aten_embedding_bag(
     padding_idx: Any = None,
 ) -> Built:
     """aten.embedding_bag, the first of its results; -1 is no padding index."""
-    padding_idx = None if padding_idx == -1 else padding_idx
+    return aten_padded_bag(
+        weight,
+        indices,
+        offsets,
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        None if padding_idx == -1 else padding_idx,
+    )
+
+
+@spelled(first_result=[aten.embedding_bag.padding_idx])
+def aten_padded_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: Any,
+    mode: Any,
+    sparse: Any,
+    per_sample_weights: Any,
+    include_last_offset: Any,
+    padding_idx: Any,
+) -> Built:
+    """The overload that PyTorch's function calls where it has a padding index: -1 is the last row."""
     return embedding_bag(
         indices,
         weight,

@@ -86,9 +86,16 @@ def reduction(kind: str) -> Callable[..., Built]:
     """Builder of torch.mean and friends with the dimensions named."""
 
     def build(
-        input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None, out: Any = None, **k: Any
+        input: Any,
+        dim: Any = None,
+        keepdim: Any = False,
+        *,
+        dtype: Any = None,
+        out: Any = None,
+        axis: Any = None,
+        keepdims: Any = None,
     ) -> Built:
-        dim = k.get("axis", dim)
+        dim, keepdim = dim if axis is None else axis, keepdim if keepdims is None else keepdims
         if dim is None or dtype is not None or out is not None or not static(dim, keepdim):
             return None
         dims = (dim,) if isinstance(dim, int) else tuple(dim)

@@ -15,6 +15,8 @@ from fx_passes.graph.inference import is_tensor
 from fx_passes.spellings.registry import Built, Call, Parameter, refusal, row, static
 
 aten = torch.ops.aten
+_NAMES = frozenset(kind + cell for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell"))
+_FUNCTIONS = frozenset(getattr(torch, name) for name in _NAMES)
 _ZEROS = (torch.zeros, aten.zeros.default)
 STACKS: tuple[type[nn.Module], ...] = (nn.LSTM, nn.GRU, nn.RNN)
 CELLS: tuple[type[nn.Module], ...] = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
@@ -54,8 +56,22 @@ def are_states(states: Any, kind: str) -> bool:
 
 
 def without_zeros(states: Any) -> Any:
-    """None where all states are zeros that are made for this."""
-    return None if states is None or all(is_call(state, *_ZEROS) for state in states) else tuple(states)
+    """None where all states are zeros that are made for this, and that nobody may have written to."""
+    return None if states is None or all(map(_stays_zeros, states)) else tuple(states)
+
+
+def _stays_zeros(state: fx.Node) -> bool:
+    return is_call(state, *_ZEROS) and all(map(_only_reads, state.users))
+
+
+def _only_reads(user: fx.Node) -> bool:
+    """Whether user is a recurrent network, asks for sizes, or returns its operand."""
+    if user.op == "call_module":
+        owner = user.graph.owning_module
+        return owner is not None and type(owner.get_submodule(str(user.target))) in (*STACKS, *CELLS)
+    if user.op == "output" or is_call(user, ops.recurrent, ops.recurrent_cell, *ops.SHAPE):
+        return True
+    return user.op == "call_function" and (user.target in _FUNCTIONS or getattr(user.target, "_opname", "") in _NAMES)
 
 
 def _stack_of(kind: str) -> Any:

@@ -555,3 +555,77 @@ def test_exported_convolutions_that_keep_sizes(kernel: Any) -> None:
 def test_sizes_that_are_not_known_stay(weight: Any, stride: int) -> None:
     gm = fx.symbolic_trace(model_of(lambda m, x: F.conv2d(x, weight(m, x), None, stride, "same"), c=nn.Conv2d(4, 6, 3)))
     assert "convolution" not in count(normalize(gm))
+
+
+class TakesZeros(nn.Module):
+    """A recurrent network whose first states are zeros, perhaps with ones written into them."""
+
+    def __init__(self, kind: type[nn.Module], written: bool) -> None:
+        super().__init__()
+        self.r, self.written = kind(7, 4), written
+        self.double().eval()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        sizes = (x.shape[0], 4) if isinstance(self.r, nn.RNNCellBase) else (1, x.shape[1], 4)
+        h, c = (torch.zeros(sizes, dtype=torch.float64) for _ in range(2))
+        if self.written:
+            h[0] = 1.0
+        return self.r(x, (h, c) if isinstance(self.r, nn.LSTM | nn.LSTMCell) else h)
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell])
+def test_zeros_that_were_written_to_are_no_zeros(kind: type[nn.Module], written: bool) -> None:
+    x = image(3, 7) if "Cell" in kind.__name__ else image(3, 2, 7)
+    model = TakesZeros(kind, written)
+    gm = compile_graph(model)
+    check_equal(model, gm, x)
+    operations = [n for n in calls(gm) if n.target in (ops.recurrent, ops.recurrent_cell)]
+    if not written and "LSTM" in kind.__name__:  # one state may be None elsewhere
+        assert operations[0].args[1] is None
+
+
+@pytest.mark.parametrize("name", ["mean", "sum", "amax", "amin"])
+def test_reductions_know_the_names_of_numpy(name: str) -> None:
+    method = model_of(lambda m, x: getattr(x.relu(), name)(-1, keepdims=True))
+    function = model_of(lambda m, x: getattr(torch, name)(x.relu(), axis=-1, keepdims=True))
+    for model in (method, function):
+        assert count(check(model, image()))["reduce"] == 1
+
+
+@pytest.mark.parametrize(("layer", "kind"), [(nn.SELU(), "selu"), (nn.ELU(0.5), "elu"), (nn.CELU(0.5), None)])
+def test_the_scales_of_a_decomposed_elu(layer: nn.Module, kind: str | None) -> None:
+    model = model_of(lambda m, x: m.a(m.l(x)), l=nn.Linear(7, 5), a=layer)
+    gm = compile_graph(torch.export.export(model, (image(),)).run_decompositions().module())
+    check_equal(model, gm, image())
+    assert (kind is None) or kind in [n.args[1] for n in calls(gm) if n.target is ops.eltwise]
+
+
+@pytest.mark.parametrize("exponent", [2, 2.0])
+def test_the_power_of_a_float_makes_floats_of_integers(exponent: float) -> None:
+    numbers = torch.arange(6, dtype=torch.int64, device="cpu")
+    check(model_of(lambda m, x: x**exponent), numbers)
+    model = model_of(lambda m, x: x.relu() ** exponent)
+    for x in (numbers, image()):
+        gm = compile_graph(torch.export.export(model, (x,)).module())
+        check_equal(model, gm, x)
+        kinds = [n.args[1] for n in calls(gm) if n.target is ops.eltwise]
+        assert ("square" in kinds) is (type(exponent) is int)
+
+
+def test_a_leaky_relu_without_slope_makes_no_number_of_infinity() -> None:
+    x = torch.tensor([-torch.inf, -1.0, 2.0], dtype=torch.float64, device="cpu")
+    model = model_of(lambda m, x: F.leaky_relu(x, 0.0) + F.leaky_relu(x, 0.1))
+    with torch.no_grad():
+        assert torch.equal(compile_graph(model)(x).isnan(), model(x).isnan())
+
+
+@pytest.mark.parametrize("padding_idx", [None, -1, 3])
+def test_the_padding_index_of_an_exported_bag(padding_idx: int | None) -> None:
+    model = model_of(
+        lambda m, i: F.embedding_bag(i, m.e.weight, mode="sum", padding_idx=padding_idx), e=nn.Embedding(9, 4)
+    )
+    indices = torch.tensor([[1, 8], [8, 3]], device="cpu")
+    gm = compile_graph(torch.export.export(model, (indices,)).module())
+    check_equal(model, gm, indices)
+    assert count(gm)["embedding_bag"] == 1
