@@ -19,11 +19,12 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.behind import Behind, has_shape, is_cast_to_float, stripped
 from fx_passes.fold.casts import dtype_of
 from fx_passes.fold.rows import rows_of, same_sizes, shape_of
 from fx_passes.graph.affine import LEAST_EPS, chosen_by
-from fx_passes.graph.graph import finish, is_call, replace, tensor_of
+from fx_passes.graph.graph import finish, is_call, nodes_in, replace, tensor_of
 from fx_passes.graph.int8_tensor import DTYPES, EPS, LIMITS, STATIC, Weight
 from fx_passes.spellings.int8_linear import layer
 from fx_passes.spellings.registry import Call, materialize
@@ -56,9 +57,10 @@ def fold_int8_layers(gm: fx.GraphModule) -> fx.GraphModule:
     products = [node for node in gm.graph.nodes if is_call(node, torch._int_mm, aten._int_mm.default, ops.matmul)]
     if not products:
         return gm
+    aliasing = Aliasing(gm)
     for node in products:
         match = match_layer(node, gm) if len(node.args) == 2 else None
-        if match is not None:
+        if match is not None and not any(map(aliasing.is_written, nodes_in((match[1].args, match[1].kwargs)))):
             last, built = match
             made = materialize(gm.graph, built, last, node.meta.get("source", node.name))
             made.meta["val"] = last.meta["val"]

@@ -16,14 +16,16 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import example, finish, is_call, only_user, replace
 
 
 def fold_rows(gm: fx.GraphModule) -> fx.GraphModule:
     """Respell every such layer whose rows nobody else reads."""
+    aliasing = Aliasing(gm)
     for node in gm.graph.find_nodes(op="call_function", target=ops.linear):
         source, result = rows_of(node.args[0]), only_user(node)
-        if source is None or result is None or not restores(result, source):
+        if source is None or result is None or not restores(result, source) or aliasing.is_written(source):
             continue
         node.args = (source, *node.args[1:])
         node.meta["val"] = result.meta["val"]

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.casts import dtype_of, is_cast
 from fx_passes.graph.graph import finish, is_call, only_user, replace
 from fx_passes.spellings.registry import is_number
@@ -25,12 +26,15 @@ _SHIFT = 128
 
 def fold_unsigned_products(gm: fx.GraphModule) -> fx.GraphModule:
     """Respell every such product whose sums nobody else reads."""
+    aliasing = Aliasing(gm)
     for product in list(gm.graph.nodes):
         if not is_call(product, torch._int_mm, aten._int_mm.default) or len(product.args) != 2 or product.kwargs:
             continue
         rows, matrix = product.args
         signed, difference = _signed(rows), only_user(product)
         if signed is None or dtype_of(matrix) != torch.int8 or not is_call(difference, ops.binary):
+            continue
+        if aliasing.is_written(signed) or aliasing.is_written(matrix):
             continue
         if difference.args[0] is product and difference.args[2] == "sub" and _is_shift(difference.args[1], matrix):
             product.args = (signed, matrix)

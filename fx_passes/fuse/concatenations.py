@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_call
 
 _Pieces = tuple[Any, ...]
@@ -21,10 +22,12 @@ _Pieces = tuple[Any, ...]
 
 def chain_concatenations(gm: fx.GraphModule) -> fx.GraphModule:
     """Replace the first pieces of a concatenation by the longest earlier one that has exactly those."""
-    earlier: dict[tuple[Any, _Pieces], fx.Node] = {}
+    aliasing, earlier = Aliasing(gm), dict[tuple[Any, _Pieces], fx.Node]()
     for node in gm.graph.find_nodes(op="call_function", target=ops.concat):
         srcs, dim = node.args
         if node.kwargs or not all(is_call(piece, ops.dequantize) for piece in srcs):
+            continue
+        if any(map(aliasing.is_written, (node, *srcs, *(piece.args[0] for piece in srcs)))):
             continue
         pieces = tuple(piece.args for piece in srcs)  # every reader may have a dequantize of its own
         for count in range(len(pieces) - 1, 1, -1):

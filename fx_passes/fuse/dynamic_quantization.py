@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.affine import LEAST_EPS, chosen_by
 from fx_passes.graph.graph import finish, is_call, tensor_of
 from fx_passes.graph.inference import dtype as dtype_of
@@ -48,7 +49,7 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
 
     Layers that quantize one value alike (query, key and value of attention) share scales and integers.
     """
-    made: dict[Any, fx.Node] = {}
+    aliasing, made = Aliasing(gm), dict[Any, fx.Node]()
 
     def call(function: Callable[..., Any], *arguments: Any) -> fx.Node:
         key = function, arguments
@@ -57,6 +58,8 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
         return made[key]
 
     for node in [node for node in gm.graph.nodes if is_call(node, *_SHARED)]:
+        if any(map(aliasing.is_written, (node, *node.all_input_nodes))):
+            continue
         first = made.setdefault((node.target, node.args, *node.kwargs.items()), node)
         if first is not node:
             node.replace_all_uses_with(first)
@@ -71,7 +74,7 @@ def fuse_dynamic_quantization(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
         readers = _layers(node, gm)
         choice = match_choice(node, gm, readers) if readers or _is_dequantized(node) else None
-        if choice is None or not (readers or choice.by_rows):
+        if choice is None or not (readers or choice.by_rows) or aliasing.is_written(node.args[0]):
             continue
         src, _, _, _, low, high, dtype = node.args
         choose, quantize, linear = _BY_ROWS if choice.by_rows else _AS_A_WHOLE

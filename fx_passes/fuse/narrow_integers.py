@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import argument, finish, is_call, only_user
 from fx_passes.graph.inference import dtype as dtype_of
 from fx_passes.spellings.registry import is_number
@@ -52,14 +53,16 @@ class Steps:
 
 def clip_narrow_integers(gm: fx.GraphModule) -> fx.GraphModule:
     """Clip every value that is quantized by one scale to a part of the integers."""
-    narrow: dict[fx.Node, Steps] = {}
+    aliasing, narrow = Aliasing(gm), dict[fx.Node, Steps]()
     clipped: dict[tuple[fx.Node, Steps], fx.Node] = {}
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
         if (steps := match_narrow(node)) is None:
             continue
         narrow[node] = steps
         src = node.args[0]
-        if not _is_within(src, steps, narrow):
+        if any(map(aliasing.is_written, (src, *src.all_input_nodes))):
+            src = _clip(node, src, steps, takes_relu=False)
+        elif not _is_within(src, steps, narrow):
             if (src, steps) not in clipped:
                 clipped[src, steps] = _clip(node, src, steps)
             src = clipped[src, steps]
@@ -98,11 +101,11 @@ def _is_within(node: Any, steps: Steps, narrow: dict[fx.Node, Steps]) -> bool:
     return False
 
 
-def _clip(node: fx.Node, src: fx.Node, steps: Steps) -> fx.Node:
+def _clip(node: fx.Node, src: fx.Node, steps: Steps, takes_relu: bool = True) -> fx.Node:
     """src between the limits; a relu that nobody else reads is part of it."""
     low, high = steps.limits
     meta = {key: value for key, value in src.meta.items() if key == "val"}
-    if is_call(src, ops.eltwise) and src.args[1:3] == ("relu", 0) and only_user(src) is not None:
+    if takes_relu and is_call(src, ops.eltwise) and src.args[1:3] == ("relu", 0) and only_user(src) is not None:
         src, low = src.args[0], max(low, 0.0)
     with node.graph.inserting_before(node):
         clip = node.graph.call_function(ops.eltwise, (src, "clip", low, high))

@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_call, is_constant
 
 _VIEWS = ops.having(view=True) - {
@@ -25,9 +26,10 @@ _VIEWS = ops.having(view=True) - {
 
 def quantize_before_views(gm: fx.GraphModule) -> fx.GraphModule:
     """Move each constant scale for a whole value before the views that only it reads."""
+    aliasing = Aliasing(gm)
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
         views = _views_of(node)
-        if views:
+        if views and not aliasing.is_written_between(views, views[-1].args[0], node):
             _move(node, views)
     return finish(gm)
 

@@ -36,7 +36,7 @@ ELTWISE: dict[str, Callable[[Tensor, float, float], Tensor]] = {
     "log": lambda x, a, b: torch.log(x),
     "rsqrt": lambda x, a, b: torch.rsqrt(x),
     "sqrt": lambda x, a, b: torch.sqrt(x),
-    "square": lambda x, a, b: torch.square(x),
+    "square": lambda x, a, b: torch.pow(x, b) if b else torch.square(x),  # 2.0 makes integers floating-point
     "abs": lambda x, a, b: torch.abs(x),
     "mish": lambda x, a, b: F.mish(x),
     "soft_relu": lambda x, a, b: F.softplus(x),

@@ -95,10 +95,10 @@ def power(input: Any, exponent: Any, *, out: Any = None) -> Built:
     if out is not None or not is_number(exponent):
         return None
     kind = {2: "square", 0.5: "sqrt"}.get(exponent)
-    if kind == "square" and isinstance(exponent, float):
-        kind = None  # integers become floating-point numbers
-    entry = ("pow", 1.0, exponent) if kind is None else (kind, 0.0, 0.0)
-    return Call(ops.eltwise, (input, *entry))
+    if kind is None:
+        return Call(ops.eltwise, (input, "pow", 1.0, exponent))
+    of_integers = 2.0 if kind == "square" and isinstance(exponent, float) else 0.0  # then they become floating-point
+    return Call(ops.eltwise, (input, kind, 0.0, of_integers))
 
 
 @spelled("neg", "negative", functions=[operator.neg])

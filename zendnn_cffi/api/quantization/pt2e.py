@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
@@ -66,6 +67,7 @@ class Pt2e:
 
         def annotate_all(model: fx.GraphModule) -> fx.GraphModule:
             model = annotate(model)
+            aliasing = Aliasing(model)
             for node in model.graph.nodes:
                 if dynamic and kind(node) != "linear":
                     node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
@@ -76,6 +78,8 @@ class Pt2e:
                 if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
                     found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
                     node.meta[ANNOTATION] = found
+                if _reads_what_is_written(node, aliasing):
+                    node.meta.pop(ANNOTATION, None)
             return model
 
         quantizer.annotate = annotate_all
@@ -101,6 +105,12 @@ def activation_bits(converted: fx.GraphModule) -> int:
     kept = [node.args for node in converted.graph.find_nodes(op="call_function", target=quantize)]
     highest = [args[4] for args in kept if args[5] == torch.uint8]
     return 7 if highest and max(highest) <= 127 else 8
+
+
+def _reads_what_is_written(node: fx.Node, aliasing: Aliasing) -> bool:
+    """Whether a value to be quantized for node is written to before node reads it: it is quantized where it is made."""
+    values = getattr(node.meta.get(ANNOTATION), "input_qspec_map", {})
+    return any(aliasing.is_written_between((value,), value, node) for value in values)
 
 
 def _other_product(node: fx.Node, activation: Any, weight: Any, dynamic: bool) -> dict[fx.Node, Any]:
