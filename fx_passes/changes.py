@@ -332,6 +332,8 @@ def _computed_from(
 ) -> dict[str, torch.Tensor]:
     """Tensors in attributes, which join owners: forward computes while it is traced, self.scale * 2 or int(self.n).
 
+    Globals and the like are among them; that a name stands for another tensor is seen elsewhere (trace/named.py).
+
     Those that are constants themselves are left out where the graph has no others: what was computed of them.
     """
     graph = None if gm.is_released else gm._source[0].graph
@@ -350,6 +352,8 @@ def _computed_from(
             if tensors and isinstance(value, torch.Tensor):
                 owners.append(module.__dict__)
                 names.append(name)
+    if (named := gm._source[0].named) is not None:
+        found.update((f"{_FROM}{name}", each) for name, each in named.tensors() if id(each) not in known)
     return found
 
 

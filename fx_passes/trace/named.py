@@ -94,6 +94,12 @@ class Named:
         inner = not fields.dictionaries or self._inner.unchanged()
         return inner and (fields.looks_unchanged() or fields.unchanged())
 
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Tensors under these names, also in lists, tuples and dictionaries."""
+        every = ((name, each) for _, name, value in (*self._rows, *self._others) for each in _in_containers(value))
+        found = [(name, each) for name, each in every if isinstance(each, torch.Tensor)]
+        return [(f"{name} {number}", each) for number, (name, each) in enumerate(found)]
+
     def values(self) -> dict[str, set[str]]:
         """Names, and the values of these that another process can compare."""
         found: dict[str, set[str]] = {}

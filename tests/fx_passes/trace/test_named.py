@@ -24,6 +24,8 @@ from fx_passes.trace.reached import Reached
 SCALE = 2.0
 VECTOR = torch.ones(8)
 LIST = [1.0, 2.0]
+WRITTEN = torch.tensor(2.0)
+WRITTEN_LIST = [torch.tensor(2.0)]
 UNREAD = 1.0
 settings = types.SimpleNamespace(inner=types.SimpleNamespace(scale=2.0))
 
@@ -126,6 +128,14 @@ def set_global(name: str, value: Any) -> None:
 CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], Any]]] = {
     "number": (lambda y: y * SCALE, lambda: set_global("SCALE", 5.0), lambda: set_global("SCALE", 2.0)),
     "tensor": (lambda y: y * VECTOR, lambda: set_global("VECTOR", VECTOR * 3), lambda: set_global("VECTOR", -VECTOR)),
+    "numbers of a tensor": (lambda y: y * WRITTEN, lambda: WRITTEN.fill_(5.0), lambda: WRITTEN.fill_(2.0)),
+    "numbers computed of": (lambda y: y * (WRITTEN * 2), lambda: WRITTEN.fill_(5.0), lambda: WRITTEN.fill_(2.0)),
+    "numbers told": (lambda y: y * WRITTEN.item(), lambda: WRITTEN.fill_(5.0), lambda: WRITTEN.fill_(2.0)),
+    "numbers in a list": (
+        lambda y: y * (WRITTEN_LIST[0] * 2),
+        lambda: WRITTEN_LIST[0].fill_(5.0),
+        lambda: WRITTEN_LIST[0].fill_(2.0),
+    ),
     "in a list": (lambda y: y * LIST[1], lambda: LIST.__setitem__(1, 7.0), lambda: LIST.__setitem__(1, 2.0)),
     "in lists of lists": (
         lambda y: y * NESTED["scales"][1][0],
