@@ -6,10 +6,13 @@ After:  linear(x, scale_channels(w, layer_scale), scale_channels(b, layer_scale)
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.fold.casts import is_cast
 from fx_passes.graph.graph import finish, is_call, is_constant, only_user, replace, tensor_of
 from fx_passes.graph.inference import dtype, rank
 
@@ -55,12 +58,23 @@ def match_producer(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node,
 
 def _outputs(gm: fx.GraphModule, node: fx.Node) -> int | None:
     """How many channels a weight or bias gives, where that is known."""
-    while is_call(node, ops.scale_channels, ops.add_channels):
-        node = node.args[0] if node.target is ops.scale_channels else node.args[2]
-    if is_call(node, ops.transpose) and (tensor := tensor_of(gm, node.args[0])) is not None:
-        return tensor.transpose(*node.args[1:]).shape[0]
+    sizes = _sizes(gm, node)
+    return sizes[0] if sizes else None
+
+
+def _sizes(gm: fx.GraphModule, node: fx.Node) -> tuple[Any, ...] | None:
+    """The shape of a constant, or of what is computed of one; None where it is unknown."""
+    if is_call(node, ops.add_channels):
+        return _sizes(gm, node.args[2])
+    if is_call(node, ops.scale_channels, ops.dequantize) or is_cast(node):
+        return _sizes(gm, node.args[0])
+    if is_call(node, ops.transpose, ops.permute):
+        if (inner := _sizes(gm, node.args[0])) is None:
+            return None
+        like = torch.empty(inner, dtype=torch.float32, device="meta")
+        return tuple(node.target(like, *node.args[1:]).shape)
     value = tensor_of(gm, node) if node.op == "get_attr" else node.meta.get("val")
-    return value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else None
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def fold(producer: fx.Node, value: fx.Node, constant: fx.Node, node: fx.Node) -> None:
