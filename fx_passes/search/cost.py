@@ -51,7 +51,6 @@ _SHARES = (
     ("jit:", 0.84),
     ("brgemm", 0.86),  # of inner_product
     ("brg:", 0.90),  # of matmul
-    ("aocl:lpgemm", 0.6),  # beside gemm:jit, which packs weights in each call where there are no brg: kernels
     ("jit_int8", 0.80),
     ("x64:gemm_s8u8s32", 0.02),  # of a depthwise convolution 0.005 was seen, of 1x1 0.4: taken where there is no other
     ("x64:gemm", 0.35),
@@ -114,7 +113,7 @@ def _share(candidate: Candidate) -> float:
     if isinstance(template, PrimitiveTemplate) and template.kind == "rnn":
         return _SHARE_OF_RECURRENT  # "ref" names what calls products of its own
     name = template.pd.implementation if isinstance(template, PrimitiveTemplate) else ""
-    if isinstance(template, TorchTemplate | GemmTemplate):
+    if isinstance(template, TorchTemplate):
         name = candidate.implementation
     return _vector_share(candidate) * next((share for start, share in _SHARES if name.startswith(start)), 0.5)
 

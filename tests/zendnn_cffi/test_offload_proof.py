@@ -36,6 +36,7 @@ _GROWTH_KIB = 4096  # allocator noise; a leak of one small tensor a call would b
 def _executed(script: str) -> tuple[Counter[str], str]:
     """Primitives by kind that ZenDNN says it executed between the marks "second call" and "done"; the last line."""
     environment = {**os.environ, "ZENDNN_PRIMITIVE_LOG_ENABLE": "1", "ZENDNN_LOG_OPTS": "PROF:2"}
+    environment["BLIS_NUM_THREADS"] = "2"  # what AOCL-BLIS computes is in no log, and not offered then
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     between = run.stdout.partition("second call")[2].partition("done")[0]
     executed = Counter(re.findall(r"zendnn_primitive_execute,cpu,(?:plugin_op:,)?(\w+),", between))

@@ -137,9 +137,14 @@ class Calls(Sequence[Call]):
 def writes_to_inputs(exported: fx.GraphModule) -> bool:
     """Whether an exported graph writes to the tensors that it is given."""
     aliasing = Aliasing(exported)
-    given = exported.graph.find_nodes(op="placeholder")
-    writers = (writer for node in given if aliasing.is_written(node) for writer in aliasing.writers_of(node))
-    return any(writer.op != "call_module" for writer in writers)  # the one module is torch.export's, and compares sizes
+    return any(is_written(node, aliasing) for node in exported.graph.find_nodes(op="placeholder"))
+
+
+def is_written(node: fx.Node, aliasing: Aliasing) -> bool:
+    """Whether an exported graph writes to a value. Its one module is torch.export's, and compares sizes."""
+    if not aliasing.is_written(node):
+        return False
+    return any(writer.op != "call_module" for writer in aliasing.writers_of(node))
 
 
 def copied(call: Call) -> Call:
