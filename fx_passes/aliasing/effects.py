@@ -27,6 +27,7 @@ _INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 
                "leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "_threshold": 3, "rrelu": 4,
                "dropout": 3, "dropout1d": 3, "dropout2d": 3, "dropout3d": 3, "alpha_dropout": 3,
                "feature_alpha_dropout": 3}  # fmt: skip
+GUARDS = "_guards_fn"  # the submodule of an exported module that compares its inputs' sizes, from PyTorch 2.9 on
 _FRESH_MODULES: tuple[Any, ...] = (
     nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding,
     nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._AdaptiveAvgPoolNd,
@@ -56,7 +57,7 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
     if not inputs or node.meta.get("constant"):
         return []
     if node.op == "call_module":
-        return _module_writes(node, root.get_submodule(node.target), unknown)
+        return [] if node.target == GUARDS else _module_writes(node, root.get_submodule(node.target), unknown)
     if node.op == "call_method":
         return inputs[:1] if _has_inplace_name(node.target) or node.target == "__setitem__" else []
     if statistics := _updated_statistics(node):

@@ -22,6 +22,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
+from fx_passes.aliasing.effects import GUARDS
 from fx_passes.graph.graph import copy_graph, unique_name
 from fx_passes.graph.hooks import computed_weights, without_hooks
 from fx_passes.trace.asked import Asked, listening, sizes_written
@@ -50,7 +51,6 @@ _ASKS_FOR_DATA = "GuardOnDataDependentSymNode"  # other free sizes would not say
 # Functions that a forward may call: torch.export follows 400 a second. The 126 layers of Llama 3.1 405B call 10000,
 # the patches of TimesFM 2.5, one after the other, 28000. Submodules are exported alone then.
 MOST_CALLS = 12_000
-_GUARDS = "_guards_fn"  # the submodule of an exported module that checks its inputs, from PyTorch 2.9 on
 
 
 def fill_tables_of_dynamo() -> None:
@@ -83,7 +83,7 @@ def is_exported(module: nn.Module) -> bool:
     """Whether module is what ExportedProgram.module() returns: a graph of operators alone, so of one mode for good."""
     if not isinstance(module, fx.GraphModule) or not isinstance(module.graph._codegen, _PyTreeCodeGen):
         return False
-    return all(node.target == _GUARDS for node in module.graph.find_nodes(op="call_module"))
+    return all(node.target == GUARDS for node in module.graph.find_nodes(op="call_module"))
 
 
 def export(
@@ -113,11 +113,11 @@ def export(
             again = _export(root, args, kwargs, sizes, left, literal)
             sizes, held = again.sizes, again.held
             gm = _with_whole_modes(again.program.module())
-    check = getattr(gm, _GUARDS, None)
+    check = getattr(gm, GUARDS, None)
     inline_modes(gm)
     graph: fx.Graph = gm.graph
     for node in list(graph.nodes):
-        if node.op == "call_module" and node.target == _GUARDS:
+        if node.op == "call_module" and node.target == GUARDS:
             graph.erase_node(node)
         elif node.op == "call_module":  # what is under a mode
             name = unique_name(root, "under_mode")
