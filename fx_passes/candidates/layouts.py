@@ -139,13 +139,18 @@ def is_known_dtype(dtype: torch.dtype) -> bool:
     return dtype in DATA_TYPES
 
 
+def has_avx512() -> bool:
+    """Whether the library's kernels may use AVX-512 here."""
+    return load().runs("cpu_isa_avx512_core")
+
+
 def has_bf16_kernels() -> bool:
     """Whether primitives compute in bfloat16 here: the library's kernels for it need AVX-512.
 
     Without, values in bfloat16 are float32 inside of regions. PyTorch's kernels are slow there, too: a convolution of
     64 channels takes 58 times as long as in float32, a linear layer of 128 rows 5 times (Zen 3, two threads).
     """
-    return load().runs("cpu_isa_avx512_core")
+    return has_avx512()
 
 
 def computed_as(dtype: torch.dtype) -> torch.dtype:
@@ -191,7 +196,7 @@ def row_major(shape: tuple[int, ...], dtype: torch.dtype) -> MemoryDesc:
 
 def channels_of_a_block() -> int:
     """How many channels lie side by side in blocked layouts: float32 numbers of a register, 16 with AVX-512, else 8."""
-    return 16 if load().runs("cpu_isa_avx512_core") else 8
+    return 16 if has_avx512() else 8
 
 
 def spatial_tags(ndim: int) -> tuple[str, ...]:

@@ -15,12 +15,11 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, Result, TorchTemplate
-from fx_passes.candidates.layouts import channels_of_a_block, layout, row_major, spatial_tags
+from fx_passes.candidates.layouts import channels_of_a_block, has_avx512, layout, row_major, spatial_tags
 from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.post_ops import as_of_floats
 from fx_passes.lower.torch_into import BINARY_INTO, Into, eltwise_into, post_ops_into
-from zendnn_cffi.engine.library import load
 
 aten = torch.ops.aten
 
@@ -66,7 +65,7 @@ def _has_rivals(node: fx.Node, context: LoweringContext) -> bool:
         return node.target in RIVALS
     if isinstance(context.values.arguments(node)["weight"], fx.Node):  # computed at run time: gates, attention
         return False
-    return node.target in RIVALS or not load().runs("cpu_isa_avx512_core")
+    return node.target in RIVALS or not has_avx512()
 
 
 def _concat_of_blocks(operation: Operation, node: fx.Node, context: LoweringContext) -> Iterator[Candidate]:

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from fx_passes.candidates.candidates import Argument, Candidate, GemmTemplate, Operand, Result, Weights
-from fx_passes.candidates.layouts import row_major
+from fx_passes.candidates.layouts import has_avx512, row_major
 from fx_passes.lower.post_ops import BinaryPostOp, EltwisePostOp, PostOp
-from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives.attributes import ARG_SRC_1, arg_post_op
 from zendnn_cffi.primitives.lpgemm import ALGORITHMS, MAX_POST_OPS, Gemm, GemmPostOp, is_offered
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -72,7 +71,7 @@ def lpgemm_candidates(
 
 def _may_pay(m: int, n: int) -> bool:
     """Whether a product of so many rows and columns may be faster than ZenDNN's."""
-    if load().runs("cpu_isa_avx512_core"):
+    if has_avx512():
         return m in _FEW_ROWS or n == 1
     return m > 1  # of one row, AVX2 kernels read beyond a matrix that is added
 

@@ -136,15 +136,7 @@ class Calls(Sequence[Call]):
 
 def writes_to_inputs(exported: fx.GraphModule) -> bool:
     """Whether an exported graph writes to the tensors that it is given."""
-    aliasing = Aliasing(exported)
-    return any(is_written(node, aliasing) for node in exported.graph.find_nodes(op="placeholder"))
-
-
-def is_written(node: fx.Node, aliasing: Aliasing) -> bool:
-    """Whether an exported graph writes to a value. Its one module is torch.export's, and compares sizes."""
-    if not aliasing.is_written(node):
-        return False
-    return any(writer.op != "call_module" for writer in aliasing.writers_of(node))
+    return any(map(Aliasing(exported).is_written, exported.graph.find_nodes(op="placeholder")))
 
 
 def copied(call: Call) -> Call:

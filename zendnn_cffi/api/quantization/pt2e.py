@@ -19,7 +19,7 @@ from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import Free, attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants
-from zendnn_cffi.api.quantization.inputs import FIRST, copied, is_written, why_not_exported
+from zendnn_cffi.api.quantization.inputs import FIRST, copied, why_not_exported
 from zendnn_cffi.api.quantization.layers import (
     ANNOTATION,
     Call,
@@ -110,7 +110,7 @@ def activation_bits(converted: fx.GraphModule) -> int:
 def _reads_what_is_written(node: fx.Node, aliasing: Aliasing) -> bool:
     """Whether a value to be quantized for node is written to before node reads it: it is quantized where it is made."""
     values = getattr(node.meta.get(ANNOTATION), "input_qspec_map", {})
-    return any(is_written(value, aliasing) and aliasing.is_written_between((value,), value, node) for value in values)
+    return any(aliasing.is_written_between((value,), value, node) for value in values)
 
 
 def _other_product(node: fx.Node, activation: Any, weight: Any, dynamic: bool) -> dict[fx.Node, Any]:
