@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_call, only_user, only_values_count
 
 Angles = tuple[Any, ...]  # cos, sin, and whether neighbours turn
@@ -25,12 +26,16 @@ def fuse_rotations(gm: fx.GraphModule) -> fx.GraphModule:
     """Rewrite every rotary embedding of heads with one position."""
     matrices: dict[Angles, fx.Node] = {}
     waiting = [node for node in gm.graph.find_nodes(op="call_function", target=ops.rotary) if match_rotation(node)]
+    if not waiting:
+        return gm
+    aliasing = Aliasing(gm)
     while waiting:
         node = waiting.pop(0)
         angles = tuple(map(_what_it_shows, node.args[1:]))
-        if angles not in matrices:
+        if angles not in matrices or aliasing.is_written_between(node.args[1:3], matrices[angles], node):
             matrices[angles] = _matrix(node)
-        beside = next((other for other in waiting if match_neighbours(node, other)), None)
+        near = (other for other in waiting if match_neighbours(node, other))
+        beside = next((each for each in near if not aliasing.is_written_between(each.args[1:3], node, each)), None)
         if beside is not None:
             waiting.remove(beside)
             turn_together(node, beside, matrices[angles])
@@ -43,7 +48,7 @@ def _what_it_shows(angle: Any) -> Any:
     """Equal for equal views of one value: each layer may shape cos and sin for itself."""
     if not isinstance(angle, fx.Node) or angle.target not in _VIEWS or angle.kwargs:
         return angle
-    return angle.target, _what_it_shows(angle.args[0]), *angle.args[1:]
+    return angle.target, _what_it_shows(angle.args[0]), repr(angle.args[1:])  # slices have no hash
 
 
 def match_rotation(node: fx.Node) -> bool:

@@ -120,6 +120,39 @@ def test_layers_that_shape_the_angles_for_themselves_share_one_matrix() -> None:
         assert_close(ours, theirs, k=16)
 
 
+def test_layers_that_slice_the_angles_for_themselves_share_one_matrix() -> None:
+    class Sliced(Layers):
+        def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+            shape = (x.shape[0], x.shape[1], -1, DEPTH)
+            heads = [layer(x).view(shape).transpose(1, 2) for layer in (*self.q, *self.k)]
+            return tuple(self.turn(each, cos[:, None, :], sin[:, None, :]) for each in heads)
+
+    model, x = Sliced().eval(), torch.randn(1, 1, 16)
+    cos, sin = (angle.squeeze(1) for angle in angles())
+    gm = fused(model, x, cos, sin)
+    assert (count(gm)["rotary"], count(gm)["rotation"]) == (0, 1)
+    for ours, theirs in zip(gm(x, cos, sin), model(x, cos, sin), strict=True):
+        assert_close(ours, theirs, k=16)
+
+
+@pytest.mark.parametrize("neighbours", (False, True))
+def test_angles_that_are_written_to_have_a_matrix_before_and_one_after(neighbours: bool) -> None:
+    class Written(Layers):
+        def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+            shape = (x.shape[0], x.shape[1], -1, DEPTH)
+            layers = (self.q[0], self.k[0]) if neighbours else (self.q[0], self.q[1])
+            first, second = (layer(x).view(shape).transpose(1, 2) for layer in layers)
+            first = self.turn(first, cos, sin)
+            sin.mul_(0.5)
+            return first, self.turn(second, cos, sin), self.turn(self.k[1](x).view(shape).transpose(1, 2), cos, sin)
+
+    model, (x, cos, sin) = Written().eval(), (torch.randn(2, 1, 16), *angles())
+    gm = fused(model, x, cos, sin.clone())
+    assert (count(gm)["rotary"], count(gm)["rotation"]) == (0, 2)
+    for ours, theirs in zip(gm(x, cos, sin.clone()), model(x, cos, sin.clone()), strict=True):
+        assert_close(ours, theirs, k=16)
+
+
 @pytest.mark.parametrize("rows", (2, 5))
 def test_several_positions_stay(rows: int) -> None:
     inputs = torch.randn(1, rows, 16), *angles(1, rows)
