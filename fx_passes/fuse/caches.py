@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
+from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fuse.grouped_heads import repeated_heads
 from fx_passes.graph.free_sizes import free_symbols, known_sizes, symbols
 from fx_passes.graph.graph import argument, finish, is_call, nodes_in
@@ -27,9 +28,14 @@ def fuse_caches(gm: fx.GraphModule) -> fx.GraphModule:
     known = known_sizes(gm)
     if known is None:
         return gm
+    aliasing: Aliasing | None = None
     for node in gm.graph.find_nodes(op="call_function", target=ops.attention):
         if (match := match_cached(node, known)) is not None:
             keys, values, grouped = match
+            aliasing = aliasing or Aliasing(gm)
+            repeated = zip((keys, values), node.args[1:3], strict=True) if grouped else ()
+            if any(aliasing.is_written_between((cache,), copied, node) for cache, copied in repeated):
+                continue
             for cache in {keys: None, values: None}:
                 if cache.target is ops.concat:
                     cache.target, cache.args = ops.grow, (*cache.args[0], _ALONG)

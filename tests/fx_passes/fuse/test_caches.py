@@ -14,6 +14,7 @@ from fx_passes import ops
 from fx_passes.fuse.caches import fuse_caches
 from fx_passes.graph.free_sizes import growing_nodes, known_sizes
 from tests.support.graphs import after, check_twice, count
+from zendnn_cffi.backend import compiled_modules
 
 HEADS, DEPTH = 4, 8
 Attend = Callable[..., tuple[Tensor, ...]]
@@ -126,3 +127,25 @@ def test_sizes_that_are_fixed_do_not_grow() -> None:
 
     gm = after("fuse_caches", Plain().eval())
     assert known_sizes(gm) is None and not growing_nodes(gm) and not count(gm)["grow"]
+
+
+@pytest.mark.parametrize("written", ["keys", "values", ""])
+def test_grouped_caches_that_are_written_to_after_they_were_repeated(written: str) -> None:
+    """The attention reads them as they were. TorchDynamo leaves the write in its graph."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        keys, values = grown(keys, k), grown(values, v)
+        wide = repeated(keys), repeated(values)
+        if written:
+            (keys if written == "keys" else values).mul_(2)
+        return F.scaled_dot_product_attention(q, *wide), keys, values
+
+    model = Step(attend, 2).eval()
+    given = torch.randn(1, 1, 32), *(torch.randn(1, 2, 6, DEPTH) for _ in range(2))
+    torch._dynamo.reset()
+    before = len(compiled_modules())
+    with torch.no_grad():
+        results = torch.compile(model, backend="zendnn", dynamic=True, options={"tune": "off"})(*given)
+        for ours, theirs in zip(results, model(*given), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert sum(count(module)["cached_attention"] for module in compiled_modules()[before:]) == (not written)
