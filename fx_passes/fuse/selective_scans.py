@@ -30,15 +30,15 @@ from fx_passes.graph.graph import (
     finish,
     is_call,
     is_constant,
+    is_stack,
     known_shape,
     remove_dead,
     set_example,
 )
 from zendnn_cffi.values import dataclass
 
-_STACKS = (torch.stack, torch.ops.aten.stack.default)
 _DTYPES = torch.float32, torch.float64  # others round in each step
-_INSIDE = ops.MOVEMENT | {ops.binary, ops.concat, ops.matmul, ops.reduce, *_STACKS}
+_INSIDE: frozenset[Callable[..., Any]] = frozenset({*ops.MOVEMENT, ops.binary, ops.concat, ops.matmul, ops.reduce})
 _TRIED = {"B": 2, "D": 3, "N": 5}  # sizes to compare at; the steps are as many as they are
 _FULL_SIZED = (
     1 << 22
@@ -63,15 +63,17 @@ class Scan:
 
 def fuse_selective_scans(gm: fx.GraphModule) -> fx.GraphModule:
     """Rewrite every such loop."""
-    ends = [node for node in gm.graph.nodes if is_call(node, *_STACKS, ops.matmul)]
+    ends = [node for node in gm.graph.nodes if is_stack(node) or is_call(node, ops.matmul)]
     matches = [(node, scan) for node in ends if (scan := match_scan(node)) is not None]
     if not matches:
         return gm
     aliasing = Aliasing(gm)
     for node, scan in matches:
         read = (scan.decays, scan.drives, scan.c, scan.state, *scan.lasts)
-        if not any(aliasing.is_written(source) for source in read if source is not None):
-            _rewrite(node, scan)
+        is_written = any(aliasing.is_written(source) for source in read if source is not None)
+        made = None if is_written else _made_of(scan)
+        if made is not None and aliasing.may_compute_at(node, made.read(scan)):
+            _rewrite(node, scan, made)
     return finish(gm)
 
 
@@ -155,7 +157,7 @@ def _rounds(collects: fx.Node, ends: Sequence[fx.Node], belongs: Callable[[fx.No
         node = waiting.pop()
         if node in inside or node in sources:
             continue
-        if is_call(node, *_INSIDE) and belongs(node) and not node.kwargs.get("post_ops"):
+        if (is_call(node, *_INSIDE) or is_stack(node)) and belongs(node) and not node.kwargs.get("post_ops"):
             inside[node] = None
             waiting += node.all_input_nodes
         else:
@@ -229,15 +231,15 @@ def _compare(scan: Scan, rounds: _Rounds, sizes: dict[str, int]) -> bool:
     return all(values[node].shape == state.shape and torch.allclose(values[node], state) for node in rounds.lasts)
 
 
-def _rewrite(end: fx.Node, scan: Scan) -> None:
-    """Put one call in place of the loop, where decays and drives are made as Mamba's are."""
+def _rewrite(end: fx.Node, scan: Scan, made: _Made) -> None:
+    """Put one call in place of the loop."""
     at_once = is_call(end, ops.matmul)
     dim = 1 if at_once else argument(end, 1, "dim", 0)
     if dim not in (-1, 2, 1):
         return
     with end.graph.inserting_before(end):
-        args = _arguments(scan)
-        delta = example(args[0]) if args else None
+        args = _arguments(scan, made)
+        delta = example(args[0])
         if delta is None:
             return
         read = delta.new_empty(delta.shape)
@@ -265,25 +267,45 @@ def _rewrite(end: fx.Node, scan: Scan) -> None:
             last.replace_all_uses_with(_piece(result.args[0], 1))
 
 
-def _arguments(scan: Scan) -> tuple[Any, ...]:
-    """The scan's operands, in order, made where nodes are inserted; () where they are not Mamba's."""
+@dataclass(frozen=True)
+class _Made:
+    """What decays and drives are made of: exp(rates * delta), and the product of rows and of what is across them."""
+
+    rates: fx.Node
+    delta: fx.Node
+    rows: Sequence[fx.Node]
+    across: Sequence[fx.Node]
+
+    def read(self, scan: Scan) -> list[fx.Node]:
+        """What one call in place of the loop reads."""
+        states = () if scan.state is None else (scan.state,)
+        return [self.rates, self.delta, *self.rows, *self.across, scan.c, *states]
+
+
+def _made_of(scan: Scan) -> _Made | None:
+    """None where decays and drives are not made as Mamba's are."""
     exponent = scan.decays.args[0] if is_call(scan.decays, ops.eltwise) and scan.decays.args[1] == "exp" else None
     if not is_call(exponent, ops.binary) or exponent.args[2] != "mul":
-        return ()
+        return None
     wide, flat = scan.layout.replace("N", "1"), "".join("1" if name in "BT" else name for name in scan.layout)
     rates, delta = _by_shape(exponent, scan, flat), _by_shape(exponent, scan, wide)
     factors = _factors(scan.drives)
     rows = [factor for factor in factors if _has_shape(factor, scan, wide)]
     across = [factor for factor in factors if _has_shape(factor, scan, scan.layout.replace("D", "1"))]
     if rates is None or delta is None or not is_constant(rates) or not rows or not across:
-        return ()
-    if len(rows) + len(across) < len(factors):
-        return ()
-    missing = 4 - len(known_shape(rates))
-    a = _without(rates, [d - missing for d, name in enumerate(scan.layout) if name in "BT" and d >= missing])
+        return None
+    return _Made(rates, delta, rows, across) if len(rows) + len(across) >= len(factors) else None
+
+
+def _arguments(scan: Scan, made: _Made) -> tuple[Any, ...]:
+    """The scan's operands, in order, made where nodes are inserted."""
+    missing = 4 - len(known_shape(made.rates))
+    a = _without(made.rates, [d - missing for d, name in enumerate(scan.layout) if name in "BT" and d >= missing])
     last, middle = scan.layout.index("N"), scan.layout.index("D")
-    by_width = [_in_order(_without(node, [last]), scan.layout.replace("N", ""), "BDT") for node in (delta, *rows)]
-    b = _product([_without(node, [middle]) for node in across])
+    by_width = [
+        _in_order(_without(node, [last]), scan.layout.replace("N", ""), "BDT") for node in (made.delta, *made.rows)
+    ]
+    b = _product([_without(node, [middle]) for node in made.across])
     c = _in_order(scan.c, scan.c_layout, "BTN")
     return by_width[0], a, _product(by_width[1:]), b, c, scan.state
 

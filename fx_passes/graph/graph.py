@@ -219,11 +219,16 @@ def remove_dead(graph: fx.Graph) -> bool:
         pure = is_vocabulary(node) and node.target not in ops.WRITING
         known = node.op == "get_attr" or pure or is_call(node, getattr, *(ARITHMETIC - AUGMENTED.keys()))
         known = known or bool(node.meta.get("constant")) or (is_call(node, *AUGMENTED) and is_shape(node))
-        known = known or (is_call(node, torch.stack) and node.kwargs.get("out") is None)
+        known = known or is_stack(node)
         if (known or is_pure(node) or is_unbind(node)) and not node.users:
             graph.erase_node(node)
             changed = True
     return changed
+
+
+def is_stack(node: Any) -> bool:
+    """Whether node puts tensors side by side along a new dimension, in memory of their own: not in that of out."""
+    return is_call(node, torch.stack, torch.ops.aten.stack.default) and node.kwargs.get("out") is None
 
 
 def is_unbind(node: Any) -> bool:

@@ -232,3 +232,39 @@ def test_other_associative_scans_stay(change: str) -> None:
         wanted = torch.compile(model, backend="eager")(x)
     for actual, expected in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
         assert_close(actual, expected, k=99)
+
+
+class Handed(Scanning):
+    """The scan of numbers that the caller has; written: which of them are written to before the loop, or by its end."""
+
+    def __init__(self, written: str) -> None:
+        super().__init__(in_time)
+        self.written = written
+
+    def forward(self, x: Tensor, delta: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> Tensor:
+        decays = torch.exp(delta.unsqueeze(-1) * -torch.exp(self.log_a)[None, None])
+        drives = delta.unsqueeze(-1) * x.unsqueeze(-1) * b.unsqueeze(2)
+        for name, value in (("x", x), ("delta", delta), ("b", b), ("memory", memory)):
+            if name == self.written:
+                value.mul_(0.5)
+        state, read = x.new_zeros(x.shape[0], WIDTH, NUMBERS), []
+        for step in range(STEPS):
+            state = drives[:, step] + state * decays[:, step]
+            read.append((state * c[:, step].unsqueeze(1)).sum(-1))
+        return (torch.stack(read, 1, out=memory) if self.written == "out" else torch.stack(read, 1)) + 1
+
+
+@pytest.mark.parametrize("written", ["", "memory", "x", "delta", "b", "out"])
+def test_loops_around_which_something_is_written(written: str) -> None:
+    """TorchDynamo leaves writes, and `out`, in its graphs. Decays and drives keep what they were made of."""
+    model = Handed(written).double()
+    given = [noise(2, STEPS, n, seed=n).double().abs() for n in (WIDTH, WIDTH, NUMBERS, NUMBERS, WIDTH)]
+    mine, theirs = ([each.clone() for each in given] for _ in range(2))
+    torch._dynamo.reset()
+    before = len(compiled_modules())
+    with torch.no_grad():
+        assert_close(torch.compile(model, backend="zendnn")(*mine), model(*theirs), k=STEPS * NUMBERS)
+    for ours, other in zip(mine, theirs, strict=True):
+        assert_close(ours, other, k=STEPS * NUMBERS)
+    is_fused = written in ("", "memory")
+    assert sum(count(module)["selective_scan"] for module in compiled_modules()[before:]) == is_fused
