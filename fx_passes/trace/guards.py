@@ -261,4 +261,8 @@ def _sizes(flat: Any) -> tuple[Any, ...] | None:
 
 def _is_same(value: Any, other: Any) -> bool:
     """Whether an argument that is no tensor is what the example had."""
-    return value is other or (type(value) is type(other) and not isinstance(value, torch.Tensor) and value == other)
+    if value is other:
+        return True
+    if type(value) is not type(other) or isinstance(value, torch.Tensor):
+        return False
+    return repr(value) == repr(other) if isinstance(value, float | complex) else bool(value == other)  # 0.0 == -0.0

@@ -214,6 +214,21 @@ def test_sizes_that_passed_are_not_checked_again() -> None:
     assert len(guards._passed) <= 1024
 
 
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_zero_of_the_other_sign_is_another_number(zero: float) -> None:
+    def forward(m: Any, x: Tensor, factor: float) -> Tensor:
+        y = m.l(x) if x.shape[0] < 100 else x  # symbolic tracing ends here
+        return y * factor
+
+    model = model_of(forward, l=nn.Linear(5, 4))
+    gm = compile_graph(model, (image(2, 5), zero))
+    for other in (zero, -zero):
+        assert _serves(gm, image(2, 5), other) == (other is zero)
+        with torch.no_grad():
+            signs = [module(image(2, 5), other).signbit() for module in (gm, model)]
+        assert torch.equal(*signs)
+
+
 def test_arguments_that_are_no_tensors_are_part_of_the_graph() -> None:
     def forward(m: Any, x: Tensor, *, scale: float = 1.0, extra: Any = None) -> dict[str, Any]:
         y = m.l(x) * scale if x.shape[0] < 100 else m.l(x)
