@@ -11,6 +11,7 @@ Before: return {"out": x}        After: made = make_OrderedDict(x); return made
 
 from __future__ import annotations
 
+import enum
 import functools
 import pickle
 from collections import OrderedDict, deque
@@ -26,7 +27,8 @@ from fx_passes.trace.quiet import structures_copied
 from zendnn_cffi.values import dataclass
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
-_CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, type(None), type)
+_CONSTANTS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, type(None), type,
+              enum.Enum)  # fmt: skip
 _BASES = (OrderedDict, dict, list, object)  # of classes whose objects are made again
 _MAX_DEPTH = 8
 

@@ -88,6 +88,7 @@ CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
     "named tuple": lambda y: Pair(y, y + 1.0),
     "dataclass": _record,
     "dataclass with slots": lambda y: Slotted(y),
+    "enumeration in a dataclass": lambda y: Record(y, second=Color.RED),  # type: ignore[arg-type]
     "ModelOutput": lambda y: Output(logits=y),
     "ModelOutput in a dataclass": lambda y: Record(y, second=Output(y, y + 1.0)),  # type: ignore[arg-type]
 }
