@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import field
@@ -24,6 +25,8 @@ _LINEAR = {
     "mul": lambda c: (c, 0.0),
     "div": lambda c: (1.0 / c, 0.0) if c else None,
 }
+_FLOAT32 = torch.finfo(torch.float32)
+_ROUNDS_AWAY = 2.0**16  # of a number beside one so many times as large, seven binary digits are left
 MAX_POST_OPS = 31  # the library takes 32, and refuses the argument of a binary one in the last place at execution
 FUSABLE_BINARY = frozenset({"add", "sub", "mul", "div", "max", "min"})
 
@@ -60,7 +63,29 @@ PostOp = EltwisePostOp | BinaryPostOp
 def as_linear(kind: str, number: float) -> EltwisePostOp | None:
     """kind(x, number) as one eltwise, None where it is none."""
     pair = _LINEAR[kind](float(number)) if kind in _LINEAR else None
-    return None if pair is None else EltwisePostOp("linear", *pair)
+    if pair is None or (kind == "div" and math.isfinite(number) and not _is_ordinary(pair[0])):
+        return None
+    return EltwisePostOp("linear", *pair)
+
+
+def _is_ordinary(number: float) -> bool:
+    """Whether a factor is 0, or a float32 number with all its digits."""
+    return not number or _FLOAT32.tiny <= abs(number) <= _FLOAT32.max
+
+
+def _one_linear(first: EltwisePostOp, then: EltwisePostOp) -> EltwisePostOp | None:
+    """Two linear functions as one; None where what lies between is not in range, or is rounded for a purpose.
+
+    (x + 2 ** 23) - 2 ** 23 is x rounded to an integer.
+    """
+    alpha, shift = first.alpha * then.alpha, first.beta * then.alpha
+    beta = shift + then.beta
+    vanishes = not alpha and first.alpha and then.alpha
+    if vanishes or not _is_ordinary(alpha) or not math.isfinite(beta):
+        return None
+    if abs(shift) > _ROUNDS_AWAY * max(abs(alpha), abs(beta)):
+        return None
+    return EltwisePostOp("linear", alpha, beta)
 
 
 # Kinds whose kernels are off by up to 1e-5 in absolute terms: a logarithm near 1 and the softplus of numbers far below
@@ -120,7 +145,9 @@ def append_post_ops(chain: Sequence[PostOp], more: Sequence[PostOp]) -> list[Pos
     for p in more:
         last = joined[-1] if joined else None
         if isinstance(p, EltwisePostOp) and isinstance(last, EltwisePostOp) and p.kind == last.kind == "linear":
-            joined[-1] = EltwisePostOp("linear", last.alpha * p.alpha, p.alpha * last.beta + p.beta)
+            if (one := _one_linear(last, p)) is None:
+                return None
+            joined[-1] = one
         else:
             joined.append(p)
     if len(joined) > MAX_POST_OPS:
