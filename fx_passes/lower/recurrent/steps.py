@@ -152,7 +152,8 @@ class _Steps:
         layer = self._layer
         src = row_major((layer.steps, layer.inputs), torch.float32)
         dst = row_major((layer.steps, self._width), torch.float32)
-        bias = Weights(self._key(2), self._bias(), self._row(layer.gates))
+        names = " + ".join(layer.names[2:4]) if layer.has_biases else "no bias"
+        bias = Weights(f"{names} by steps", self._bias(), self._row(layer.gates))
         packed = self._packed(0, range(layer.gates), transposed=True)
         args: dict[int, Argument | PackedWeights] = {ARG_SRC: Operand(0, src), ARG_BIAS: bias, ARG_WEIGHTS: packed}
         weights = MemoryDesc((layer.inputs, self._width), torch.float32, "any")
@@ -310,9 +311,6 @@ class _Steps:
         desc = pd.weights_desc
         return 0 if desc is None else 2 * desc.dims[0] * desc.dims[1]
 
-    def _key(self, index: int) -> str:
-        return f"{self._layer.names[index]} by steps" if index < len(self._layer.names) else "no bias by steps"
-
     def _packed(self, index: int, gates: Sequence[int], transposed: bool) -> PackedWeights:
         layer, chosen = self._layer, [_GATES[self._layer.kind][gate] for gate in gates]
         weight = layer.weights[index]
@@ -322,7 +320,7 @@ class _Steps:
             return torch.cat([each[gate] * factor for gate, factor in chosen])
 
         plain = torch.empty(len(chosen) * self._hidden, weight.shape[1], dtype=torch.float32, device="meta")
-        return PackedWeights(f"{self._key(index)} {[*gates]}", plain, transposed, late)
+        return PackedWeights(f"{layer.names[index]} by steps {[*gates]}", plain, transposed, late)
 
     def _bias(self) -> Tensor:
         """Both biases, but of a GRU's new state, whose recurrent bias the reset gate multiplies."""

@@ -10,11 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import zendnn_cffi
-from fx_passes.candidates.candidates import Candidate, LoopTemplate
+from fx_passes import ops
+from fx_passes.candidates.candidates import Candidate, LoopTemplate, weights_of
+from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.recurrent import steps
+from fx_passes.lower.rules import lower_graph
+from fx_passes.plan.prepack import layout_key
 from fx_passes.region.lowered import LoweredRegion
 from fx_passes.search.turn import Turn
 from tests.support.lowering import noise, tensors
@@ -221,3 +225,24 @@ def test_profile_and_debug_text(by_steps: str) -> None:
     assert "4 rounds of 3 primitives on" in program_text(found)
     rows = [row for row in zendnn_cffi.profile(fast, x).records if row.kind == "rnn"]
     assert sum(row.flops for row in rows) == 5 * 2 * 32 * 4 * 32
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_layers_that_share_some_biases(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is packed for one is no other's."""
+    monkeypatch.setattr(steps, "_LEAST_BYTES", dict.fromkeys(NETWORKS, 0))
+    size = 8 * ops.GATES[kind]
+    parameters = {"w": noise(size, 8), "r": noise(size, 8, seed=1)} | {f"b{i}": noise(size, seed=i) for i in range(3)}
+    graph = fx.Graph()
+    x, (w, r, *biases) = graph.placeholder("x"), [graph.get_attr(name) for name in parameters]
+    for other in biases[1:]:
+        x = graph.call_function(ops.recurrent_layer, (x, None, None, (w, r, biases[0], other), kind))
+    graph.output(x)
+    operations, _ = lower_graph(graph, [TensorSpec.of(noise(3, 1, 8))], parameters)
+    packed: dict[tuple[Any, ...], Tensor] = {}
+    for candidate in (c for operation in operations for c in operation.candidates):
+        for weights in weights_of(candidate):
+            plain = weights.computed().plain
+            known = packed.setdefault((weights.key, layout_key(weights.desc), weights.transposed), plain)
+            assert torch.equal(known, plain), weights.key
+    assert any(key.endswith("by steps") for key, *_ in packed)
