@@ -52,6 +52,8 @@ def cover_gated_rows(graph: fx.Graph, values: RegionValues) -> dict[fx.Node, fx.
 
 def _gate(up: fx.Node, values: RegionValues) -> fx.Node | None:
     """The gate that `up` is multiplied by, where both are products of one f32 row with weights of one shape."""
+    if up.args[0] not in values.specs:  # a constant
+        return None
     _, kind, gate, *_ = _only_post_op(up, "binary")
     if kind != "mul" or not is_call(gate, ops.linear) or gate.args[0] is not up.args[0] or only_user(gate) != up:
         return None

@@ -209,3 +209,24 @@ def test_released_weights_are_not_copied() -> None:
     with torch.no_grad():
         gm(noise(1, 24))
     assert sorted(node.name for node in zendnn_cffi.explain(gm).nodes) == ["down", "gate", "up"]
+
+
+@pytest.mark.parametrize("learned", ["row", "row and weights"])
+def test_of_a_constant_row(learned: str) -> None:
+    """As of a learned query: nothing depends on the input, or the weights alone do."""
+
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.row, self.weights = nn.Parameter(noise(1, 24)), nn.Linear(24, 2 * 40 * 24)
+            self.gate, self.up = nn.Linear(24, 40, bias=False), nn.Linear(24, 40, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if learned == "row":
+                a, b = self.gate.weight, self.up.weight
+            else:
+                a, b = self.weights(x).view(2, 40, 24)
+            return F.silu(F.linear(self.row, a)) * F.linear(self.row, b) + self.up(x)
+
+    found = offload(Learned().eval(), noise(1, 24), tune="full")
+    assert any(node.became == "inner_product" for node in found.nodes)
