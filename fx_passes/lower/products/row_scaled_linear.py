@@ -63,6 +63,7 @@ from zendnn_cffi.primitives.attributes import (
     RUNTIME,
     Attr,
     PostOps,
+    arg_post_op,
 )
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
@@ -135,12 +136,16 @@ class _Layer:
     def chain_of(self, post_ops: Sequence[PostOp], begin: PostOps | None = None) -> Chain:
         """Some of the post-ops, the last ones, on the block."""
         view, dtype = (self.sizes[0], self.sizes[2]), dtype_of(self.dst)
+        first = 0 if begin is None else len(begin)
         chain = build_chain(post_ops, self.operands, self.dst, dtype, view=view, begin=begin)
-        return replace(chain, args={arg: self.moved(argument) for arg, argument in chain.args.items()})
+        full = [isinstance(p, BinaryPostOp) and p.full for p in post_ops]
+        whole = {arg_post_op(first + place, ARG_SRC_1) for place, is_full in enumerate(full) if is_full}
+        args = {arg: self.moved(argument) if arg in whole else argument for arg, argument in chain.args.items()}
+        return replace(chain, args=args)
 
     def moved(self, argument: Argument) -> Argument:
-        """What a post-op reads of the block: of an operand that has all rows, the block's."""
-        if not isinstance(argument, Operand) or argument.desc is None or argument.desc.dims[0] == 1:
+        """What a post-op reads of an operand that has all rows: the block's."""
+        if not isinstance(argument, Operand) or argument.desc is None:
             return argument
         return replace(argument, offset_bytes=self.before(argument.desc))
 

@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fx_passes.candidates.candidates import Operand
+from fx_passes.candidates.layouts import row_major
 from fx_passes.lower.products import row_blocks, row_scaled_linear
 from tests.fx_passes.lower.products.test_dynamic import POST_OPS, optimized, products
 from tests.fx_passes.lower.products.test_dynamic_rows import FORMS, K, by_token
 from tests.support.lowering import noise
 from tests.support.quantized import Integers, Weight
+from zendnn_cffi.primitives.attributes import PostOps
 
 
 @pytest.mark.needs("vnni")
@@ -87,3 +90,26 @@ def test_blocks_are_equal_and_fit_a_cache_or_there_are_none(
     )
     named = {c.implementation for c in offered if "blocks" in c.implementation}
     assert all(name.endswith(f" in {blocks} blocks") for name in named) and bool(named) == bool(blocks)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_blocks_read_their_own_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one row, too, which look like an operand of one row: so it is with 128,256 outputs and one thread."""
+    in_steps, layers = row_scaled_linear._Layer.in_steps, []
+
+    def remembered(layer: Any) -> Any:
+        layers.append(layer)
+        return in_steps(layer)
+
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = F.linear(by_token(x), w[0](), w[0].bias)
+        return (y * torch.cat((x, x), -1)) + w[0].bias
+
+    monkeypatch.setattr(row_scaled_linear._Layer, "in_steps", remembered)
+    optimized(Integers(forward, Weight(2 * K, K)), noise(20, K), least_db=40)
+    layer = max(layers, key=lambda layer: len(layer.post_ops))
+    block = layer.block(6, rows)
+    for begin in (None, PostOps().binary("mul", row_major((rows, 1), torch.float32))):
+        whole, *others = block.chain_of(layer.post_ops, begin).args.values()
+        assert isinstance(whole, Operand) and whole.offset_bytes == 6 * 2 * K * torch.float32.itemsize
+        assert all(not isinstance(other, Operand) or other.offset_bytes == 0 for other in others)
