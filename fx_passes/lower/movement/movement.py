@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import fx
 
 from fx_passes import ops
@@ -87,8 +88,9 @@ def lower_getitem(node: fx.Node, context: LoweringContext) -> Operation:
     arguments = context.values.arguments(pieces)
     src = context.tensor(arguments["src"], "src")
     dim = arguments["dim"] % src.ndim
-    sizes = [piece.shape[dim] for piece in context.values.numbers[pieces]]
-    return _box(node, context, arguments["src"], dim, sum(sizes[: index % len(sizes)]))
+    whole = torch.empty(src.shape, dtype=torch.float32, device="meta")
+    piece = pieces.target(**{**arguments, "src": whole})[index]  # pieces may overlap, and leave gaps
+    return _box(node, context, arguments["src"], dim, piece.storage_offset() // whole.stride(dim))
 
 
 def _box(node: fx.Node, context: LoweringContext, src_node: fx.Node, dim: int, start: int) -> Operation:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
+from fx_passes import ops
+from fx_passes.candidates.specs import TensorSpec
+from fx_passes.lower.rules import lower_graph
+from fx_passes.search.measure import CHECK_ONLY, Bench
 from tests.support.lowering import fallbacks, kinds, net, noise, offload
 
 DTYPES = (None, torch.bfloat16)
@@ -176,3 +183,24 @@ def test_outputs_are_views_of_nothing() -> None:
     again = gm(x)[0]
     first.zero_()
     assert torch.equal(again.flatten(1), kept)
+
+
+PIECES = [
+    (ops.split_at, (9, 2, 18), 2),  # a piece that begins before the one in front of it ends
+    (ops.split_at, (20, 4), 2),
+    (ops.split_at, (-30, 3, -8), -1),
+    (ops.split_at, (5, 21), 1),
+    (ops.chunk, 3, -1),
+    (ops.split, [4, 12, 16], -2),
+]
+
+
+@pytest.mark.parametrize(("cut", "how", "index"), PIECES, ids=[f"{cut.__name__} {how} {i}" for cut, how, i in PIECES])
+def test_every_copy_of_a_piece_is_right(cut: Any, how: Any, index: int) -> None:
+    graph = fx.Graph()
+    pieces = graph.call_function(cut, (graph.placeholder("x"), how, 1))
+    graph.output(graph.call_function(operator.getitem, (pieces, index)))
+    (operation,), values = lower_graph(graph, [TensorSpec.of(noise(2, 32, 6, 5))], {})
+    copies = [candidate for candidate in operation.candidates if candidate.calls]
+    bench = Bench(operation, values)
+    assert copies and all(bench.check_and_time(candidate, CHECK_ONLY).right for candidate in copies)
