@@ -23,6 +23,7 @@ from fx_passes.candidates.layouts import (
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.graph.graph import signature_of
 from fx_passes.lower.post_ops import BinaryPostOp, PostOp, append_post_ops, translate
+from zendnn_cffi.primitives.checks import MAX_RANK
 from zendnn_cffi.values import dataclass
 
 MAX_LAYOUTS = 4  # of one value, that readers offer views of
@@ -88,6 +89,8 @@ class LoweringContext:
         spec = self.values.specs[node]
         if spec.numel == 0:
             raise NotLowered(f"{what} is empty")
+        if spec.ndim > MAX_RANK:
+            raise NotLowered(f"{what} has {spec.ndim} dimensions: the library has tensors of at most {MAX_RANK}")
         return spec
 
     def constant(self, value: Any, what: str, dtypes: Sequence[torch.dtype] = CONSTANT_DTYPES) -> torch.Tensor:

@@ -50,6 +50,7 @@ from fx_passes.lower.windows.gated_weights import gates_into_weights
 from fx_passes.lower.windows.pooling import lower_adaptive_pool, lower_pool, lower_reduce
 from fx_passes.lower.windows.resampling import lower_resample
 from fx_passes.lower.windows.sampling import lower_weighted_samples
+from zendnn_cffi.primitives.checks import MAX_RANK
 from zendnn_cffi.runtime.courtesy import give_way
 
 Rule = Callable[[fx.Node, LoweringContext], Operation]
@@ -210,6 +211,8 @@ def lower_node(node: fx.Node, context: LoweringContext) -> Operation:
             return lower_gated_row(node, covered, context)
         if context.values.specs[node].numel == 0:
             raise NotLowered("the result is empty")
+        if (rank := context.values.specs[node].ndim) > MAX_RANK:
+            raise NotLowered(f"the result has {rank} dimensions: the library has tensors of at most {MAX_RANK}")
         if node.target in SPREADING and not context.values.are_constants_finite(node):
             raise NotLowered("a constant has values that are not finite, which primitives spread or lose")
         operation = rule(node, context)

@@ -51,8 +51,8 @@ def add_views(operation: Operation | None, node: fx.Node, context: LoweringConte
             continue
         try:
             have, dst = strided(src.shape or (1,), dtype, steps or (1,)), _described(view, dtype)
-        except ZenDNNError:
-            continue  # the library does not describe every set of strides
+        except (ZenDNNError, ValueError):
+            continue  # the library does not describe every set of strides, nor more than 12 dimensions
         if ((have,), dst) not in known:
             offset = view.storage_offset() * dtype.itemsize
             operation.candidates.append(Candidate("view", (have,), dst, (), offset_bytes=offset))
@@ -74,7 +74,7 @@ def _of_integers(
             continue
         try:
             dst = Quantized(_described(view, have.dtype), have.numerics)
-        except ZenDNNError:
+        except (ZenDNNError, ValueError):
             continue
         offset = view.storage_offset() * have.dtype.itemsize
         yield Candidate("view", (have,), dst, (), offset_bytes=offset)

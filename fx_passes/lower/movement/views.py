@@ -14,8 +14,6 @@ from fx_passes.candidates.layouts import activation_layouts, row_major, strided
 from fx_passes.lower.context import LoweringContext, NotLowered
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
 
-MAX_RANK = 12
-
 
 def lower_contiguous(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.contiguous, and ops.expand to the shape src has: src itself, in any layout."""
@@ -34,8 +32,8 @@ def lower_unsqueeze(node: fx.Node, context: LoweringContext) -> Operation:
     arguments = context.values.arguments(node)
     src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
     dtype, dim = context.dtype(src), arguments["dim"] % (src.ndim + 1)
-    if not 1 <= src.ndim < MAX_RANK:
-        raise NotLowered(f"src {src}: the library has tensors of 1 to {MAX_RANK} dimensions")
+    if not src.ndim:
+        raise NotLowered("one number has no dimensions")
     operation = Operation(node, node.name, "view", (arguments["src"],), spec)
     for desc in activation_layouts(src.shape, dtype):
         if (steps := desc.strides) is None:
@@ -52,7 +50,7 @@ def lower_index(node: fx.Node, context: LoweringContext) -> Operation:
     src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
     dtype = context.dtype(src)
     box = index_box(arguments["item"], src.shape)
-    if box is None or not 1 <= src.ndim <= MAX_RANK:
+    if box is None or not src.ndim:
         raise NotLowered("an index that is not a box of its source")
     offsets, sizes = box
     operation = Operation(node, node.name, "reorder", (arguments["src"],), spec)

@@ -204,3 +204,24 @@ def test_every_copy_of_a_piece_is_right(cut: Any, how: Any, index: int) -> None:
     copies = [candidate for candidate in operation.candidates if candidate.calls]
     bench = Bench(operation, values)
     assert copies and all(bench.check_and_time(candidate, CHECK_ONLY).right for candidate in copies)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    (
+        lambda m, x: m[0](x).sum().reshape(1, 1) * 2,
+        lambda m, x: m[0](x).sum().view(1) + 1,
+        lambda m, x: m[0](x).sum().flatten() * 2,
+        lambda m, x: m[0](x).sum().permute(()) * 2,
+        lambda m, x: m[0](x).sum().transpose(0, -1) * m[0](x),
+        lambda m, x: m[0](x).sum()[None] * 2,
+        lambda m, x: m[0](x).sum().unsqueeze(-1) + 1,
+        lambda m, x: torch.tanh(m[0](x).reshape(*[1] * 12, -1) * 2).reshape(2, -1),
+        lambda m, x: torch.tanh(m[0](x)[(None,) * 9].transpose(0, -1)),
+        lambda m, x: m[0](x).reshape(*[1] * 9, 2, 4, 6, 5).unsqueeze(0).flatten(0, 9).flatten(1) * 2,
+    ),
+)
+def test_one_number_and_many_dimensions(fn: object) -> None:
+    """The library has tensors of 1 to 12 dimensions."""
+    found = offload(net(fn, nn.Conv2d(3, 4, 3, padding=1)), noise(2, 3, 6, 5))  # type: ignore[arg-type]
+    assert "convolution" in kinds(found)
