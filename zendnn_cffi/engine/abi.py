@@ -232,9 +232,9 @@ def quiet_stderr() -> Iterator[None]:
         try:
             saved = os.dup(2)
             stack.callback(os.close, saved)
-            caught = os.memfd_create("zendnn-cffi-stderr")
+            caught = _memory_file()
             stack.callback(os.close, caught)
-        except OSError:  # no stderr, so nothing to keep clean; or no memory file, so the banner appears
+        except OSError:  # no stderr, so nothing to keep clean; or no file at all, so the banner appears
             yield
             return
         os.dup2(caught, 2)
@@ -247,6 +247,16 @@ def quiet_stderr() -> Iterator[None]:
             rest = without_banner(os.pread(caught, os.fstat(caught).st_size, 0))
             if rest:
                 os.write(2, rest)
+
+
+def _memory_file() -> int:
+    """A descriptor of a file in memory; of one on disk where Python, built on an old system, has no such call."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("zendnn-cffi-stderr")
+    import tempfile  # 4 ms that few need
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _is_only_thread() -> bool:

@@ -389,6 +389,11 @@ def test_loading_works_where_no_memory_file_can_be_made(run_python) -> None:
     assert abi.BANNER.decode() in run_python(code + USE_EVERYTHING).stderr
 
 
+def test_no_banner_appears_where_python_makes_no_memory_files(run_python) -> None:
+    """One that was built on an old system, as conda's, has no os.memfd_create."""
+    assert run_python("import os\ndel os.memfd_create\n" + USE_EVERYTHING).stderr == "mine\n"
+
+
 def test_loading_works_without_stderr(run_python) -> None:
     code = "import os; os.close(2)\nfrom zendnn_cffi.engine import library\nprint(library.load().version)"
     assert run_python(code).stdout.startswith("5.")
