@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zendnn_cffi.serving.wire import Area, Channel, Ended
+from zendnn_cffi.serving.wire import UNDER_WAY, Area, Channel, Ended
 
 _START_SECONDS = 120.0
 # Python puts the current folder before all others, whose files would take the place of libraries.
@@ -27,15 +27,18 @@ class Worker:
     def __init__(self, path: str, cores: Sequence[int]) -> None:
         self.path, self.cores = path, tuple(cores)
         end, other = socket.socketpair()
-        asked, answered = Area.made(), Area.made()
-        self._channel = Channel(end, asked, answered)
+        areas = Area.made(directions=2)  # all or none: what one end puts there, the other one has to find
+        self._channel = Channel(end, areas[:UNDER_WAY], areas[UNDER_WAY:])
         with other:
-            areas = (*asked, *answered) if asked and answered else ()
             descriptors = [other.fileno(), *(area.descriptor for area in areas)]
             command = [sys.executable, "-c", _PROGRAM.format(_import_paths(), descriptors, list(self.cores), path)]
-            self.process = subprocess.Popen(
-                command, pass_fds=descriptors, env=_environment(len(cores)), stdin=subprocess.DEVNULL
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command, pass_fds=descriptors, env=_environment(len(cores)), stdin=subprocess.DEVNULL
+                )
+            except BaseException:  # no memory, say: nothing of it stays open
+                self._channel.close()
+                raise
         try:
             end.settimeout(_START_SECONDS)
             right, answer = self._channel.receive()

@@ -70,11 +70,11 @@ class Area:
         self._memory = memoryview(b"")
 
     @classmethod
-    def made(cls) -> list[Area]:
-        """New ones for one direction; none where the system has no such files."""
+    def made(cls, directions: int = 1) -> list[Area]:
+        """New ones for so many directions; none at all where the system does not have so many such files."""
         found: list[Area] = []
         try:
-            for _ in range(UNDER_WAY):
+            for _ in range(directions * UNDER_WAY):
                 found.append(cls(os.memfd_create("zendnn_cffi")))
         except (AttributeError, OSError):
             for area in found:

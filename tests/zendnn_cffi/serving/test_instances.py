@@ -516,11 +516,42 @@ def test_a_question_is_sent_while_the_last_answer_is(kind: str, monkeypatch: pyt
 def test_calls_are_answered_without_areas(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.Conv2d(3, 3, 3).eval(), noise(1, 3, 320, 320)
     fast = zendnn_cffi.optimize(model, x, tune="off")
-    monkeypatch.setattr(Area, "made", classmethod(lambda cls: []))
+    monkeypatch.setattr(Area, "made", classmethod(lambda cls, directions: []))
     with torch.no_grad(), instances(fast, n=1) as workers:
         found = [workers.submit(x + n) for n in range(6)]
         for n, future in enumerate(found):
             torch.testing.assert_close(future.result(timeout=60), model(x + n), rtol=1e-4, atol=1e-4)
+
+
+def test_calls_are_answered_where_too_few_files_can_be_opened(
+    saved: tuple[str, nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Areas for one direction alone: the parent put questions where the process did not look."""
+    made, make = itertools.count(1), os.memfd_create
+
+    def limited(name: str) -> int:
+        if next(made) > wire.UNDER_WAY:
+            raise OSError(24, "Too many open files")
+        return make(name)
+
+    monkeypatch.setattr(os, "memfd_create", limited)
+    path, model = saved
+    x = noise(64, 3, 8, 8)
+    with torch.no_grad(), instances(path, n=1, cores=CORES[:1]) as workers:
+        torch.testing.assert_close(workers.submit(x).result(timeout=60), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_worker_that_cannot_start_leaves_nothing_open(
+    saved: tuple[str, nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(OSError, match="Cannot allocate"):
+        instances(saved[0], n=1, cores=CORES[:1])
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_areas_are_given_back() -> None:
