@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,6 +62,20 @@ class OneForEachProcess:
 
     def _begin_anew(self) -> None:
         raise NotImplementedError
+
+
+def begun(run: Callable[..., None], name: str, *args: Any) -> threading.Thread | None:
+    """A thread for work that may be left undone: it runs, and does not keep Python from ending.
+
+    None where none can be had: the system has too many, or Python is ending (from 3.12 on it begins no more then, and
+    functions of atexit still call models).
+    """
+    thread = threading.Thread(target=run, args=args, name=f"zendnn_cffi {name}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 def is_awaited() -> bool:

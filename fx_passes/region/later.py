@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from zendnn_cffi.engine.openmp import release_team, team_sleeps
-from zendnn_cffi.locks import OneForEachProcess, is_awaited, making, new_lock
+from zendnn_cffi.locks import OneForEachProcess, begun, is_awaited, making, new_lock
 
 log = logging.getLogger("zendnn_cffi.search")
 
@@ -63,8 +63,7 @@ class Later(OneForEachProcess):
         with self._lock:
             self._waiting.add(region)
             if self._thread is None and not self._ended.is_set():
-                self._thread = threading.Thread(target=self._run, name="zendnn_cffi later", daemon=True)
-                self._thread.start()
+                self._thread = begun(self._run, "later")
 
     def let_have_threads(self) -> None:
         """After a call: end the threads that it computed with, not so often that it would be felt."""

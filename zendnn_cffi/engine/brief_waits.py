@@ -19,7 +19,7 @@ from typing import Any
 from zendnn_cffi.engine.contention import runnable_elsewhere, thread_waited_ns
 from zendnn_cffi.engine.host import usable_cpus
 from zendnn_cffi.engine.openmp import make_team
-from zendnn_cffi.locks import OneForEachProcess, new_lock
+from zendnn_cffi.locks import OneForEachProcess, begun, new_lock
 
 LINGERING_SECONDS = 1.5  # after a start that waited for cores: those beside it want them, too
 STARTING_SECONDS = 60.0  # of a start, at most
@@ -55,9 +55,7 @@ class BriefWaits(OneForEachProcess):
             self._until = time.monotonic() + seconds
             self._changed.set()
             if self._thread is None:
-                name = "zendnn_cffi brief waits"
-                self._thread = threading.Thread(target=self._run, args=(size,), name=name, daemon=True)
-                self._thread.start()
+                self._thread = begun(self._run, "brief waits", size)
 
     def stop(self) -> None:
         """Let threads wait as ever from now on."""

@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any
 
-from zendnn_cffi.locks import OneForEachProcess, new_lock
+from zendnn_cffi.locks import OneForEachProcess, begun, new_lock
 from zendnn_cffi.runtime.madvise import madvise
 
 HUGE_PAGE_BYTES = 2 << 20
@@ -35,8 +35,7 @@ class Collapsing(OneForEachProcess):
         with self._lock:
             self._waiting.append((weakref.ref(owner), address, size_bytes))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="zendnn_cffi huge pages", daemon=True)
-                self._thread.start()
+                self._thread = begun(self._run, "huge pages")
 
     def _run(self) -> None:
         pause = threading.Event()

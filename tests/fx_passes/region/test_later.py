@@ -54,6 +54,25 @@ def test_it_measures_and_replaces_the_program(fresh: Path) -> None:
     assert len(Database(database._machine, fresh)) == len(database), "and all of it is kept"
 
 
+def test_calls_are_answered_where_no_thread_begins(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has too many, or Python is ending: functions of atexit call models, too."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    again = Later()
+    monkeypatch.setattr("fx_passes.region.region.later", again)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        model, fast, region, x = hurried()
+        torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+        assert region.programs.provisional
+    assert again._thread is None
+    again.add(region)
+    assert again._thread is not None, "it is tried again"
+    again.stop()
+
+
 def test_an_interruption_leaves_it_for_later(fresh: Path) -> None:
     _, _, region, _ = hurried()
     first = program(region)

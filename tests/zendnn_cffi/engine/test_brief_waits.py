@@ -59,6 +59,20 @@ def test_threads_are_made_once_and_end() -> None:
     waits.stop()
 
 
+def test_a_start_goes_on_where_no_thread_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has too many, or Python is ending."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with Start(THREADS):
+            assert not brief_waits.are_on
+    with Start(THREADS):
+        assert brief_waits.are_on
+
+
 def test_they_end_by_themselves_and_may_be_asked_for_again() -> None:
     waits, before = BriefWaits(), threading.active_count()
     for _ in range(3):

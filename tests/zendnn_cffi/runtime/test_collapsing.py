@@ -43,6 +43,17 @@ def test_memory_moves_later(size: int, later: list[tuple[weakref.ref[Any], int, 
         assert huge_bytes(begin, begin + size) > 0.9 * min(size, moved_bytes)
 
 
+def test_memory_stays_where_it_is_where_no_thread_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has too many, or Python is ending."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    memory = huge_pages.allocate(HUGE_PAGE_BYTES)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    Collapsing().add(memory, memory.data_ptr(), HUGE_PAGE_BYTES)
+
+
 def test_memory_that_is_gone_is_left_alone(later: list[tuple[weakref.ref[Any], int, int]]) -> None:
     memory = huge_pages.allocate(HUGE_PAGE_BYTES, late=True)
     del memory
