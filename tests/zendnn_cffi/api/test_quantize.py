@@ -383,7 +383,9 @@ def test_example_inputs_tell_which_sizes_are_free() -> None:
         zendnn_cffi.quantize(model, calibration, example_inputs=3)
 
 
-def test_buffers_that_forward_writes_are_left_as_they_were() -> None:
+@pytest.mark.parametrize("in_place", (True, False))
+@pytest.mark.parametrize("options", ({}, {"accuracy": lambda model: -float(model(noise(3, 24)).isnan().sum())}))
+def test_buffers_that_forward_writes_are_left_as_they_were(in_place: bool, options: dict[str, Any]) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -391,13 +393,18 @@ def test_buffers_that_forward_writes_are_left_as_they_were() -> None:
             self.register_buffer("calls", torch.zeros(1))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls.add_(1)
+            if in_place:
+                self.calls.add_(1)
+            else:
+                self.calls = self.calls + 1
             y: torch.Tensor = self.layer(x)
             return y
 
     model = Counting().eval()
-    zendnn_cffi.quantize(model, [noise(2, 24, seed=seed) for seed in range(4)], compare=False)
-    assert model.calls.item() == 0
+    buffer, limits = model.calls, {"max_drop": 0.0} if options else {}
+    calibration = [noise(2, 24, seed=seed) for seed in range(4)]
+    zendnn_cffi.quantize(model, calibration, compare=False, **options, **limits)
+    assert model.calls is buffer and model.calls.item() == 0
 
 
 def test_masks_may_hold_minus_infinity() -> None:

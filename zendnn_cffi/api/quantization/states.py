@@ -50,12 +50,18 @@ class State:
 
 @contextmanager
 def buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Leave buffers that forward writes to, such as counters, as they were: calibration calls it many times."""
+    """Leave buffers that forward writes to, such as counters, as they were: calibration calls it many times.
+
+    They are the same tensors afterwards, too, where forward puts others in their place (`self.calls = self.calls + 1`).
+    """
+    places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     held = [buffer for buffer in model.buffers() if type(buffer) is torch.Tensor and buffer.layout is torch.strided]
     before = [buffer.clone() for buffer in held]
     try:
         yield
     finally:
+        for buffers, these in places:
+            buffers.update(these)
         with torch.no_grad():
             for buffer, was in zip(held, before, strict=True):
                 if not torch.equal(buffer, was):
