@@ -159,6 +159,8 @@ def _fastest(
     values = None if specs and specs[0].shape[:1] == (1,) else RegionValues(graph, specs, parameters)
     weights_bytes = sum(t.numel() * t.element_size() for t in parameters.values())
     ours = [WHOLE] if values is None else variant_names(graph, values, weights_bytes)
+    if values is not None:
+        ours = [n for n in ours if n == WHOLE or _keeps_shapes(int(n), graph, specs, values, parameters)] or [WHOLE]
 
     def build(name: str, refined: bool = True) -> LoweredRegion:
         if name == WHOLE or values is None:
@@ -188,6 +190,25 @@ def _fastest(
         raise NotLowered(f"plain PyTorch is faster here: {times[PLAIN] / 1e6:.3f} ms against {fastest / 1e6:.3f} ms")
     lowered = built[best] if is_final and best in built else build(best)
     return replace(lowered, gain=1.0 - times[best] / times[PLAIN]) if PLAIN in times else lowered
+
+
+def _keeps_shapes(
+    size: int,
+    graph: fx.Graph,
+    specs: Sequence[TensorSpec],
+    values: RegionValues,
+    parameters: Mapping[str, torch.Tensor],
+) -> bool:
+    """Whether each value of a slice has the shape of the whole one's, but for the batch.
+
+    In reshape(x, (8, -1)) the 8 is that of a batch of 8: slices of 2 would become 8 rows of a quarter's length.
+    """
+    try:
+        parts = RegionValues(graph, [replace(spec, shape=(size, *spec.shape[1:])) for spec in specs], parameters)
+    except (RuntimeError, ValueError, IndexError):  # no such shape at all
+        return False
+    shapes = {node: (size, *spec.shape[1:]) for node, spec in values.specs.items()}
+    return all(node in parts.specs and parts.specs[node].shape == shape for node, shape in shapes.items())
 
 
 def _measured(

@@ -78,6 +78,13 @@ MIXING = {
     "one sample for all": lambda m, x: m[0](x)[:1] + m[0](x),
     "batch and channels": lambda m, x: m[0](x).transpose(0, 1) * 2,
     "a shape with the batch in it": lambda m, x: m[0](x).reshape(8, 16, 64) * 2,
+    "the batch in a shape on the way": lambda m, x: torch.softmax(m[0](x).reshape(8, -1), 1).reshape(-1, 16, 8, 8),
+    "another size that is as large": lambda m, x: torch.softmax(m[0](x).reshape(x.size(2), -1), 1).reshape(
+        -1, 16, 8, 8
+    ),
+    "divided by the batch": lambda m, x: torch.softmax(m[0](x) / x.size(0), 1),
+    "clipped by the batch": lambda m, x: torch.clamp(m[0](x) * 9, max=x.size(0)),
+    "scaled by the batch": lambda m, x: F.relu(m[0](x)) * (x.size(0) * 0.25),
     "samples joined": lambda m, x: m[0](x).reshape(4, -1) * 2,
     "batch concatenated": lambda m, x: torch.cat([m[0](x), m[0](x)], 0),
     "products of samples": lambda m, x: (lambda f: f @ f.transpose(0, 1))(m[0](x).flatten(1)),
