@@ -48,8 +48,8 @@ class Memory(NotCopyable):
 
     desc    MemoryDesc, not "any"
     data    torch.Tensor or np.ndarray with at least desc.size_bytes bytes behind its first element, of desc.dtype or of
-            bytes (uint8, int8); an int address, for which the caller answers; or None, to be bound later with
-            ``rebind``
+            bytes (uint8, int8), read-only arrays for what is only read; an int address, for which the caller answers;
+            or None, to be bound later with ``rebind``
     Raises TypeError, ValueError before any C call.
     Creating or rebinding a Memory in a blocked layout zeroes the padding of the blocks.
     """
@@ -125,12 +125,24 @@ class Memory(NotCopyable):
         if owner is None:
             return True
         if isinstance(owner, np.ndarray):
-            return bool(owner.__array_interface__["data"][0] == self._address)
+            place = owner.__array_interface__["data"][0]
+            return bool(place == self._address and _reach_bytes(owner) >= self.desc.size_bytes)
         return owner.data_ptr() == self._address and checks.storage_bytes(owner) >= self.desc.size_bytes
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the buffer is an array that nobody may write to, such as one on bytes or on a mapped file."""
+        return isinstance(self._owner, np.ndarray) and not self._owner.flags.writeable
 
     def __repr__(self) -> str:
         state = "closed" if self._handle is None else f"{self._address:#x}"
         return f"Memory({self.desc!r}, {state})"
+
+
+def _reach_bytes(array: np.ndarray) -> int:
+    """Bytes from the array's first element to the end of its last one."""
+    steps = zip(array.shape, array.strides, strict=True)
+    return sum((n - 1) * step for n, step in steps) + array.itemsize if array.size else 0
 
 
 _pin_lock = new_lock()
@@ -153,10 +165,9 @@ def _bind(desc: MemoryDesc, data: Any) -> tuple[int, Any]:
     elif isinstance(data, np.ndarray):
         numpy_strides(data)
         dtype = numpy_dtype(data)
-        address = data.__array_interface__["data"][0]
-        have = (
-            sum((n - 1) * s for n, s in zip(data.shape, data.strides, strict=False)) + data.itemsize if data.size else 0
-        )
+        address, have = data.__array_interface__["data"][0], _reach_bytes(data)
+        if not data.flags.writeable and desc.padded_dims != desc.dims:
+            raise ValueError(f"the array is read-only, and the padding of {desc} is set to zero: pass array.copy()")
     elif isinstance(data, int) and not isinstance(data, bool):
         if not 0 < data < 2**64:
             raise ValueError(

@@ -391,7 +391,7 @@ def numpy_dtype(array: np.ndarray) -> torch.dtype:
 
 def numpy_strides(array: np.ndarray) -> tuple[int, ...]:
     if any(s < 0 for s in array.strides):
-        raise ValueError("the array has negative strides: pass np.ascontiguousarray(array)")
+        raise ValueError("the array has negative strides: pass array.copy()")
     if any(s % array.itemsize for s in array.strides):
         raise ValueError("the array's strides are not multiples of its element size: pass np.ascontiguousarray(array)")
     if not array.flags.aligned:

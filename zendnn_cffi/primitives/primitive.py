@@ -70,6 +70,7 @@ _PLAIN_ARGS = (
     ARG_WORKSPACE,
     ARG_SCRATCHPAD,
 )
+_WRITTEN = frozenset((ARG_DST, ARG_DST_ITER, ARG_DST_ITER_C, ARG_WORKSPACE, ARG_SCRATCHPAD))
 _RECURRENT_ARGS = (ARG_WEIGHTS_ITER, ARG_WEIGHTS_PROJECTION, ARG_DST_ITER, ARG_DST_ITER_C)
 _NAMES = {
     ARG_SRC_0: "src",
@@ -188,11 +189,10 @@ class PrimitiveDesc(NotCopyable):
             raise ValueError(
                 f"src_desc has dims {list(src_desc.dims)}, dst_desc {list(dst_desc.dims)}: a reorder keeps them"
             )
-        if attr is not None and not isinstance(attr, Attr):
-            raise TypeError(f"attr must be an Attr, got {type(attr).__name__}")
+        op = OpDesc("reorder", None, {"src": src_desc, "dst": dst_desc})
+        _check_kinds(op, attr)
         n = native()
         pd = cls.__new__(cls)
-        op = OpDesc("reorder", None, {"src": src_desc, "dst": dst_desc})
         pd._start(op, attr or Attr(), engine_or_shared(engine))
         slot = n.ffi.new("zendnn_primitive_desc_t *")
         status = n.lib.zendnn_reorder_primitive_desc_create(
@@ -386,6 +386,30 @@ def _check_kinds(op_desc: object, attr: object) -> None:
         raise TypeError(f"op_desc must be an OpDesc, got {type(op_desc).__name__}")
     if attr is not None and not isinstance(attr, Attr):
         raise TypeError(f"attr must be an Attr, got {type(attr).__name__}")
+    if attr is not None and (attr.post_ops.entries or isinstance(attr.output_scales, tuple)):
+        _check_sizes(attr, op_desc.descs.get("dst") or op_desc.descs.get("src"))
+
+
+def _check_sizes(attr: Attr, dst: MemoryDesc | None) -> None:
+    """Raise ValueError for operands of post-ops and scales that are too few: the library reads as many as dst has."""
+    if dst is None or any(entry[0] == "depthwise" for entry in attr.post_ops):  # whose result is a smaller one
+        return
+    rank = len(dst.dims)
+    for index, entry in enumerate(attr.post_ops):
+        if entry[0] == "binary":
+            dims = entry[2].dims
+            if len(dims) != rank or any(n not in (1, size) for n, size in zip(dims, dst.dims, strict=True)):
+                raise ValueError(
+                    f"post-op {index}: binary reads {list(dims)}, which is not broadcast to {list(dst.dims)}"
+                )
+        elif entry[0] == "prelu" and entry[1] >> rank:
+            raise ValueError(f"post-op {index}: prelu has the mask {entry[1]}, and the result {rank} dimensions")
+    if isinstance(attr.output_scales, tuple) and attr.output_scales_mask:
+        needed = math.prod(size for axis, size in enumerate(dst.dims) if attr.output_scales_mask >> axis & 1)
+        if attr.output_scales_mask >> rank or len(attr.output_scales) != needed:
+            raise ValueError(
+                f"{len(attr.output_scales)} output scales with mask {attr.output_scales_mask}: {dst} has {needed}"
+            )
 
 
 def _unused_norm_args(op: OpDesc) -> list[int]:
@@ -519,6 +543,8 @@ class Primitive(NotCopyable):
         handle = memory.handle
         if memory._address == 0 and desc.size_bytes:
             raise ValueError(f"{self.pd}: the memory of {arg_name(arg)} is not bound to a buffer: call rebind")
+        if arg in _WRITTEN and memory.is_read_only:
+            raise ValueError(f"{self.pd}: {arg_name(arg)} is a read-only array: pass one that may be written")
         if not memory.is_current():
             raise ValueError(
                 f"{self.pd}: the tensor of {arg_name(arg)} was resized or moved after it was bound: call rebind"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import zendnn_cffi
-from zendnn_cffi import Attr, Memory, MemoryDesc, PostOps, Primitive, PrimitiveDesc
+from zendnn_cffi import Attr, Memory, MemoryDesc, PostOps, Primitive, PrimitiveDesc, descriptors
 from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives import attributes
 from zendnn_cffi.primitives.attributes import (
@@ -114,6 +115,33 @@ class Op:
 
 NHWC, NCHW = MemoryDesc((2, 16, 8, 8), F32, "nhwc"), MemoryDesc((2, 16, 8, 8), F32)
 SINGLE = MemoryDesc((1, DESC.dims[1]), F32)
+IMAGES, FILTERS = MemoryDesc((2, 24, 5, 5), F32, "nhwc"), MemoryDesc((24, 24, 1, 1), F32, "any")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Attr(PostOps().binary("add", MemoryDesc((1, 3, 1, 1), F32))), r"\[1, 3, 1, 1\], which is not"),
+        (lambda: Attr(PostOps().binary("add", MemoryDesc((2, 24, 6, 6), F32))), r"\[2, 24, 6, 6\], which is not"),
+        (lambda: Attr(PostOps().binary("mul", MemoryDesc((24,), F32))), r"\[24\], which is not broadcast"),
+        (lambda: Attr(PostOps().eltwise("relu").prelu(2**6)), "post-op 1: prelu has the mask 64"),
+        (lambda: Attr(output_scales=[0.5, 2.0], output_scales_mask=2), "2 output scales.*has 24"),
+        (lambda: Attr(output_scales=0.5, output_scales_mask=2), "1 output scales.*has 24"),
+        (lambda: Attr(output_scales=[0.5] * 24, output_scales_mask=2**5), "24 output scales"),
+    ],
+)
+def test_post_ops_and_scales_are_as_many_as_the_result_has(make: Callable[[], Attr], message: str) -> None:
+    """The library looks at none of these sizes, and reads as if they were right."""
+    products = descriptors.convolution(IMAGES, FILTERS, None, IMAGES)
+    for describe in (
+        lambda: PrimitiveDesc(products, make()),
+        lambda: PrimitiveDesc.every(products, make()),
+        lambda: PrimitiveDesc.reorder(IMAGES, MemoryDesc(IMAGES.dims, F32), make()),
+    ):
+        with pytest.raises(ValueError, match=message):
+            describe()
+
+
 ROW, COLUMN, ONE = (PostOps().binary("add", MemoryDesc(dims, F32)) for dims in (SINGLE.dims, (DESC.dims[0], 1), (1, 1)))
 HALF = PostOps().binary("add", MemoryDesc((2, 3), BF16))
 BLOCKS = MemoryDesc((2, 16, 8, 8), BF16, "nChw16c")

@@ -268,6 +268,32 @@ class TestMemory:
         )
         assert np.array_equal(out, array)
 
+    def test_writes_to_no_read_only_array(self) -> None:
+        """Such may lie in bytes, which never change, or in a mapped file, where a write ends the process."""
+        text = bytes(24)
+        desc, src = MemoryDesc((6,), F32), torch.ones(6)
+        array = np.frombuffer(text, np.float32)
+        fixed, copying = Memory(desc, array), Primitive(PrimitiveDesc.reorder(desc, desc))
+        with pytest.raises(ValueError, match="dst is a read-only array"):
+            copying.execute({ARG_SRC: Memory(desc, src), ARG_DST: fixed})
+        assert text == bytes(24)
+        copying.execute({ARG_SRC: fixed, ARG_DST: Memory(desc, src)})
+        assert not src.any()
+
+    def test_zeroes_no_padding_of_a_read_only_array(self) -> None:
+        array = np.ones(16 * 9, np.float32)
+        array.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            Memory(MemoryDesc((1, 3, 3, 3), F32, "nChw16c"), array)
+        assert array.all() and Memory(MemoryDesc((1, 16, 3, 3), F32, "nChw16c"), array).is_current()
+
+    def test_notices_an_array_that_shrank_where_it_lies(self) -> None:
+        array = np.zeros(1 << 20, np.float32)
+        memory = Memory(MemoryDesc(array.shape, F32), array)
+        assert memory.is_current()
+        array.resize(16, refcheck=False)
+        assert not memory.is_current()
+
     def test_many_memories_leave_nothing_behind(self) -> None:
         def resident_kib() -> int:
             with open("/proc/self/statm") as file:
