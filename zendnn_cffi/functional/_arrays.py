@@ -48,7 +48,7 @@ def from_numpy(array: np.ndarray, name: str) -> torch.Tensor:
     if array.dtype.name not in FROM_NUMPY:
         raise TypeError(f"{name} has dtype {array.dtype}: convert it, to float32 for instance, with astype")
     if any(s < 0 for s in array.strides):
-        raise ValueError(f"{name} has negative strides: pass np.ascontiguousarray({name})")
+        raise ValueError(f"{name} has negative strides: pass {name}.copy()")
     if any(s % array.itemsize for s in array.strides) or not array.flags.aligned:
         raise ValueError(f"{name} has elements off their natural alignment: pass {name}.copy()")
     if isinstance(array, np.ma.MaskedArray):

@@ -12,7 +12,7 @@ from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
 from zendnn_cffi.functional._operation import operation
 from zendnn_cffi.primitives import checks, descriptors
-from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
+from zendnn_cffi.primitives.attributes import ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr, kind_value
 from zendnn_cffi.primitives.memory import MemoryDesc, plain_desc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
@@ -47,6 +47,7 @@ def convolution(
     Raises     TypeError, ValueError for arguments that do not fit; UnsupportedError where no implementation takes them
     """
     call = Call()
+    kind_value(descriptors.ALGORITHMS, algorithm, "algorithm")
     x, w, b, groups = _operands(call, src, weights, bias, groups)
     n = x.dim() - 2
     if w.shape[0] % groups or x.shape[1] != w.shape[1] * groups:

@@ -12,7 +12,16 @@ from zendnn_cffi.functional._call import Call, first_fast
 from zendnn_cffi.functional._kernel import Kernel
 from zendnn_cffi.functional._operation import operation
 from zendnn_cffi.primitives import checks, descriptors
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_MEAN, ARG_SCALE, ARG_SHIFT, ARG_SRC, ARG_VARIANCE, Attr
+from zendnn_cffi.primitives.attributes import (
+    ARG_DST,
+    ARG_MEAN,
+    ARG_SCALE,
+    ARG_SHIFT,
+    ARG_SRC,
+    ARG_VARIANCE,
+    Attr,
+    kind_value,
+)
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
@@ -143,6 +152,7 @@ def lrn(
     Raises   TypeError, ValueError for arguments that do not fit
     """
     call = Call()
+    kind_value(descriptors.LRN, kind, "kind")
     x = call.take(src, "src", FLOATS)
     if not 3 <= x.dim() <= 5:
         raise ValueError(f"src must have 3 to 5 dimensions, got shape {list(x.shape)}")

@@ -115,7 +115,7 @@ def test_out_may_not_overlap_an_input(name: str) -> None:
         (lambda x: x.requires_grad_(), ValueError, "no_grad"),
         (lambda x: torch.complex(x, x), TypeError, "complex64"),
         (lambda x: torch.complex(x, x).conj().imag, ValueError, "resolve_neg"),
-        (lambda x: x.numpy()[..., ::-1], ValueError, "negative strides"),
+        (lambda x: x.numpy()[..., ::-1], ValueError, r"negative strides: pass \w+\.copy\(\)"),
         (lambda x: x.numpy().astype(">f4"), TypeError, "byte order"),
         (lambda x: x.numpy().astype("f8"), TypeError, "float64"),
         (lambda x: np.ma.masked_array(x.numpy()), TypeError, "masked"),

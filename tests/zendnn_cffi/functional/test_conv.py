@@ -174,6 +174,7 @@ def test_an_empty_batch_needs_no_computation() -> None:
         ({"post_ops": [("prelu", randn(3))]}, "1 or 4"),
         ({"post_ops": [("sum",)]}, "pass out"),
         ({"post_ops": [("eltwise", "relu")] * 33}, "at most 32"),
+        ({"algorithm": ["direct"]}, "algorithm must be one of"),
     ],
 )
 def test_refusals(change: dict[str, Any], message: str) -> None:

@@ -75,6 +75,7 @@ def test_lrn_and_shuffle(dtype: torch.dtype, way: str) -> None:
         (lambda: zf.layer_norm(randn(2, 3), (3,), randn(2)), r"weight must have shape \[3\]"),
         (lambda: zf.lrn(randn(2, 3, 4), 4), "odd"),
         (lambda: zf.lrn(randn(2, 3), 3), "3 to 5 dimensions"),
+        (lambda: zf.lrn(randn(2, 3, 4), 3, kind=["across_channels"]), "kind must be one of"),
         (lambda: zf.shuffle(randn(2, 5, 4), 2), "must divide"),
         (lambda: zf.shuffle(randn(2, 5, 4), 0), "groups must be at least 1"),
         (lambda: zf.shuffle(randn(2, 5, 4), 1, 3), "dim must be at most 2"),
