@@ -110,9 +110,13 @@ def decode_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     if "guards" in data:
         row = data["guards"]
         leaves = [(tensor, decode(v, lambda _: None)) for tensor, v in zip(row["tensors"], row["leaves"], strict=True)]
+        structure = load_structure(row["structure"])
+        given = [len(part.children()) for part in structure.children()]
+        if structure.num_leaves != len(leaves) or given != [data["positional"], len(data["keywords"])]:
+            raise FileError(f"{len(leaves)} arguments are described, and there are {structure.num_leaves}")
         found["guards"] = Guards.described(
             Description(
-                load_structure(row["structure"]),
+                structure,
                 leaves,
                 sizes=row["sizes"],
                 conditions=row.get("conditions"),

@@ -19,7 +19,7 @@ from torch import fx, nn
 from fx_passes.graph.hooks import HOOKS
 from fx_passes.module import OptimizedModule
 from fx_passes.region.call_time import share_call_time
-from fx_passes.region.keep import lowered_to_keep
+from fx_passes.region.keep import lowered_to_keep, saved_keys
 from fx_passes.region.kept import Kept
 from fx_passes.region.region import ZenRegion
 from fx_passes.saved.arguments import decode_arguments, encode_arguments
@@ -30,6 +30,7 @@ from fx_passes.saved.layers import encode_layer
 from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.parts import decode_part, encode_part
 from fx_passes.saved.plain_run import PlainGraph
+from fx_passes.saved.references import check_graph
 from fx_passes.saved.released import assembled, keep_parts
 from fx_passes.saved.signatures import SavedPrograms, encode_lowered, saved_for, signatures_in
 from fx_passes.saved.tree import Restored, check_reads, decode_tree, encode_tree, is_layer
@@ -231,9 +232,11 @@ def _restored(
     called = {str(node.target) for node in graph.find_nodes(op="call_module")} - parts.keys()
     if missing := [name for name in sorted(called) if not is_layer(root, name)]:
         raise FileError(f"the graph calls {missing}, which are not in the file")
+    check_graph(traced, graph, parts)
     for name, signatures in document["signatures"].items():
         region: Any = parts[name]
-        region.saved_for = saved_for(signatures)
+        region.saved_for = saved_for(signatures, region.graph)
+        saved_keys(region)  # raises where they are no inputs of this region
     gm = assembled(traced, build_restored, {"document": document, "number": number}, graph, parts)
     root.plain_run.graphs[number] = PlainGraph(traced, graph, parts)
     return gm

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fx_passes.bags.offset_bags import JoinedOffsetBags
 from fx_passes.memoize.memoised import Memoised
@@ -19,6 +19,7 @@ from fx_passes.saved.encoding import decode, encode
 from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.graphs import decode_graph, encode_graph
 from fx_passes.saved.layouts import Layouts
+from fx_passes.saved.references import check_part
 from fx_passes.saved.released import decode_kept, encode_kept
 
 
@@ -45,8 +46,12 @@ def decode_part(
     constants: Any = Constants(root, tuple(row["constants"]))
     if "kept" in row:
         constants = decode_kept(row["kept"], layouts, tensors, row.get("still", ()))
-        if missing := {str(node.target) for node in graph.find_nodes(op="get_attr")} - {*constants}:
-            raise FileError(f"{name} reads {sorted(missing)}, which are not in the file")
+    part = _made(name, row, graph, constants)
+    check_part(name, part, root)
+    return part
+
+
+def _made(name: str, row: Mapping[str, Any], graph: fx.Graph, constants: Any) -> nn.Module:
     match row["kind"]:
         case "region":
             values = {key: decode(value, lambda _: None) for key, value in row["options"].items()}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import NotLowered
@@ -15,8 +16,10 @@ from fx_passes.region.keep import SavedFor, ToKeep
 from fx_passes.region.lowered import LoweredRegion, sliced
 from fx_passes.region.region import ZenRegion
 from fx_passes.saved.encoding import decode, encode
+from fx_passes.saved.errors import FileError
 from fx_passes.saved.layouts import Layouts
 from fx_passes.saved.programs import Context, decode_program, encode_program, packed_weights
+from fx_passes.saved.references import check_inputs
 from fx_passes.saved.released import packed_as
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.runtime.sliced_program import SlicedProgram
@@ -67,9 +70,12 @@ def signatures_in(programs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[s
     return {name: [{key: row[key] for key in keys} for row in rows] for name, rows in programs.items()}
 
 
-def saved_for(rows: Sequence[Mapping[str, Any]]) -> tuple[SavedFor, ...]:
-    """The same as a region has it."""
-    return tuple(SavedFor(int(row["threads"]), tuple(_inputs_of(row)), tuple(row["kinds"])) for row in rows)
+def saved_for(rows: Sequence[Mapping[str, Any]], graph: fx.Graph) -> tuple[SavedFor, ...]:
+    """The same as a region of this graph has it."""
+    found = tuple(SavedFor(row["threads"], tuple(_inputs_of(row)), tuple(row["kinds"])) for row in rows)
+    for each in found:
+        check_inputs(graph, each.inputs, each.threads, each.kinds)
+    return found
 
 
 class SavedPrograms:
@@ -126,9 +132,14 @@ class SavedPrograms:
     def _decode(
         self, row: Mapping[str, Any], saved: Sequence[TensorSpec], region: ZenRegion, context: Context, keep: bool
     ) -> LoweredRegion:
+        results = len(next(iter(region.graph.find_nodes(op="output"))).all_input_nodes)
+
         def lower(inputs: Sequence[TensorSpec]) -> LoweredRegion:
             with collector_paused():
-                return decode_program(row["program"], inputs, context, self._layouts, keep)
+                found = decode_program(row["program"], inputs, context, self._layouts, keep)
+            if len(found.program.outputs) != results:
+                raise FileError(f"a program of {len(found.program.outputs)} results, where there are {results}")
+            return found
 
         if row["slice"] is None:
             return lower(saved)
