@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
+from fx_passes import ops
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.lower.context import NotLowered
 from fx_passes.plan.prepack import WeightStore
@@ -32,6 +34,7 @@ log = logging.getLogger("zendnn_cffi.lower")
 
 MEASURED_SIGNATURES = 3  # per region; further shapes go by the nearest of those
 WHOLE, PLAIN = "whole", "plain"
+_TAKING_SIZES = frozenset(operation for operation, traits in ops.TRAITS.items() if traits.sizes_at is not None)
 Run = Callable[[Sequence[torch.Tensor]], Any]
 # A slice's largest activation should fit these: the second-level caches of two cores, a share of the third level.
 _CACHES_BYTES = (2 << 20, 12 << 20)
@@ -199,16 +202,25 @@ def _keeps_shapes(
     values: RegionValues,
     parameters: Mapping[str, torch.Tensor],
 ) -> bool:
-    """Whether each value of a slice has the shape of the whole one's, but for the batch.
+    """Whether each value of a slice has the whole one's shape, but for the batch, and is computed of the same numbers.
 
-    In reshape(x, (8, -1)) the 8 is that of a batch of 8: slices of 2 would become 8 rows of a quarter's length.
+    In reshape(x, (8, -1)) the 8 is that of a batch of 8: slices of 2 would become 8 rows of a quarter's length. In
+    x / x.size(0) the batch is the divisor.
     """
     try:
         parts = RegionValues(graph, [replace(spec, shape=(size, *spec.shape[1:])) for spec in specs], parameters)
     except (RuntimeError, ValueError, IndexError):  # no such shape at all
         return False
     shapes = {node: (size, *spec.shape[1:]) for node, spec in values.specs.items()}
-    return all(node in parts.specs and parts.specs[node].shape == shape for node, shape in shapes.items())
+    if not all(node in parts.specs and parts.specs[node].shape == shape for node, shape in shapes.items()):
+        return False
+    others = [node for node, number in values.numbers.items() if _is_other(number, parts.numbers.get(node))]
+    return not any(user in values.specs and user.target not in _TAKING_SIZES for node in others for user in node.users)
+
+
+def _is_other(number: Any, of_slice: Any) -> bool:
+    """Whether numbers, sizes for instance, are others; what else is known of nodes has shapes, which were compared."""
+    return all(isinstance(leaf, int | float) for leaf in tree_leaves(number)) and number != of_slice
 
 
 def _measured(

@@ -83,7 +83,6 @@ MIXING = {
         -1, 16, 8, 8
     ),
     "divided by the batch": lambda m, x: torch.softmax(m[0](x) / x.size(0), 1),
-    "clipped by the batch": lambda m, x: torch.clamp(m[0](x) * 9, max=x.size(0)),
     "scaled by the batch": lambda m, x: F.relu(m[0](x)) * (x.size(0) * 0.25),
     "samples joined": lambda m, x: m[0](x).reshape(4, -1) * 2,
     "batch concatenated": lambda m, x: torch.cat([m[0](x), m[0](x)], 0),
@@ -112,7 +111,7 @@ def test_slices_give_the_same(name: str, memory_format: torch.memory_format, mon
 
 @pytest.mark.parametrize("name", MIXING)
 def test_what_mixes_samples_is_not_sliced(name: str, monkeypatch: pytest.MonkeyPatch, recwarn: Any) -> None:
-    prefer(monkeypatch, "1")
+    prefer(monkeypatch, "2")
     model, x = net(MIXING[name], CONV), noise(8, 3, 8, 8)
     gm = zendnn_cffi.optimize(model)
     assert_close(gm(x), model(x).detach(), k=1024)
