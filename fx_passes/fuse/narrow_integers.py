@@ -26,6 +26,7 @@ from zendnn_cffi.values import dataclass
 
 _POOLS = (ops.pool, ops.adaptive_pool)
 _VIEWS = ops.having(view=True)
+_CLIPS = ("clip", "hardtanh")
 _LARGEST = torch.finfo(torch.float32).max
 _EXACT_IN_BF16 = 127  # so many steps from zero a limit may be: 127 / 512 is less than half a step
 
@@ -61,7 +62,7 @@ def clip_narrow_integers(gm: fx.GraphModule) -> fx.GraphModule:
         narrow[node] = steps
         src = node.args[0]
         if any(map(aliasing.is_written, (src, *src.all_input_nodes))):
-            src = _clip(node, src, steps, takes_relu=False)
+            src = _clip(node, src, steps, takes_limits=False)
         elif not _is_within(src, steps, narrow):
             if (src, steps) not in clipped:
                 clipped[src, steps] = _clip(node, src, steps)
@@ -101,12 +102,26 @@ def _is_within(node: Any, steps: Steps, narrow: dict[fx.Node, Steps]) -> bool:
     return False
 
 
-def _clip(node: fx.Node, src: fx.Node, steps: Steps, takes_relu: bool = True) -> fx.Node:
-    """src between the limits; a relu that nobody else reads is part of it."""
+def _limits_of(node: fx.Node) -> tuple[float, float] | None:
+    """Between which numbers a relu or clip leaves its source; None for all else."""
+    if not is_call(node, ops.eltwise):
+        return None
+    _, kind, low, high = (*node.args, 0, 0)[:4]
+    if kind == "relu" and low == 0:
+        return 0.0, math.inf
+    is_clip = kind in _CLIPS and is_number(low) and is_number(high) and low <= high
+    return (float(low), float(high)) if is_clip else None
+
+
+def _clip(node: fx.Node, src: fx.Node, steps: Steps, takes_limits: bool = True) -> fx.Node:
+    """src between the limits; those of a relu or clip that nobody else reads are part of it.
+
+    Kernels take one clip as a post-op, not two.
+    """
     low, high = steps.limits
     meta = {key: value for key, value in src.meta.items() if key == "val"}
-    if takes_relu and is_call(src, ops.eltwise) and src.args[1:3] == ("relu", 0) and only_user(src) is not None:
-        src, low = src.args[0], max(low, 0.0)
+    if takes_limits and (before := _limits_of(src)) is not None and only_user(src) is not None:
+        src, (low, high) = src.args[0], (min(max(number, low), high) for number in before)
     with node.graph.inserting_before(node):
         clip = node.graph.call_function(ops.eltwise, (src, "clip", low, high))
     clip.meta.update({**meta, "source": node.meta.get("source", "quantize")})

@@ -54,10 +54,24 @@ def test_a_network_of_seven_bits_runs_on_integers() -> None:
     assert found[0] == ("eltwise", torch.float32) and [source for _, source in found[1:]] == [U8] * 6  # the input's
 
 
+def test_relu6_is_a_post_op_beside_the_limits() -> None:
+    def layer(w: Any, x: Tensor) -> Tensor:
+        return through(F.relu6(F.conv2d(through(x, 0.05), w[0](), w[0].bias)), 0.045)
+
+    fast = optimized(Integers(layer, Weight(16, 16, 3, 3)), noise(2, 16, 10, 8), steps=1.0, scale=0.045)
+    assert [kind for kind, source, _ in ran(fast) if source == U8] == ["convolution"]
+    assert len(ran(fast)) == 2, "the input's limits, and the layer"
+
+
 # What is computed of x, and how many clips there are then.
 EXAMPLES: dict[str, tuple[Function, int]] = {
     "a layer": (lambda w, x: kept(F.conv2d(through(x, 0.05, 64), w[0](), w[0].bias), 0.03, 60), 2),
     "relu becomes a part": (lambda w, x: kept(F.relu(x), 0.02), 1),
+    "relu6 becomes a part": (lambda w, x: kept(F.relu6(x), 0.02), 1),
+    "relu6 within the limits": (lambda w, x: kept(F.relu6(x), 0.1, 30), 1),
+    "limits outside of the integers": (lambda w, x: kept(x.clamp(-9, -5), 0.02, 30), 1),
+    "a limit on one side": (lambda w, x: kept(x.clamp(min=0.5), 0.02), 1),
+    "relu6 that others read": (lambda w, x: (y := F.relu6(x), kept(y, 0.02)), 2),
     "int8": (lambda w, x: kept(x, 0.02, 0, (-64, 63), S8), 1),
     "twice the same": (lambda w, x: (kept(x, 0.02), kept(x, 0.02)), 1),
     "by two scales": (lambda w, x: (kept(x, 0.02), kept(x, 0.03)), 2),
@@ -95,7 +109,7 @@ def clipped(function: Function) -> int:
         torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
     kinds = [node.args[1] for node in gm.graph.find_nodes(op="call_function", target=ops.eltwise)]
     assert kinds.count("clip") == 0 or "relu" not in kinds
-    return kinds.count("clip")
+    return kinds.count("clip") + kinds.count("hardtanh")
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
