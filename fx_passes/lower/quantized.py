@@ -35,10 +35,12 @@ from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name
 from fx_passes.lower.post_ops import BinaryPostOp, Chain, EltwisePostOp, PostOp, build_chain
 from fx_passes.ops.quantized import plain_axis
+from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.values import dataclass
 
+_WITHIN = 64  # two products of 255 and this fit into 16 bits
 _SMALLEST = torch.finfo(torch.float32).tiny  # its inverse is finite in float32
 _VIEWS = ops.having(view=True)
 _SCALED = frozenset({"relu", "clip", "linear"})  # f with c * f(x; p) = f(c * x; p'), c > 0
@@ -169,6 +171,7 @@ class Factors:
     src     how the first operand is kept
     weight  int8 [O, ...]
     key     names it among packed weights
+    weights_bits  7: none is beyond -64 and 64, and that matters here (used_bits)
     scales  float64 [O], of src times the weights of each output
     bias    float64 [O] or None, in real numbers
     weight_zero_point  of a second operand that is no constant
@@ -180,6 +183,7 @@ class Factors:
     scales: torch.Tensor
     bias: torch.Tensor | None
     bias_key: str
+    weights_bits: int = 8
     weight_zero_point: int = 0
 
 
@@ -208,7 +212,18 @@ def factors_of(node: fx.Node, context: LoweringContext) -> Factors | None:
         return None
     key = str(weight.args[0])
     wide = None if bias is None else bias.detach().double()
-    return Factors(src, kept.detach(), key, scales, wide, constant_name(node, "bias"))
+    return Factors(src, kept.detach(), key, scales, wide, constant_name(node, "bias"), used_bits(kept, src.dtype))
+
+
+def used_bits(weight: torch.Tensor, src: torch.dtype) -> int:
+    """How many bits of int8 weights are used, where kernels are exact of 7 alone: they have no VNNI, and src is uint8.
+
+    Of int8 such kernels halve the weights, and round them.
+    """
+    if src != torch.uint8 or load().runs("cpu_isa_avx512_core_vnni") or not weight.numel():
+        return 8
+    low, high = (int(number) for number in weight.aminmax())
+    return 7 if low >= -_WITHIN and high <= _WITHIN else 8
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class QuantizationReport:
     chosen    how many layers are quantized
     budget_db, verified_db  the limit, and the optimized module's SQNR over the calibration inputs
     accuracies  of the float model and of the optimized module
-    bits      of activations: 7 where the CPU has no VNNI, as kernels are exact of those alone
+    bits      of weights: 7 where the CPU has no VNNI, as kernels are exact of those alone
     """
 
     model: str
@@ -124,7 +124,7 @@ class QuantizationReport:
         return "\n".join([*lines, *self._limits()])
 
     def _limits(self) -> list[str]:
-        lines = [] if self.bits == 8 else [f"activations of {self.bits} bits, as this CPU has no VNNI"]
+        lines = [] if self.bits == 8 else [f"weights of {self.bits} bits, as this CPU has no VNNI"]
         if self.verified_db is not None:
             asked = "" if self.budget_db is None else f", {self.budget_db:.1f} asked for"
             lines.append(f"over the calibration inputs: {self.verified_db:.1f} dB{asked}")

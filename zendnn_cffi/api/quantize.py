@@ -26,7 +26,7 @@ from zendnn_cffi.api.quantization.choose import Limits
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gates import share_observers
 from zendnn_cffi.api.quantization.inputs import Calls, call_of, calls_of, copied, kept_calls, writes_to_inputs
-from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
+from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, has_vnni, torchao
 from zendnn_cffi.api.quantization.smooth import smooth_linears
 from zendnn_cffi.api.quantization.states import State, buffers_restored
 from zendnn_cffi.api.quantization_report import QuantizationReport
@@ -110,7 +110,7 @@ def quantize(
         kept, others = Calls(given, is_written), map(copied, calls) if is_written else calls
         if smooth:
             smooth_linears(exported, kept)
-        if attention and not dynamic:
+        if attention and not dynamic and has_vnni():  # else no kernel multiplies two values of 8 bits
             mark_attention(exported)
         prepared = pt2e.prepare(exported, dynamic)
         share_observers(prepared)

@@ -77,7 +77,7 @@ def _problem_of_integers(op: OpDesc, post_ops: PostOps, implementation: str, att
         return None
     if op.kind == "convolution" and "gemm" in implementation and _has_binary(post_ops):
         return "computes binary post-ops of 8-bit convolutions wrongly"
-    is_narrow = op.params.get("src_bits") == 7  # two products of 127 and -128 fit into 16 bits
+    is_narrow = 7 in (op.params.get("src_bits"), op.params.get("weights_bits"))  # two products fit into 16 bits
     if not is_narrow and not implementation.startswith("ref") and not _adds_at_32_bits(implementation):
         return "saturates sums of two products at 16 bits: this CPU, or its setting, has no VNNI"
     if attr is None:

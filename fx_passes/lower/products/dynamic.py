@@ -28,9 +28,10 @@ from fx_passes.candidates.candidates import (
 from fx_passes.candidates.layouts import RANGES, in_memory, row_major
 from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name, run_time_operands
-from fx_passes.lower.post_ops import build_chain, fit_view
+from fx_passes.lower.post_ops import build_chain, dtype_of, fit_view
 from fx_passes.lower.primitives import keep_optimized, optimized_implementations
 from fx_passes.lower.products.scales import Primitives, Range, choice, choose, rows_of, zero_point_bits
+from fx_passes.lower.quantized import used_bits
 from fx_passes.ops.quantized import plain_axis
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives import descriptors
@@ -127,8 +128,9 @@ def lower_dynamic_linear(node: fx.Node, context: LoweringContext) -> Operation:
     }
     weights = MemoryDesc((n, k), torch.int8, "any")
     srcs = (row_major(src.shape, src.dtype), _choice_layout(), *map(in_memory, chain.srcs))
+    bias, bits = row if told.has_summand else None, used_bits(weight, dtype_of(rows))
     found = optimized_implementations(
-        descriptors.inner_product, rows, weights, row if told.has_summand else None, seen, attr=attr
+        descriptors.inner_product, rows, weights, bias, seen, weights_bits=bits, attr=attr
     )
     for pd in sorted(found, key=lambda pd: "gemm_" in pd.implementation):  # seldom the fastest: last among equals
         product = primitive_template(pd, args, "inner_product", operation.flops)

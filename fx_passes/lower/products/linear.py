@@ -128,8 +128,9 @@ def _integer_candidates(
             if bias is not None and is_matmul:
                 bias = replace(bias, desc=row_major((1, n), torch.float32))
             weights = MemoryDesc(dims, torch.int8, "any")
+            bits = {"src_bits": factors.src.bits, "weights_bits": factors.weights_bits}
             pds = optimized_implementations(
-                describe, src, weights, bias and bias.desc, seen, src_bits=factors.src.bits, attr=integers.attr
+                describe, src, weights, bias and bias.desc, seen, **bits, attr=integers.attr
             )
             packed = PackedWeights(factors.key, factors.weight, transposed=is_matmul)
             args = weighted_arguments(packed, bias, integers.chain, src, seen)

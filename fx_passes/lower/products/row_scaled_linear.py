@@ -53,6 +53,7 @@ from fx_passes.lower.products.row_blocks import (
     torch_pass,
 )
 from fx_passes.lower.products.scales import Step, first_implementation, reordering, rows_of, with_post_ops
+from fx_passes.lower.quantized import used_bits
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import (
     ARG_ATTR_OUTPUT_SCALES,
@@ -186,7 +187,10 @@ class _Layer:
         weights = MemoryDesc(tuple(self.weight.shape), torch.int8, "any")
         is_scaled = self.product_scales
         attr = Attr(post_ops, output_scales=RUNTIME, output_scales_mask=2) if is_scaled else Attr(post_ops)
-        return optimized_implementations(descriptors.inner_product, self.rows.desc, weights, None, dst.desc, attr=attr)
+        rows, bits = self.rows.desc, used_bits(self.weight, dtype_of(self.srcs[0]))
+        return optimized_implementations(
+            descriptors.inner_product, rows, weights, None, dst.desc, weights_bits=bits, attr=attr
+        )
 
     def product(self, pd: PrimitiveDesc, dst: Result | Temporary, args: Mapping[int, Argument]) -> PrimitiveTemplate:
         """The product by pd, with the arguments of its post-ops."""

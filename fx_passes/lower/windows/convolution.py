@@ -223,6 +223,7 @@ def _integer_candidates(
             dst,
             **conv.steps,
             src_bits=factors.src.bits,
+            weights_bits=factors.weights_bits,
             attr=integers.attr,
         )
         args = weighted_arguments(PackedWeights(factors.key, weight), integers.bias, integers.chain, src, dst)

@@ -12,8 +12,10 @@ from torch import Tensor
 
 import zendnn_cffi
 from fx_passes.candidates.specs import RegionValues, TensorSpec
+from fx_passes.lower.quantized import used_bits
 from fx_passes.pipeline import compile_graph
 from fx_passes.region.batch import is_batchwise
+from tests.support.cpu import take_away
 from tests.support.lowering import behind_convolution, noise
 from tests.support.quantized import Integers, Weight, decomposed, kept, optimized, ran, real, reorders, through
 
@@ -416,3 +418,50 @@ def test_denormal_scales_stay_with_pytorch() -> None:
     model, x = behind_convolution(lambda y: kept(y.relu(), 1e-40, -128, torch.int8)), noise(1, 3, 6, 6)
     with torch.no_grad():
         assert torch.equal(zendnn_cffi.optimize(model, (x,), tune="off")(x), model(x))
+
+
+def _extreme(limit: int, *shape: int) -> Weight:
+    """Weights as large as 7 bits have them, but for one of each sign."""
+    weight = Weight(*shape)
+    signs = weight.integers.sign()
+    weight.integers.copy_(64 * signs)
+    weight.integers.view(-1)[:2] = torch.tensor([limit, -limit], dtype=S8)
+    weight.scales.mul_(0.2)
+    return weight
+
+
+@pytest.mark.parametrize("product", ["convolution", "linear"])
+@pytest.mark.parametrize(("limit", "computes"), [(64, U8), (65, F32), (127, F32)])
+def test_weights_of_seven_bits_without_vnni(
+    limit: int, computes: torch.dtype, product: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that add two products at 16 bits are exact of those alone."""
+    take_away("vnni", monkeypatch)
+
+    def forward(w: Any, x: Tensor) -> Tensor:
+        y = through(x, 0.004)  # most numbers are 0 or 255
+        return kept(
+            F.conv2d(y, w[0](), w[0].bias) if product == "convolution" else F.linear(y, w[0](), w[0].bias), 0.02
+        )
+
+    shape, sizes = ((16, 16, 3, 3), (2, 16, 7, 6)) if product == "convolution" else ((16, 64), (9, 64))
+    fast = optimized(Integers(forward, _extreme(limit, *shape)), noise(*sizes))
+    assert {source for kind, source, _ in ran(fast) if kind != "eltwise"} == {computes}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "src", "bits"),
+    [([64, -64], U8, 7), ([65, 0], U8, 8), ([0, -65], U8, 8), ([-128, 0], U8, 8), ([1, 2], S8, 8), ([], U8, 8)],
+)
+def test_bits_that_weights_use(
+    numbers: list[int], src: torch.dtype, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.tensor(numbers, dtype=S8)
+    with monkeypatch.context() as without:
+        take_away("vnni", without)
+        assert used_bits(weight, src) == bits
+
+
+@pytest.mark.needs("vnni")
+def test_bits_of_weights_do_not_count_with_vnni() -> None:
+    assert used_bits(torch.tensor([1, 2], dtype=S8), U8) == 8

@@ -50,6 +50,18 @@ class Named(nn.Module):
         return {"y": self.b(y) * scale, "sum": y.sum(-1)}
 
 
+class Attending(nn.Module):
+    """Attention of four heads between two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.before(x).view(*x.shape[:2], 12, 8).transpose(1, 2).chunk(3, 1)
+        return self.behind(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], tuple[str, ...]]] = {
     "convolutions": (Net, lambda n: noise(n, 3, 32, 32), ("stem.0", "body.0")),
     "by name": (Named, lambda n: {"x": noise(n, 24), "scale": noise(1)}, ("a",)),
@@ -224,14 +236,32 @@ def test_seven_bits_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, data = Net().eval(), [noise(2, 3, 32, 32, seed=seed) for seed in range(3)]
     module, report, converted = zendnn_cffi.quantize(model, data, tune="off", compare=False)
-    quantized = converted.graph.find_nodes(
-        op="call_function", target=torch.ops.quantized_decomposed.quantize_per_tensor.default
-    )
-    assert quantized and {tuple(node.args[3:6]) for node in quantized} == {(0, 127, torch.uint8)}
+    ops = torch.ops.quantized_decomposed
+    values = converted.graph.find_nodes(op="call_function", target=ops.quantize_per_tensor.default)
+    weights = converted.graph.find_nodes(op="call_function", target=ops.dequantize_per_channel.default)
+    assert values and {tuple(node.args[3:6]) for node in values} == {(0, 255, torch.uint8)}
+    assert weights and {tuple(node.args[4:7]) for node in weights} == {(-63, 63, torch.int8)}
     assert [layer.computes_in for layer in report.layers] == ["int8"] * 3
-    assert sqnr_db(called(model, data[0]), called(module, data[0])) == report.sqnr_db > 22
-    assert report.bits == 7 and "activations of 7 bits" in str(report)
+    assert sqnr_db(called(model, data[0]), called(module, data[0])) == report.sqnr_db > 24
+    assert report.bits == 7 and "weights of 7 bits" in str(report)
     assert sqnr_db(called(converted, data[0]), called(module, data[0])) > 30
+
+
+def test_scales_of_a_call_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are int8, of which no kernel is exact there: weights keep their 8 bits."""
+    take_away("vnni", monkeypatch)
+    model, x = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 8)).eval(), noise(6, 64)
+    module, report, converted = zendnn_cffi.quantize(model, [x], dynamic=True, tune="off", compare=False)
+    assert report.bits == 8 and "int8" not in {layer.computes_in for layer in report.layers}
+    assert sqnr_db(model(x), module(x)) > 30 and sqnr_db(converted(x), module(x)) > 40
+
+
+def test_attention_stays_float_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel is exact of two values of 8 bits there, so rounding them would gain nothing."""
+    take_away("vnni", monkeypatch)
+    model, x = Attending().eval(), noise(2, 12, 32)
+    _, report, _ = zendnn_cffi.quantize(model, [x], tune="off", compare=False)
+    assert {layer.kind for layer in report.layers} == {"linear"}
 
 
 def test_layers_that_nobody_reads_are_dropped() -> None:

@@ -12,14 +12,17 @@ from zendnn_cffi import Attr, Memory, MemoryDesc, PostOps, Primitive, PrimitiveD
 from zendnn_cffi.primitives.attributes import ARG_ATTR_ZERO_POINTS, ARG_BIAS, ARG_DST, ARG_SRC, ARG_WEIGHTS
 
 U8, S8, F32 = torch.uint8, torch.int8, torch.float32
-SOURCES = [(U8, 8), (S8, 8), (U8, 7)]  # dtype, and how many bits are used
+SOURCES = [(U8, 8, 8), (S8, 8, 8), (U8, 7, 8), (U8, 8, 7)]  # dtype, and how many bits it and the weights use
 LIMITS = {U8: (0, 255), S8: (-128, 127)}
+
+
+NARROW = {U8: (0, 127), S8: (-64, 64)}
 
 
 def integers(*shape: int, dtype: torch.dtype, seed: int = 0, bits: int = 8) -> torch.Tensor:
     """All integers of dtype, the extreme ones often: sums that saturate anywhere would show."""
     generator = torch.Generator().manual_seed(seed)
-    low, high = LIMITS[dtype] if bits == 8 else (0, 127)
+    low, high = (LIMITS if bits == 8 else NARROW)[dtype]
     wide = torch.randint(low - 60, high + 60, shape, generator=generator)
     return wide.clamp(low, high).to(dtype)
 
@@ -59,15 +62,22 @@ POST_OPS = {
 @pytest.mark.parametrize("post_ops", POST_OPS)
 @pytest.mark.parametrize("zero_points", [(0, 0), (7, 0), (0, 90), (7, 90)])
 @pytest.mark.parametrize("dst", [U8, S8, F32])
-@pytest.mark.parametrize(("src", "bits"), SOURCES)
+@pytest.mark.parametrize(("src", "bits", "weights_bits"), SOURCES)
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_convolution(
-    kernel: int, src: torch.dtype, bits: int, dst: torch.dtype, zero_points: tuple[int, int], post_ops: str
+    kernel: int,
+    src: torch.dtype,
+    bits: int,
+    weights_bits: int,
+    dst: torch.dtype,
+    zero_points: tuple[int, int],
+    post_ops: str,
 ) -> None:
     if dst == F32:
         zero_points = zero_points[0], 0
     x = integers(2, 16, 7, 6, dtype=src, bits=bits).contiguous(memory_format=torch.channels_last)
-    w, bias = integers(17, 16, kernel, kernel, dtype=S8, seed=1), torch.arange(17.0) * 500
+    w = integers(17, 16, kernel, kernel, dtype=S8, seed=1, bits=weights_bits)
+    bias = torch.arange(17.0) * 500
     before = integers(2, 17, 7, 6, dtype=S8 if dst == F32 else dst, seed=2).to(dst)
     before = before.contiguous(memory_format=torch.channels_last)
     scales = torch.linspace(0.5, 2, 17) / (kernel * 20000)
@@ -88,7 +98,8 @@ def test_convolution(
     )
     have, leave = MemoryDesc(x.shape, src, "nhwc"), MemoryDesc(before.shape, dst, "nhwc")
     weights, wide = MemoryDesc(w.shape, S8, "any"), MemoryDesc((17,), F32)
-    op = descriptors.convolution(have, weights, wide, leave, padding_l=kernel // 2, src_bits=bits)
+    used = {"src_bits": bits, "weights_bits": weights_bits}
+    op = descriptors.convolution(have, weights, wide, leave, padding_l=kernel // 2, **used)
     args = {ARG_SRC: x, ARG_WEIGHTS: w, ARG_BIAS: bias}
     args |= {ARG_ATTR_ZERO_POINTS | a: torch.tensor([p], dtype=torch.int32) for a, p in points.items() if p}
     _all_right(PrimitiveDesc(op, attr), args, leave, before, expected, dst)
@@ -96,9 +107,9 @@ def test_convolution(
 
 @pytest.mark.parametrize("product", ["inner_product", "matmul"])
 @pytest.mark.parametrize("dst", [U8, S8, F32])
-@pytest.mark.parametrize(("src", "bits"), SOURCES)
-def test_matrix_product(src: torch.dtype, bits: int, dst: torch.dtype, product: str) -> None:
-    x, w = integers(9, 48, dtype=src, bits=bits), integers(17, 48, dtype=S8, seed=1)
+@pytest.mark.parametrize(("src", "bits", "weights_bits"), SOURCES)
+def test_matrix_product(src: torch.dtype, bits: int, weights_bits: int, dst: torch.dtype, product: str) -> None:
+    x, w = integers(9, 48, dtype=src, bits=bits), integers(17, 48, dtype=S8, seed=1, bits=weights_bits)
     bias, before = torch.arange(17.0) * 500, torch.zeros(9, 17, dtype=dst)
     scales = torch.linspace(0.5, 2, 17) / 300
     expected = (x.double() @ w.double().t() + bias.double()) * scales.double()
@@ -106,7 +117,8 @@ def test_matrix_product(src: torch.dtype, bits: int, dst: torch.dtype, product: 
     have, leave = MemoryDesc((9, 48), src), MemoryDesc((9, 17), dst)
     weights, row = (w.t().contiguous(), bias.view(1, 17)) if product == "matmul" else (w, bias)
     describe: Any = getattr(descriptors, product)
-    op = describe(have, MemoryDesc(weights.shape, S8, "any"), MemoryDesc(row.shape, F32), leave, src_bits=bits)
+    used = {"src_bits": bits, "weights_bits": weights_bits}
+    op = describe(have, MemoryDesc(weights.shape, S8, "any"), MemoryDesc(row.shape, F32), leave, **used)
     args = {ARG_SRC: x, ARG_WEIGHTS: weights, ARG_BIAS: row}
     _all_right(PrimitiveDesc(op, attr), args, leave, before, expected, dst)
 
@@ -147,11 +159,12 @@ def _all_right(
     fast = [name for name in names if not name.startswith("ref")]
     saturate = [name for name, problem in everything.items() if "saturates" in problem]
     assert fast or saturate
-    assert pd.op is not None and not (saturate and "src_bits" in pd.op.params)
+    assert pd.op is not None and not (saturate and {"src_bits", "weights_bits"} & pd.op.params.keys())
 
 
+@pytest.mark.parametrize("whose", ["src_bits", "weights_bits"])
 @pytest.mark.parametrize(("dtype", "bits"), [(S8, 7), (F32, 7), (U8, 6), (U8, 9)])
-def test_other_numbers_of_bits_are_refused(dtype: torch.dtype, bits: int) -> None:
+def test_other_numbers_of_bits_are_refused(dtype: torch.dtype, bits: int, whose: str) -> None:
     matrix = MemoryDesc((4, 8), dtype)
-    with pytest.raises(ValueError, match="src_bits must be 8, or 7 for a uint8 src"):
-        descriptors.inner_product(matrix, MemoryDesc((3, 8), S8), None, MemoryDesc((4, 3), F32), src_bits=bits)
+    with pytest.raises(ValueError, match=f"{whose} must be 8, or 7 for a uint8 src"):
+        descriptors.inner_product(matrix, MemoryDesc((3, 8), S8), None, MemoryDesc((4, 3), F32), **{whose: bits})

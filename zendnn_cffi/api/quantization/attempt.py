@@ -17,7 +17,7 @@ from zendnn_cffi.api.quantization.correct_bias import correct
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gains import layer_gains, weight_sizes
 from zendnn_cffi.api.quantization.layers import add_to_biases, mixed
-from zendnn_cffi.api.quantization.pt2e import Pt2e, activation_bits
+from zendnn_cffi.api.quantization.pt2e import Pt2e, weight_bits
 from zendnn_cffi.api.quantization.rows import compared_ms, layer_rows
 from zendnn_cffi.api.quantization_report import FrontierPoint, QuantizationReport, noise_db, sqnr_db
 
@@ -127,7 +127,7 @@ class Attempt:
             self._fake.state.restore(module)
         rows = tuple(layer_rows(self._fake.module, self.converted, self.fast, self._kept, self._choice))
         near = sqnr_db(self._called(self._model), result)
-        report = QuantizationReport(name, rows, near, float_ms, int8_ms, bits=activation_bits(self.converted))
+        report = QuantizationReport(name, rows, near, float_ms, int8_ms, bits=weight_bits(self.converted))
         return report if self._choice is None else self._with_choice(report, self._choice)
 
     def _with_choice(self, report: QuantizationReport, choice: Choice) -> QuantizationReport:

@@ -35,6 +35,8 @@ from zendnn_cffi.api.quantization.sources import name_sources
 from zendnn_cffi.api.quantization.states import buffers_restored
 from zendnn_cffi.engine.library import load
 
+_WEIGHTS_WITHIN = 63  # of 7 bits, as far on both sides
+
 
 class Pt2e:
     """torchao's functions, with its quantizer for x86."""
@@ -48,12 +50,12 @@ class Pt2e:
     def prepare(self, exported: fx.GraphModule, dynamic: bool) -> fx.GraphModule:
         """Insert observers: those of torchao's quantizer for x86, and those of products that it does not see.
 
-        dynamic: of linear layers alone.
-
-        Without VNNI, values are quantized to 7 bits by scales known beforehand: kernels are exact of those alone.
+        dynamic: of linear layers alone. Their rows are int8, of which no kernel is exact without VNNI.
         """
-        is_narrow = not dynamic and not load().runs("cpu_isa_avx512_core_vnni")
-        config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic, reduce_range=is_narrow)
+        config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+        if not (dynamic or has_vnni()):
+            weight = dataclasses.replace(config.weight, quant_min=-_WEIGHTS_WITHIN, quant_max=_WEIGHTS_WITHIN)
+            config = dataclasses.replace(config, weight=weight)
         quantizer = self._x86.X86InductorQuantizer().set_global(config)
         annotate, positions = quantizer.annotate, quantizer._get_input_idx_for_binary_node
 
@@ -99,12 +101,16 @@ class Pt2e:
         return found
 
 
-def activation_bits(converted: fx.GraphModule) -> int:
-    """How many bits of uint8 the values of a converted graph use: 7 where none may be above 127."""
-    quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
-    kept = [node.args for node in converted.graph.find_nodes(op="call_function", target=quantize)]
-    highest = [args[4] for args in kept if args[5] == torch.uint8]
-    return 7 if highest and max(highest) <= 127 else 8
+def has_vnni() -> bool:
+    """Whether products of all 8-bit integers are exact here; else weights have 7 bits."""
+    return load().runs("cpu_isa_avx512_core_vnni")
+
+
+def weight_bits(converted: fx.GraphModule) -> int:
+    """How many bits the weights of a converted graph use: 7 where none may be beyond -63 and 63."""
+    dequantize = torch.ops.quantized_decomposed.dequantize_per_channel.default
+    kept = [node.args for node in converted.graph.find_nodes(op="call_function", target=dequantize)]
+    return 7 if kept and all(args[5] <= _WEIGHTS_WITHIN for args in kept) else 8
 
 
 def _reads_what_is_written(node: fx.Node, aliasing: Aliasing) -> bool:

@@ -31,11 +31,12 @@ from zendnn_cffi.primitives.handles import native
 from zendnn_cffi.primitives.memory import MemoryDesc, pad
 
 
-def _bits(src: MemoryDesc, src_bits: int) -> dict[str, int]:
-    """The parameter that says how many bits of a source are used, where these are not all."""
-    if src_bits not in (7, 8) or (src_bits == 7 and src.dtype != torch.uint8):
-        raise ValueError(f"src_bits must be 8, or 7 for a uint8 src, got {src_bits!r} for {src}")
-    return {"src_bits": src_bits} if src_bits == 7 else {}
+def _bits(src: MemoryDesc, **bits: int) -> dict[str, int]:
+    """The parameters that say how many bits of src_bits and weights_bits are used, where these are not all."""
+    for name, used in bits.items():
+        if used not in (7, 8) or (used == 7 and src.dtype != torch.uint8):
+            raise ValueError(f"{name} must be 8, or 7 for a uint8 src, got {used!r} for {src}")
+    return {name: used for name, used in bits.items() if used == 7}
 
 
 @describing
@@ -51,12 +52,14 @@ def convolution(
     padding_r: Sequence[int] | int | None = None,
     algorithm: str = "direct",
     src_bits: int = 8,
+    weights_bits: int = 8,
 ) -> OpDesc:
     """Convolution over 1, 2 or 3 spatial dimensions.
 
     src [N, C, *spatial], weights [O, C, *kernel] or grouped [G, O/G, C/G, *kernel], bias [O] or None, dst [N, O, *out];
-    dilation as torch counts it (1: dense). algorithm: "direct", "winograd" (3x3, stride 1) or "auto". src_bits 7 says
-    that no integer of a uint8 src is above 127: kernels without VNNI are exact then.
+    dilation as torch counts it (1: dense). algorithm: "direct", "winograd" (3x3, stride 1) or "auto". Kernels
+    without VNNI are exact where src_bits 7 says that no integer of a uint8 src is above 127, or weights_bits 7 that no
+    int8 weight that multiplies it is beyond -64 and 64.
     """
     need(src=src, weights=weights, dst=dst)
     need_written(dst, "dst")
@@ -99,7 +102,7 @@ def convolution(
             "padding_l": padding_l,
             "padding_r": padding_r,
             "algorithm": algorithm,
-            **_bits(src, src_bits),
+            **_bits(src, src_bits=src_bits, weights_bits=weights_bits),
         },
     )
     check(status, "describing {}", op)
@@ -154,9 +157,15 @@ def deconvolution(
 
 @describing
 def inner_product(
-    src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, *, src_bits: int = 8
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst: MemoryDesc,
+    *,
+    src_bits: int = 8,
+    weights_bits: int = 8,
 ) -> OpDesc:
-    """src [N, *K], weights [O, *K] (same K), bias [O] or None, dst [N, O]; src_bits as of `convolution`."""
+    """src [N, *K], weights [O, *K] (same K), bias [O] or None, dst [N, O]; bits as of `convolution`."""
     need(src=src, weights=weights, dst=dst)
     need_written(dst, "dst")
     need_rank(weights, src.ndim, "weights")
@@ -168,7 +177,8 @@ def inner_product(
     need_bias(bias, (dst.dims[1],))
     n = native()
     ptr = n.ffi.new("zendnn_inner_product_desc_t *")
-    op = OpDesc("inner_product", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst}, _bits(src, src_bits))
+    bits = _bits(src, src_bits=src_bits, weights_bits=weights_bits)
+    op = OpDesc("inner_product", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst}, bits)
     check(
         n.lib.zendnn_inner_product_forward_desc_init(
             ptr, INFERENCE, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr
@@ -181,10 +191,16 @@ def inner_product(
 
 @describing
 def matmul(
-    src: MemoryDesc, weights: MemoryDesc, bias: MemoryDesc | None, dst: MemoryDesc, *, src_bits: int = 8
+    src: MemoryDesc,
+    weights: MemoryDesc,
+    bias: MemoryDesc | None,
+    dst: MemoryDesc,
+    *,
+    src_bits: int = 8,
+    weights_bits: int = 8,
 ) -> OpDesc:
     """src [*B, M, K], weights [*B, K, N], dst [*B, M, N]; batch dims broadcast; bias has dst's rank, dims equal to
-    dst's or 1; src_bits as of `convolution`.
+    dst's or 1; bits as of `convolution`.
     """
     need(src=src, weights=weights, dst=dst)
     need_written(dst, "dst")
@@ -204,7 +220,8 @@ def matmul(
         need_dense_bias(bias)
     n = native()
     ptr = n.ffi.new("zendnn_matmul_desc_t *")
-    op = OpDesc("matmul", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst}, _bits(src, src_bits))
+    bits = _bits(src, src_bits=src_bits, weights_bits=weights_bits)
+    op = OpDesc("matmul", ptr, {"src": src, "weights": weights, "bias": bias, "dst": dst}, bits)
     check(
         n.lib.zendnn_matmul_desc_init(ptr, src.ptr, weights.ptr, n.null if bias is None else bias.ptr, dst.ptr),
         "describing {}",

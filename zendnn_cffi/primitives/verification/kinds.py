@@ -96,7 +96,7 @@ def _window(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
 
 
 def _bits(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
-    return ["7 bits"] if op.params.get("src_bits") == 7 else []
+    return ["7 bits"] if 7 in (op.params.get("src_bits"), op.params.get("weights_bits")) else []
 
 
 def _eltwise(op: OpDesc, descs: dict[str, MemoryDesc]) -> list[str]:
