@@ -147,6 +147,8 @@ def bias_weights(node: fx.Node, bias: Any, context: LoweringContext) -> Weights 
     if bias is None:
         return None
     plain = context.constant(bias, "bias")
+    if plain.ndim != 1:  # PyTorch's linear layers broadcast any
+        raise NotLowered(f"bias is {list(plain.shape)}, no vector")
     return Weights(constant_name(node, "bias"), plain, row_major(tuple(plain.shape), torch.float32))
 
 

@@ -60,6 +60,8 @@ def lower_linear(node: fx.Node, context: LoweringContext) -> Operation:
     post_ops = context.post_ops(arguments["post_ops"], base, fit_view)
     operands = run_time_operands((arguments["src"],), post_ops)
     n, k = weight.shape
+    if bias is not None and bias.plain.shape != (n,):
+        raise NotLowered(f"bias has {bias.plain.numel()} numbers for {n} outputs")
     m = src.numel // k
     operation = Operation(node, node.name, "inner_product", operands, context.values.specs[node], flops=2 * m * n * k)
     kept = kept_dtype(node, context)

@@ -120,6 +120,21 @@ def test_linear_without_batch() -> None:
     assert [n.became for n in found.nodes] == ["torch"]
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 6), (5, 6), (5, 1)], ids=str)
+def test_a_bias_that_is_broadcast_leaves_the_other_layers_alone(shape: tuple[int, ...]) -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 12), nn.Linear(12, 6)
+            self.bias = nn.Parameter(noise(*shape) if shape else noise(1)[0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(F.relu(self.first(x)), self.second.weight, self.bias)
+
+    found = offload(Layers().eval(), noise(5, 8))
+    assert kinds(found) == ["inner_product", "torch"]
+
+
 def test_broadcast_matmul_stays_right() -> None:
     offload(net(lambda m, x, y: torch.matmul(m[0](x), y), nn.Linear(4, 4)), noise(2, 3, 4, 4), noise(4, 5))
     offload(net(lambda m, x, y: torch.matmul(m[0](x), y), nn.Linear(4, 4)), noise(2, 3, 4, 4), noise(4))
