@@ -50,22 +50,18 @@ def match_producer(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node,
     wide = [i - shape_of.ndim for i, n in enumerate(shape_of.shape) if n != 1]
     if wide != [channel] or shape_of.ndim > (rank(value) or fewest):
         return None  # a constant of more dimensions would give the result more
-    outputs = {_outputs(gm, given) for given in producer.args[1:] if given is not None}
-    if outputs != {shape_of.shape[channel]}:
-        return None  # one channel times several is several
+    weight_sizes, *others = (_sizes(gm, given) for given in producer.args[1:] if given is not None)
+    outputs = (shape_of.shape[channel],)
+    if weight_sizes is None or weight_sizes[:1] != outputs or any(sizes != outputs for sizes in others):
+        return None  # one channel times several is several, and a bias may be a matrix
     return producer, value, constant
-
-
-def _outputs(gm: fx.GraphModule, node: fx.Node) -> int | None:
-    """How many channels a weight or bias gives, where that is known."""
-    sizes = _sizes(gm, node)
-    return sizes[0] if sizes else None
 
 
 def _sizes(gm: fx.GraphModule, node: fx.Node) -> tuple[Any, ...] | None:
     """The shape of a constant, or of what is computed of one; None where it is unknown."""
     if is_call(node, ops.add_channels):
-        return _sizes(gm, node.args[2])
+        sizes = _sizes(gm, node.args[2])
+        return None if sizes is None else sizes[:1]
     if is_call(node, ops.scale_channels, ops.dequantize) or is_cast(node):
         return _sizes(gm, node.args[0])
     if is_call(node, ops.transpose, ops.permute):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fx_passes.fold.channel_scale import fold_channel_scale
 from tests.support.graphs import after, check, check_twice, count, image, model_of
@@ -54,4 +55,18 @@ def test_one_channel_and_a_constant_of_several_stay(layer: nn.Module, kind: str)
     model = model_of(lambda m, x: m.c(x) * m.k if kind == "mul" else m.c(x) + m.k, c=layer)
     model.k = nn.Parameter(image(*((8,) if isinstance(layer, nn.Linear) else (8, 1, 1))))
     check(model, image())
+    assert count(after("fold_channel_scale", model))["binary"] == 1
+
+
+@pytest.mark.parametrize("kind", ["mul", "add"])
+def test_a_bias_that_is_a_matrix_stays(kind: str) -> None:
+    """Its columns are the channels."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = F.linear(x, m.w, m.b)
+        return y * m.k if kind == "mul" else y + m.k
+
+    model = model_of(forward)
+    model.w, model.b, model.k = (nn.Parameter(image(*shape)) for shape in ((4, 7), (4, 4), (4,)))
+    check(model, image(4, 7))
     assert count(after("fold_channel_scale", model))["binary"] == 1
