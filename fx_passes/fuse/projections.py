@@ -111,19 +111,26 @@ def match_projection(node: fx.Node, gm: fx.GraphModule) -> Projection | None:
     src, weight, bias = node.args[0], node.args[-2], node.args[-1]
     if node.kwargs["post_ops"] or not _is_moved(node) or not isinstance(src, fx.Node):
         return None
-    if bias is not None and _parameter(gm, bias) is None:
+    own_bias = None if bias is None else _parameter(gm, bias)
+    if bias is not None and own_bias is None:
         return None
     if not is_call(weight, ops.dequantize):
-        return None if _parameter(gm, weight) is None else Projection(node, weight)
+        plain = _parameter(gm, weight)
+        return Projection(node, weight) if plain is not None and _is_of(plain, own_bias) else None
     kept, scales, zero_point, axis, _ = weight.args
     integers, zero_points = _parameter(gm, kept), tensor_of(gm, zero_point)
     if integers is None or _parameter(gm, scales) is None or integers.dtype != torch.int8:
         return None
-    if plain_axis(axis, tuple(integers.shape)) != 0:
+    if plain_axis(axis, tuple(integers.shape)) != 0 or not _is_of(integers, own_bias):
         return None
     if bool(zero_points.any()) if zero_points is not None else zero_point:
         return None
     return Projection(node, kept, scales)
+
+
+def _is_of(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether a bias, if there is any, has a number for each output: PyTorch broadcasts others."""
+    return bias is None or bias.shape == weight.shape[:1]
 
 
 def _parameter(gm: fx.GraphModule, node: Any) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zendnn_cffi
@@ -97,6 +98,15 @@ def test_projections_of_one_input_become_one_linear() -> None:
         assert set(gm.state_dict()) == set(model.state_dict())
         for actual, expected in zip(gm(x), model(x), strict=True):
             torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 5, 8), (5, 8)], ids=str)
+def test_biases_that_are_broadcast_are_not_joined(shape: tuple[int, ...]) -> None:
+    """One number for all outputs, or one for each row, are not as many as there are outputs."""
+    model = model_of(lambda m, x: (F.linear(x, m.a, m.b).reshape(80), F.linear(x, m.c).reshape(80)))
+    model.a, model.b, model.c = (nn.Parameter(noise(*sizes)) for sizes in ((8, 7), shape, (8, 7)))
+    gm = check(model, noise(2, 5, 7))
+    assert count(gm)["linear"] == 2
 
 
 def test_projections_that_absorb_something_stay_apart() -> None:
