@@ -142,8 +142,10 @@ def _rms_norms() -> Either:
     return Either((rounded_last, binary("mul", weight, once(Either((cast, plain)))), cast, plain))
 
 
-def _l2_normalize(node: fx.Node, x: fx.Node, dim: Any, eps: float = 0.0) -> Call | None:
-    return Call(ops.l2_normalize, (x, _single(dim)), {"eps": float(eps)})
+def _l2_normalize(node: fx.Node, x: fx.Node, dim: Any, eps: float = 0.0, root: fx.Node | None = None) -> Call | None:
+    """root  of the sum of squares, where that is written out."""
+    squares = {} if root is None else {"of_squares": True}
+    return Call(ops.l2_normalize, (x, _single(dim)), {"eps": float(eps), **squares})
 
 
 def _single(dims: Any) -> Any:
@@ -174,7 +176,8 @@ _BY_ORDER = (aten.linalg_vector_norm.default, torch.linalg.vector_norm)
 def _l2_norms() -> Parts:
     x, dim = Value("x"), Value("dim", lambda dims: _single(dims) is not None)
     squares = Either((eltwise("square", x), binary("mul", x, x)))
-    root = eltwise("sqrt", call(ops.reduce, squares, "sum", dim, True))
+    sums = eltwise("sqrt", call(ops.reduce, squares, "sum", dim, True))
+    root = Parts(lambda value: (value, value), (Value("root"), sums))
     norm = once(Either((Parts(_norm, (x, dim)), root)))
     least = Either((once(call(aten.clamp_min.default, norm, Value("eps", is_number))), norm))
     return binary("div", x, Either((once(call(aten.expand_as.default, least, x)), least)))

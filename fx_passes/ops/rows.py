@@ -68,8 +68,13 @@ def rms_norm(src: Tensor, weight: Tensor | None, *, eps: float | None, rounds_la
 
 
 @op(kind=COMPUTE, shape="rank")
-def l2_normalize(src: Tensor, dim: int, *, eps: float) -> Tensor:
-    """Return src / max(norm(src), eps), Euclidean norms along dim."""
+def l2_normalize(src: Tensor, dim: int, *, eps: float, of_squares: bool = False) -> Tensor:
+    """Return src / max(norm(src), eps), Euclidean norms along dim.
+
+    of_squares  norms are roots of the sums of src * src, which are complex where src is, and not of magnitudes
+    """
+    if of_squares and src.is_complex():
+        return src / (src * src).sum(dim, keepdim=True).sqrt()
     return F.normalize(src, 2.0, dim, eps)
 
 

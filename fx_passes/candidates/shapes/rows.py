@@ -65,7 +65,7 @@ def rms_norm(src: TensorSpec, weight: Any, *, eps: float | None, rounds_last: bo
     return _new(src) if rounds_last else _new(src, weight)
 
 
-def l2_normalize(src: TensorSpec, dim: int, *, eps: float) -> TensorSpec:
+def l2_normalize(src: TensorSpec, dim: int, *, eps: float, of_squares: bool = False) -> TensorSpec:
     """ops.l2_normalize."""
     if not is_row_major(src):
         raise Unclear

@@ -219,6 +219,13 @@ def test_recognised(row: str, example: str) -> None:
     assert len(list(calls(gm))) == 1 + others, "parts are left"
 
 
+@pytest.mark.parametrize("example", EXAMPLES["l2_normalize"])
+def test_norms_of_complex_numbers(example: str) -> None:
+    """Squares of these are complex, and magnitudes are not."""
+    x = torch.complex(*_inputs("rotary")[1:])
+    _fused(EXAMPLES["l2_normalize"][example], x)
+
+
 @pytest.mark.parametrize(("row", "miss"), [(row, name) for row in MISSES for name in MISSES[row]])
 def test_not_taken_for_it(row: str, miss: str) -> None:
     assert not _made(_fused(MISSES[row][miss], *_inputs(row)), row)
