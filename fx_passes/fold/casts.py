@@ -8,6 +8,8 @@ Needs:  meta["val"]; nodes without it stay as they are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -84,11 +86,17 @@ def _may_be_source(node: fx.Node, aliasing: Aliasing) -> bool:
 
 
 def _drop_empty(node: fx.Node) -> None:
-    """torch.cat ignores pieces of shape [0], whatever the rank of the others; at least one piece stays."""
+    """torch.cat ignores pieces of shape [0], whatever the rank of the others, but for their dtype; one piece stays."""
     pieces, dim = node.args
     full = tuple(p for p in pieces if not _is_legacy_empty(p))
-    if full and len(full) < len(pieces) and isinstance(full[0].meta.get("val"), torch.Tensor):
+    if full and len(full) < len(pieces) and _promoted(full) == _promoted(pieces) is not None:
         node.args = (full, dim)
+
+
+def _promoted(pieces: Sequence[fx.Node]) -> torch.dtype | None:
+    """The dtype of a concatenation; None where that of a piece is not known."""
+    dtypes = [dtype_of(piece) for piece in pieces]
+    return None if None in dtypes else reduce(torch.promote_types, [dtype for dtype in dtypes if dtype is not None])
 
 
 def _is_legacy_empty(node: Any) -> bool:

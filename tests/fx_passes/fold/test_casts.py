@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
+from fx_passes import ops
 from fx_passes.fold.casts import fold_casts
 from tests.support.graphs import count, image, model_of, traced
 
@@ -92,3 +93,16 @@ def test_a_copy_of_an_equal_dtype_goes_where_nobody_can_tell(case: str) -> None:
         assert ours.data_ptr() != mine.data_ptr()
     assert torch.equal(mine, theirs)
     assert count(gm)["_to_copy.default"] == left
+
+
+@pytest.mark.parametrize(("dtype", "pieces"), [(torch.float32, 2), (torch.bfloat16, 2), (torch.float64, 3)])
+def test_empty_pieces_that_say_the_dtype_stay(dtype: torch.dtype, pieces: int) -> None:
+    class Joined(nn.Module):
+        def forward(self, empty: Tensor, x: Tensor) -> Tensor:
+            return torch.cat((empty, x, x * 2))
+
+    inputs = torch.zeros(0, dtype=dtype, device="cpu"), torch.randn(3, 4)
+    gm = fold_casts(traced(Joined(), *inputs))
+    (concat,) = gm.graph.find_nodes(op="call_function", target=ops.concat)
+    assert len(concat.args[0]) == pieces
+    torch.testing.assert_close(gm(*inputs), Joined()(*inputs))
