@@ -141,15 +141,19 @@ def decode_descriptor(data: Any, layouts: Layouts) -> PrimitiveDesc:
     name, args, kwargs, entries, implementation, digest, *scales = data
     args, kwargs, entries = (decode(part, layouts.special_back) for part in (args, kwargs, entries))
     attr = _attr(entries, *(decode(part, layouts.special_back) for part in scales))
-    if name == "reorder":
-        src, dst = args
-        reorder = PrimitiveDesc.reorder(src, dst, attr)
-        _check_scales(reorder)
-        return reorder
-    if name not in MAKERS:
+    if name != "reorder" and name not in MAKERS:
         raise FileError(f"no primitive is called {str(name)[:80]!r}")
-    first = PrimitiveDesc(MAKERS[name](*args, **kwargs), attr)
+    try:
+        if name == "reorder":
+            src, dst = args
+            first = PrimitiveDesc.reorder(src, dst, attr)
+        else:
+            first = PrimitiveDesc(MAKERS[name](*args, **kwargs), attr)
+    except ValueError as error:  # numbers that do not go with each other
+        raise FileError(f"no {name} is described so: {error}") from error
     _check_scales(first)
+    if name == "reorder":
+        return first
     if first.implementation == implementation and _digest(first) == digest:
         return first
     for pd in first.implementations():

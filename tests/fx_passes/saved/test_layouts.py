@@ -163,5 +163,5 @@ def test_scales_that_end_before_the_channels_do_are_refused(count: int, mask: in
     data = encode_descriptor(primitives()["integers"](), layouts)
     *others, (tag, _, _, masks) = data
     scales = [tag, ["tuple", *[0.1] * count], mask, masks]
-    with pytest.raises(FileError, match="scales are not those of"):
+    with pytest.raises(FileError, match=f"{count} output scales with mask {mask}"):
         decode_descriptor([*others, scales], layouts)
