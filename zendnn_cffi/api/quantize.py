@@ -77,8 +77,9 @@ def quantize(
     max_drop      how far that number may fall below the float model's; goes with accuracy
     correct_bias  take the mean shift that rounding causes out of each layer's result, by its bias
     smooth        move the spread of channels behind normalizations into the weights of linear layers (SmoothQuant)
-    attention     queries and keys of attention are quantized, too (not with dynamic); what follows scores is not.
-                  False: they stay float, for models whose keys have a few numbers far beyond the others
+    attention     queries and keys of attention are quantized, too (not with dynamic, nor without VNNI).
+                  What follows scores is not. False: they stay float, for models whose keys have a few numbers far
+                  beyond the others
     dtype         of what stays in floating point: torch.bfloat16 or None (float32)
     tune          as optimize() has it
     compare       whether both modules are run side by side, for the times in the report
