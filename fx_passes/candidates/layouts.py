@@ -144,6 +144,11 @@ def has_avx512() -> bool:
     return load().runs("cpu_isa_avx512_core")
 
 
+def has_vnni() -> bool:
+    """Whether kernels add products of 8-bit integers at 32 bits here; others add two at 16 bits first."""
+    return load().runs("cpu_isa_avx512_core_vnni")
+
+
 def has_bf16_kernels() -> bool:
     """Whether primitives compute in bfloat16 here: the library's kernels for it need AVX-512.
 

@@ -25,6 +25,7 @@ from fx_passes.candidates.layouts import (
     Layout,
     Numerics,
     Quantized,
+    has_vnni,
     layout,
     row_major,
     spatial_tags,
@@ -35,7 +36,6 @@ from fx_passes.graph.graph import is_call
 from fx_passes.lower.context import LoweringContext, NotLowered, constant_name
 from fx_passes.lower.post_ops import BinaryPostOp, Chain, EltwisePostOp, PostOp, build_chain
 from fx_passes.ops.quantized import plain_axis
-from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.values import dataclass
@@ -220,7 +220,7 @@ def used_bits(weight: torch.Tensor, src: torch.dtype) -> int:
 
     Of int8 such kernels halve the weights, and round them.
     """
-    if src != torch.uint8 or load().runs("cpu_isa_avx512_core_vnni") or not weight.numel():
+    if src != torch.uint8 or has_vnni() or not weight.numel():
         return 8
     low, high = (int(number) for number in weight.aminmax())
     return 7 if low >= -_WITHIN and high <= _WITHIN else 8

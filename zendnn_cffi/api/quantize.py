@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from fx_passes.candidates.layouts import has_vnni
 from zendnn_cffi.api.quantization.attempt import Attempt
 from zendnn_cffi.api.quantization.attention import mark_attention
 from zendnn_cffi.api.quantization.checks import (
@@ -26,7 +27,7 @@ from zendnn_cffi.api.quantization.choose import Limits
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gates import share_observers
 from zendnn_cffi.api.quantization.inputs import Calls, call_of, calls_of, copied, kept_calls, writes_to_inputs
-from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, has_vnni, torchao
+from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
 from zendnn_cffi.api.quantization.smooth import smooth_linears
 from zendnn_cffi.api.quantization.states import State, buffers_restored
 from zendnn_cffi.api.quantization_report import QuantizationReport

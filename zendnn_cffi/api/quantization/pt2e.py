@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.candidates.layouts import has_vnni
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
@@ -33,7 +34,6 @@ from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 from zendnn_cffi.api.quantization.sources import name_sources
 from zendnn_cffi.api.quantization.states import buffers_restored
-from zendnn_cffi.engine.library import load
 
 _WEIGHTS_WITHIN = 63  # of 7 bits, as far on both sides
 
@@ -99,11 +99,6 @@ class Pt2e:
         found = scale_rows(converted, one_sided)
         drop_unread(found)
         return found
-
-
-def has_vnni() -> bool:
-    """Whether products of all 8-bit integers are exact here; else weights have 7 bits."""
-    return load().runs("cpu_isa_avx512_core_vnni")
 
 
 def weight_bits(converted: fx.GraphModule) -> int:
