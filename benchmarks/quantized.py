@@ -41,7 +41,7 @@ def ours(case: Case, *, attention: bool = True) -> Start:
 
     model, inputs = torch_case(case, channels_last=False, cast=False)
     calls = [tuple(map(torch.from_numpy, call)) for call in calibration_calls(case)]
-    fast, report, _ = zendnn_cffi.quantize(model, calls, dynamic=case.is_dynamic, attention=attention, compare=False)
+    fast, report, _ = zendnn_cffi.quantize(model, calls, dynamic=case.is_dynamic, attention=attention)
 
     def start() -> Runner:
         def notes() -> dict[str, Any]:

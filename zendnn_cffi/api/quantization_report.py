@@ -51,8 +51,9 @@ class LayerReport:
     kind          the operator, such as "conv2d"
     sqnr_db       of its result against the float model's, where all layers before it are quantized, too
     computes_in   "int8", "float32", "bfloat16", "float", or "plain PyTorch" outside of regions
-    alone_db      of the model's outputs, where this layer alone is quantized; None where that was not asked for, as are
-    gain_ms       time that integers save this layer, by the profiles of both models
+    alone_db      of the model's outputs, where this layer alone is quantized; None without limits
+    gain_ms       time that integers save this layer and what runs behind it, by the profiles of both models; negative
+                  where they take longer, None where nothing was timed
     why           what decided between integers and float
     """
 
@@ -86,8 +87,8 @@ class QuantizationReport:
     sqnr_db   of the outputs for the first calibration input
     float_ms  median time of the optimized float model for that input, None where not measured
     int8_ms   of the quantized one, in the same run
+    chosen    how many layers are quantized, None where all are that can be, unasked
     frontier  choices of layers from all to none, each the fastest for its error; empty without limits, as are
-    chosen    how many layers are quantized
     budget_db, verified_db  the limit, and the optimized module's SQNR over the calibration inputs
     accuracies  of the float model and of the optimized module
     bits      of weights: 7 where the CPU has no VNNI, as kernels are exact of those alone
@@ -131,8 +132,10 @@ class QuantizationReport:
         if self.accuracies is not None:
             lines.append(f"accuracy {self.accuracies[0]:.4g} in float, {self.accuracies[1]:.4g} quantized")
         if self.chosen == 0:
-            could_be = any(row.alone_db is not None for row in self.layers)
-            why = "nothing else keeps to the limits" if could_be else "the model has none that can be"
+            could_be = any(row.gain_ms is not None for row in self.layers)
+            why = "it would not be faster" if could_be else "the model has none that can be"
+            if any(row.alone_db is not None for row in self.layers):
+                why = "nothing else keeps to the limits"
             lines.append(f"no layer is quantized: {why}")
         return lines
 

@@ -83,9 +83,11 @@ def quantize(
                   beyond the others
     dtype         of what stays in floating point: torch.bfloat16 or None (float32)
     tune          as optimize() has it
-    compare       whether both modules are run side by side, for the times in the report
+    compare       whether both modules are run side by side, for the times in the report. Layers that are slower in
+                  integers stay float then, unless tune is "off". False: all layers are quantized that can be
     Returns       Quantization: module, report, converted; weights have a scale for each output channel, activations
-                  one. With budget or accuracy, the module keeps to them, if need be as the float model, in float32.
+                  one. Where integers make nothing faster, the module is the float model. With budget or accuracy, the
+                  module keeps to them, if need be as the float model, in float32.
     Raises        ImportError without torchao; ValueError for a model in training mode, of another dtype or device, one
                   that was optimized, or that torch.export cannot follow, for NaN in it or in calibration data, for data
                   that are none or no calls of it, for bad options and limits, and for a budget of outputs that are all
@@ -124,7 +126,10 @@ def quantize(
             if correct_bias:
                 attempt.correct_biases()
             if budget is None and accuracy is None:
-                attempt.compile(None)
+                if compare and tune != "off" and fake.layers:
+                    attempt.keep_fastest()
+                else:
+                    attempt.compile(None)
             else:
                 attempt.search(Limits(budget, accuracy, max_drop or 0.0, float_accuracy))
             report = attempt.report(compare)

@@ -59,24 +59,26 @@ class Search:
     """Measures each layer alone, and chooses.
 
     alone  noise over signal of the outputs with just this layer in integers
-    gains  milliseconds that integers save this layer
+    gains  milliseconds that integers save this layer, at least 0
+    layers  that may be in integers (default: all that can be)
     """
 
-    def __init__(self, fake: FakeQuantized, gains: Mapping[str, float], limits: Limits) -> None:
+    def __init__(
+        self, fake: FakeQuantized, gains: Mapping[str, float], limits: Limits, layers: Sequence[str] | None = None
+    ) -> None:
         self.gains, self._fake, self._limits = dict(gains), fake, limits
+        self._names = names = fake.layers if layers is None else list(layers)
         self.alone: dict[str, float] = {}
         with ProgressBar("zendnn_cffi: errors of single layers") as show:
-            for number, name in enumerate(fake.layers, 1):
+            for number, name in enumerate(names, 1):
                 self.alone[name] = fake.noise([name], _CALLS_ALONE)
-                show(number, len(fake.layers))
-        names = fake.layers
+                show(number, len(names))
         self._knapsack = Knapsack([self.gains[name] for name in names], [self.alone[name] for name in names])
 
     def choose(self) -> list[str]:
         """The layers for integers, in execution order; none where nothing else keeps to the limits."""
-        names = self._fake.layers
-        if self.fits(names):
-            return list(names)
+        if self.fits(self._names):
+            return list(self._names)
         chosen = self._named(self._knapsack.best(min(self._limits.noise, math.fsum(self.alone.values()))))
         if self._limits.accuracy is not None and not self.fits(chosen):
             chosen = self._first_that_fits()
@@ -101,7 +103,7 @@ class Search:
         kept.pop()
         while kept and math.fsum(self.alone[name] for name in kept) > goal:
             kept.pop()
-        return [name for name in self._fake.layers if name in kept]
+        return [name for name in self._names if name in kept]
 
     def frontier(self, float_ms: float, int8_ms: float) -> list[tuple[float, float, int]]:
         """(milliseconds, noise over signal, number of layers in integers) of the best choices, all layers first.
@@ -120,7 +122,7 @@ class Search:
         return points
 
     def _named(self, items: Sequence[int]) -> list[str]:
-        return [self._fake.layers[item] for item in items]
+        return [self._names[item] for item in items]
 
     def _first_that_fits(self) -> list[str]:
         """Of the frontier, by bisection: more layers in integers are taken for less accurate."""
@@ -136,10 +138,8 @@ class Search:
 
     def _put_back(self, chosen: list[str]) -> list[str]:
         """With layers that fit after all: the model of noise is a first one."""
-        left = sorted(
-            set(self._fake.layers) - set(chosen), key=lambda name: self.alone[name] / max(self.gains[name], 1e-9)
-        )
+        left = sorted(set(self._names) - set(chosen), key=lambda name: self.alone[name] / max(self.gains[name], 1e-9))
         for name in left[:_MOST_PUT_BACK]:
             if self.fits([*chosen, name]):
                 chosen = [*chosen, name]
-        return [name for name in self._fake.layers if name in chosen]
+        return [name for name in self._names if name in chosen]

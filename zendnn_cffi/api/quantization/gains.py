@@ -1,10 +1,10 @@
-"""What integers gain each layer: its time inside the optimized float model, less that inside the quantized one."""
+"""How long each layer takes in float and in integers: its time inside the one optimized model, and inside the other."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -17,16 +17,29 @@ _ROUNDS, _RUNS = 3, 5
 _PRODUCTS = ("matmul", "inner_product", "convolution", "gemm")
 
 
-def layer_gains(
-    plain: Any, fast: Any, call: Call, work: Mapping[str, int], nodes: Collection[str]
-) -> tuple[dict[str, float], tuple[float, float]]:
-    """Milliseconds gained by each layer, at least 0, and those that the float and the quantized model take in all.
+class LayerTimes(NamedTuple):
+    """Milliseconds of each layer, with what is computed behind it, and of the whole models.
+
+    floats, integers  by the layers' names, those alone that both models have a time for
+    float_ms, int8_ms  of the float and of the quantized model
+    """
+
+    floats: Mapping[str, float]
+    integers: Mapping[str, float]
+    float_ms: float
+    int8_ms: float
+
+    def gain_ms(self, name: str) -> float:
+        """What integers save the layer, negative where they take longer, and 0 where that is not known."""
+        return self.floats[name] - self.integers[name] if name in self.floats else 0.0
+
+
+def layer_times(plain: Any, fast: Any, call: Call, work: Mapping[str, int], nodes: Collection[str]) -> LayerTimes:
+    """Run both modules in turns; the least time of each layer counts.
 
     plain, fast  the float and the quantized model, optimized from graphs that name their nodes alike
     work         the layers' names, and what shares the time of layers that the optimizer joined: their weights' sizes
     nodes        names of all nodes of those graphs
-
-    The modules take turns, and the least time of each counts. Conversions between layers are in no layer's gain.
     """
     times: tuple[dict[str, float], dict[str, float]] = ({}, {})
     totals_ms = [math.inf, math.inf]
@@ -39,24 +52,42 @@ def layer_gains(
             totals_ms[number] = min(totals_ms[number], found.total_ns / 1e6)
             for name, time_ms in shared_out(found.records, work, nodes).items():
                 least[name] = min(least.get(name, time_ms), time_ms)
-    gains = {name: max(times[0][name] - times[1][name], 0.0) if all(name in t for t in times) else 0.0 for name in work}
+    both = times[0].keys() & times[1].keys()
+    floats, integers = ({name: each[name] for name in work if name in both} for each in times)
     float_ms, int8_ms = (total if total < math.inf else 0.0 for total in totals_ms)
-    return gains, (float_ms, int8_ms)
+    return LayerTimes(floats, integers, float_ms, int8_ms)
 
 
 def shared_out(records: list[PrimitiveTime], work: Mapping[str, int], nodes: Collection[str]) -> dict[str, float]:
-    """Milliseconds of each layer. Products under new names are several, joined: those without a time share it."""
+    """Milliseconds of each layer, with what runs behind it up to the next one, and what converts a value for it.
+
+    Products under new names are several layers, joined: those without a time share it.
+    """
     times: dict[str, float] = {}
-    joined = 0.0
+    others: dict[str, float] = {}  # by the layer they are counted with
+    joined = ahead = 0.0
+    last = ""  # the layer before; "" ahead of the first, and behind joined ones
     for record in records:
+        time_ms = record.time_ns / 1e6
+        reader = record.name.rpartition(" for ")[2]
         if record.name in work:
-            times[record.name] = times.get(record.name, 0.0) + record.time_ns / 1e6
+            last = record.name
+            times[last] = times.get(last, 0.0) + time_ms
         elif record.name not in nodes and record.flops and record.kind in _PRODUCTS:
-            joined += record.time_ns / 1e6
+            last = ""
+            joined += time_ms
+        elif (reader if reader in work else last) in work:
+            owner = reader if reader in work else last
+            others[owner] = others.get(owner, 0.0) + time_ms
+        elif joined:
+            joined += time_ms
+        else:
+            ahead += time_ms
     missing = {name: size for name, size in work.items() if name not in times}
     if joined and missing:
         times |= {name: joined * size / sum(missing.values()) for name, size in missing.items()}
-    return times
+    first = next(iter(times), "")
+    return {name: time_ms + others.get(name, 0.0) + ahead * (name == first) for name, time_ms in times.items()}
 
 
 def weight_sizes(prepared: fx.GraphModule, layers: list[str]) -> dict[str, int]:

@@ -57,14 +57,16 @@ def layer_rows(
 
 
 def _with_choice(row: LayerReport, choice: Choice) -> LayerReport:
-    if row.name not in choice.alone:
+    if row.name not in choice.gains:
         return row
+    where = row.name, row.module, row.kind, row.sqnr_db, row.computes_in
     gain_ms = choice.gains[row.name]
+    if row.name not in choice.alone:  # times alone decided
+        return LayerReport(*where, None, gain_ms, "" if row.name in choice.layers else "faster in float")
     if row.name in choice.layers:
         why = "its error is worth its gain" if gain_ms else "there was room"
     else:
         why = "its error is too large for its gain" if gain_ms else "no gain"
-    where = row.name, row.module, row.kind, row.sqnr_db, row.computes_in
     return LayerReport(*where, noise_db(choice.alone[row.name]), gain_ms, why)
 
 

@@ -18,7 +18,7 @@ from tests.support.quantized import ran
 from zendnn_cffi.api.quantization import attempt
 from zendnn_cffi.api.quantization.choose import Limits, Search
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
-from zendnn_cffi.api.quantization.gains import layer_gains, shared_out
+from zendnn_cffi.api.quantization.gains import LayerTimes, layer_times, shared_out
 from zendnn_cffi.api.quantization_report import sqnr_db
 
 GAINS = {"linear": 0.3, "linear_1": 0.3, "linear_2": 0.2}
@@ -33,7 +33,9 @@ def fake() -> FakeQuantized:
 
 @pytest.fixture
 def gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "layer_gains", lambda *args: (GAINS, (1.0, 0.4)))
+    integers = dict.fromkeys(GAINS, 0.1)
+    found = LayerTimes({name: 0.1 + gain for name, gain in GAINS.items()}, integers, 1.0, 0.4)
+    monkeypatch.setattr(attempt, "layer_times", lambda *args: found)
 
 
 def db(noise_share: float) -> float:
@@ -211,14 +213,24 @@ def test_times_of_joined_layers_are_shared() -> None:
     def record(name: str, milliseconds: float, flops: int = 1, kind: str = "matmul") -> PrimitiveTime:
         return PrimitiveTime("r", name, kind, "brg", int(1e6 * milliseconds), flops)
 
-    records = [record("a", 2), record("new", 3), record("relu", 9, 0), record("other", 9), record("b", 9, 1, "reorder")]
-    found = shared_out(records, {"a": 1, "b": 1, "c": 1, "d": 2}, {"a", "b", "c", "d", "other", "relu"})
-    assert found == {"a": 2.0, "b": 9.0, "c": 1.0, "d": 2.0}
+    records = [record("a", 2), record("new", 3), record("other", 9), record("b", 9, 1, "reorder")]
+    found = shared_out(records, {"a": 1, "b": 1, "c": 1, "d": 2}, {"a", "b", "c", "d", "other"})
+    assert found == {"a": 2.0, "b": 9.0, "c": 4.0, "d": 8.0}  # "other" is no layer, and behind the joined ones
+
+
+def test_what_runs_between_layers_is_counted_with_them() -> None:
+    def record(name: str, milliseconds: float, flops: int = 0) -> PrimitiveTime:
+        return PrimitiveTime("r", name, "matmul" if flops else "binary", "brg", int(1e6 * milliseconds), flops)
+
+    records = [record("x for a", 1), record("ahead", 2), record("a", 4, 1), record("relu", 8), record("relu for b", 16)]
+    records += [record("b", 32, 1), record("sum", 64)]
+    assert shared_out(records, {"a": 1, "b": 1}, {"a", "b", "relu", "sum"}) == {"a": 15.0, "b": 112.0}
 
 
 def test_gains_of_real_modules() -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), noise(8, 64)
     fast = zendnn_cffi.optimize(model, (x,), tune="off")
-    found, (float_ms, int8_ms) = layer_gains(fast, fast, ((x,), {}), {"_0": 1, "nothing": 1}, ())
-    assert found.keys() == {"_0", "nothing"} and all(gain >= 0 for gain in found.values()) and float_ms > 0 < int8_ms
-    assert layer_gains(model, model, ((x,), {}), {"_0": 1}, ()) == ({"_0": 0.0}, (0.0, 0.0))
+    found = layer_times(fast, fast, ((x,), {}), {"_0": 1, "nothing": 1}, {"_0", "_1", "_2"})
+    assert found.floats.keys() == found.integers.keys() == {"_0"} and found.float_ms > 0 < found.int8_ms
+    assert all(time_ms > 0 for time_ms in (*found.floats.values(), *found.integers.values()))
+    assert layer_times(model, model, ((x,), {}), {"_0": 1}, ()) == LayerTimes({}, {}, 0.0, 0.0)
