@@ -1,8 +1,8 @@
 """What was measured, kept between processes: one SQLite file per CPU model, library version and thread count.
 
-SQLite's locks make concurrent writers safe; a file it cannot read is set aside and begun anew; where nothing can be
-written (a read-only home, say) results live as long as the process. ZENDNN_CFFI_CACHE names another folder; empty means
-no file.
+SQLite's locks make concurrent writers safe; a file that is damaged is set aside and begun anew. Reading writes nothing,
+so a file may come with a read-only image. Where nothing can be written (a read-only home, say) results live as long as
+the process. ZENDNN_CFFI_CACHE names another folder; empty means no file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -171,6 +172,7 @@ class Database:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._connect() as connection:
+                self._make_tables(connection)
                 connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", rows)
         except (sqlite3.Error, OSError) as error:
             log.info("results are not kept: %s: %s", self.path, error)
@@ -217,13 +219,13 @@ class Database:
             return
         try:
             with self._connect() as connection:
-                for key, time_ns, error, right in connection.execute("SELECT * FROM results"):
+                for key, time_ns, error, right in connection.execute(_ALL) if _has_results(connection) else ():
                     known = math.nan if error is None else float(error)  # SQLite keeps no NaN
                     self._results[str(key)] = Result(float(time_ns), known, bool(right))
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             self._results.clear()
-            if _is_locked(error):
-                self._stamp = 0  # others write to it for long: reload() looks again
+            if _is_sound(error):
+                self._stamp = 0  # others write to it for long, or a disk does not answer: reload() looks again
                 log.info("results are not read: %s: %s", self.path, error)
             else:
                 self._set_aside(error)
@@ -239,22 +241,38 @@ class Database:
         except OSError:
             self.path = None
 
-    def _connect(self) -> sqlite3.Connection:
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """A transaction, which takes no lock before something is read or written."""
         assert self.path is not None
-        connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS)
-        try:
-            with connection:
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, time_ns REAL, error REAL, right INTEGER)"
-                )
-                connection.execute("CREATE TABLE IF NOT EXISTS machine (description TEXT PRIMARY KEY)")
-                connection.execute("INSERT OR IGNORE INTO machine VALUES (?)", (self._machine,))
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
+        with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection, connection:
+            yield connection
+
+    def _make_tables(self, connection: sqlite3.Connection) -> None:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, time_ns REAL, error REAL, right INTEGER)"
+        )
+        connection.execute("CREATE TABLE IF NOT EXISTS machine (description TEXT PRIMARY KEY)")
+        connection.execute("INSERT OR IGNORE INTO machine VALUES (?)", (self._machine,))
+
+
+_ALL = "SELECT * FROM results"
+
+
+def _has_results(connection: sqlite3.Connection) -> bool:
+    """Whether there is a table: another process may have begun the file just now."""
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'results'").fetchone() is not None
 
 
 def _is_locked(error: Exception) -> bool:
-    """Whether the file is sound, and others write to it for long: as on a machine that hardly gets on."""
+    """Whether others write to the file for long: as on a machine that hardly gets on."""
     return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+
+def _is_sound(error: Exception) -> bool:
+    """Whether the file may be sound, and it is locked, or the disk or a permission that kept it from being read."""
+    return isinstance(error, sqlite3.OperationalError) and any(said in str(error) for said in _OF_SOUND_FILES)
+
+
+# What SQLite says of a lock, permissions (also where a writer died and its journal cannot be rolled back), and disks.
+_OF_SOUND_FILES = ("locked", "readonly", "unable to open", "disk I/O", "is full", "permission")

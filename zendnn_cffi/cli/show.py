@@ -15,7 +15,7 @@ def facts() -> dict[str, str]:
     found = describe()
     found["cpu kind"] = host.cpu_generation()
     found["usable cpus"] = str(host.usable_cpus())
-    found["cache"] = str(cache_folder() or "off (ZENDNN_CFFI_CACHE is empty)")
+    found["cache"] = str(cache_folder() or "off (ZENDNN_CFFI_CACHE is empty, or there is no home)")
     if is_available():
         found |= _known()
     return found

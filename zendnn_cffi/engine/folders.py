@@ -9,9 +9,12 @@ CACHE_VARIABLE = "ZENDNN_CFFI_CACHE"
 
 
 def cache_folder() -> Path | None:
-    """Where results are kept, None where the user wants no file."""
+    """Where results are kept, None where the user wants no file, or has no home, as some users of containers."""
     named = os.environ.get(CACHE_VARIABLE)
-    if named is not None:
-        return Path(named).expanduser() if named else None
+    if named == "":
+        return None
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "zendnn_cffi"
+    try:
+        return Path(base, "zendnn_cffi").expanduser() if named is None else Path(named).expanduser()
+    except RuntimeError:
+        return None

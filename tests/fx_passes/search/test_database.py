@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pwd
 import sqlite3
 from pathlib import Path
 
@@ -153,6 +154,48 @@ def test_read_only_folder(tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
 
 
+def test_a_file_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in an image, or another user's: it is as good as one's own, and stays where it is."""
+    path = filled(tmp_path).path
+    assert path is not None
+    content, connect = path.read_bytes(), sqlite3.connect
+    monkeypatch.setattr(
+        database.sqlite3, "connect", lambda name, **how: connect(f"file:{name}?mode=ro", uri=True, **how)
+    )
+    late = Database(MACHINE, tmp_path)
+    assert len(late) == 3
+    late.put("new", Result(1.0, 0.0, True))
+    late.save()
+    assert late.get("new") is not None and late.as_kept().measured().keys() == {"key 0", "key 1", "key 2"}
+    assert path.read_bytes() == content and [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("said", ["disk I/O error", "unable to open database file", "database or disk is full"])
+def test_a_disk_that_does_not_answer_damages_nothing(
+    tmp_path: Path, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path)
+
+    def refuse(*_: object, **__: object) -> sqlite3.Connection:
+        raise sqlite3.OperationalError(said)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(database.sqlite3, "connect", refuse)
+        late = Database(MACHINE, tmp_path)
+        assert len(late) == 0
+    assert late.reload() and len(late) == 3
+
+
+def test_a_file_that_another_process_has_just_begun_stays(tmp_path: Path) -> None:
+    early = Database(MACHINE, tmp_path)
+    assert early.path is not None
+    early.path.touch()
+    late = Database(MACHINE, tmp_path)
+    early.put("key", Result(1.0, 0.0, True))
+    early.save()
+    assert late.reload() and late.get("key") is not None and len(list(tmp_path.iterdir())) == 1
+
+
 def test_no_folder_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, "")
     assert cache_folder() is None
@@ -168,6 +211,23 @@ def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert cache_folder() == tmp_path / "zendnn_cffi"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "zendnn_cffi"
+
+
+@pytest.mark.parametrize("named", [None, "~/somewhere", "~no-such-user/somewhere"])
+def test_who_has_no_home_keeps_no_file(named: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As users of containers that no list of users has."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if named is None:
+        monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(CACHE_VARIABLE, named)
+    assert cache_folder() is None
 
 
 def test_clear_forgets_the_file(tmp_path: Path) -> None:
