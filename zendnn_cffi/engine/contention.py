@@ -29,7 +29,7 @@ def waited_ns() -> dict[str, int]:
             try:
                 with open(f"/proc/self/task/{task}/schedstat", "rb") as file:
                     waited[task] = int(file.read().split()[1])
-            except FileNotFoundError:  # the thread ended meanwhile, or the kernel was built without
+            except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile, or the kernel has none
                 continue
     except (OSError, ValueError, IndexError):
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import os
@@ -25,6 +26,7 @@ from fx_passes.search.measure import Bench, fingerprint
 from fx_passes.search.tuner import database_for
 from fx_passes.search.turn import Turn
 from tests.support.lowering import net, noise
+from zendnn_cffi.engine import contention
 
 TIME, WRONG = Result(5.0, 0.0, True), Result(float("inf"), 1.0, False)
 
@@ -47,6 +49,27 @@ def is_kept(folder: Path, patch: pytest.MonkeyPatch, seconds: float) -> bool:
         database.put("time", TIME)
     database.save()
     return kept(folder).get("time") == TIME
+
+
+def test_threads_that_end_meanwhile_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading of one that ends after its file was opened says so: what the others waited counts nevertheless."""
+
+    class Ended:
+        def __enter__(self) -> Ended:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def read(self) -> bytes:
+            raise ProcessLookupError(3, "No such process")
+
+    def opened(path: str, mode: str) -> Any:
+        return Ended() if "/task/7/" in path else io.BytesIO(b"1 42 3\n")
+
+    monkeypatch.setattr(contention.os, "listdir", lambda path: ["5", "7", "9"])
+    monkeypatch.setattr(contention, "open", opened, raising=False)
+    assert contention.waited_ns() == {"5": 42, "9": 42}
 
 
 @pytest.mark.parametrize(("step", "known"), [(0, True), (4, True), (10**6, False)], ids=["quiet", "few", "busy"])
