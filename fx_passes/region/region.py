@@ -146,8 +146,8 @@ class ZenRegion(nn.Module):
         if lowered is None:
             self.programs.touch(signature)
             return self.run_plain(inputs)
-        run = lowered.sharing or lowered.program
-        outputs = run(inputs) if self.on_run is None else self.on_run(self, lowered.program, inputs)
+        run, on_run = lowered.sharing or lowered.program, self.on_run  # which another thread may set to None meanwhile
+        outputs = run(inputs) if on_run is None else on_run(self, lowered.program, inputs)
         if lowered.program.failed:
             self._do_without(lowered.program.failed)
             return self.forward(*inputs)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from fx_passes.candidates.layouts import has_bf16_kernels
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS
 from zendnn_cffi.primitives.descriptors import convolution, inner_product
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -35,11 +36,11 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 @lru_cache(maxsize=32)
 def peak_gflops(dtype: torch.dtype, threads: int) -> float:
-    """Return the best rate of products in float32 or bfloat16, GFLOP/s; 0 for other types.
+    """Return the best rate of products in float32 or bfloat16, GFLOP/s; 0 for other types, and without kernels.
 
     threads  torch.get_num_threads(), which it runs with
     """
-    if dtype not in (torch.float32, torch.bfloat16):
+    if dtype not in (torch.float32, torch.bfloat16) or (dtype == torch.bfloat16 and not has_bf16_kernels()):
         return 0.0
     rows = _ROWS_PER_THREAD * threads
     row, weights = MemoryDesc((rows, _WIDTH), dtype), MemoryDesc((_WIDTH, _WIDTH), dtype, "any")

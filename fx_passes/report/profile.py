@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -209,12 +210,24 @@ def _alone_ns(timing: _Timing, runs: int) -> int:
     return int(sum(times)) if all(times) else 0
 
 
+_Called = tuple[str, Any]  # a region's name, its program
+
+
 class _Timing:
-    """While open, regions time each call of their programs: times by (region's name, program), a list per run."""
+    """While open, regions time each call of their programs: times by (region's name, program), a list per run.
+
+    Those of this thread: what other threads call meanwhile is no part of a run. Where this one makes no calls, the
+    module makes them in threads of its own, and all count.
+    """
 
     def __init__(self, regions: list[Any]) -> None:
         self.regions = regions
-        self.times: dict[tuple[str, Any], list[list[int]]] = {}
+        self._own, self._others = dict[_Called, list[list[int]]](), dict[_Called, list[list[int]]]()
+        self._thread = get_ident()
+
+    @property
+    def times(self) -> dict[_Called, list[list[int]]]:
+        return self._own or self._others
 
     def __enter__(self) -> _Timing:
         for region in self.regions:
@@ -227,5 +240,6 @@ class _Timing:
 
     def _record(self, region: Any, program: Any, inputs: Any) -> list[torch.Tensor]:
         outputs, times_ns = program.run_timed(inputs)
-        self.times.setdefault((region.name, program), []).append(times_ns)
+        times = self._own if get_ident() == self._thread else self._others
+        times.setdefault((region.name, program), []).append(times_ns)
         return list(outputs)

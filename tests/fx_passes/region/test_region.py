@@ -81,6 +81,22 @@ def same(gm: Any, model: nn.Module, x: torch.Tensor) -> None:
         assert_close(gm(x), model(x), k=153)
 
 
+def test_a_profile_may_end_during_a_call(gm: Any, model: Small) -> None:
+    """In another thread: the call had seen that it is to be timed."""
+    x = noise(2, 3, 8, 8)
+    gm(x)
+    asked = iter((lambda _, program, inputs: program.run_timed(inputs)[0],))
+
+    class Ending(ZenRegion):
+        @property
+        def on_run(self) -> Any:
+            return next(asked, None)
+
+    region(gm).__class__ = Ending
+    same(gm, model, x)
+    assert next(asked, None) is None
+
+
 # --- signatures ---
 
 

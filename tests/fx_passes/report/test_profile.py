@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,39 @@ def test_what_the_fastest_implementations_take_alone(monkeypatch: pytest.MonkeyP
     (lowered,) = next(iter(gm.regions().values())).lowered.values()
     assert 0 < found.alone_ns == int(lowered.alone_ns)
     assert f"alone, its operands in cache: {found.alone_ns / 1e6:.3f} ms" in str(found)
+
+
+def test_calls_of_other_threads_are_not_counted() -> None:
+    """A server goes on answering: each call of a run is there once."""
+    gm = made()
+    gm(X)
+
+    def called_by_others_too(x: torch.Tensor) -> Any:
+        in_a_thread(gm, x)
+        return gm(x)
+
+    found = profile(gm, X, runs=3)
+    both = profile(_Beside(gm, called_by_others_too), X, runs=3)
+    assert [r.flops for r in both.records] == [r.flops for r in found.records]
+    alone = profile(_Beside(gm, lambda x: in_a_thread(gm, x)), X, runs=3)
+    assert [r.flops for r in alone.records] == [r.flops for r in found.records], "a module's own threads count"
+
+
+class _Beside(nn.Module):
+    """A module that holds an optimized one, and how it is called."""
+
+    def __init__(self, gm: nn.Module, call: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.gm, self.call = gm, call
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.call(x)
+
+
+def in_a_thread(gm: nn.Module, x: torch.Tensor) -> None:
+    thread = threading.Thread(target=gm, args=(x,))
+    thread.start()
+    thread.join()
 
 
 def test_not_known_without_measuring() -> None:
