@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +40,7 @@ from fx_passes.search.measure import (
 from fx_passes.search.scratch import Scratch
 from fx_passes.search.shipped import hints_for, times_for
 from fx_passes.search.turn import Turn
+from zendnn_cffi.engine.loaded import Library
 from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.runtime.courtesy import give_way
 
@@ -61,10 +63,19 @@ def database_for(threads: int, *, own_only: bool = False) -> Database:
     from zendnn_cffi.engine.host import cpu_name
     from zendnn_cffi.engine.library import load
 
-    machine = f"{cpu_name()}; ZenDNN {load().version}; {threads} threads"
+    library = load()
+    machine = f"{cpu_name()}; ZenDNN {library.version}; {threads} threads{_build_of(library)}"
     if own_only:
         return Database(machine, cache_folder())
     return Database(machine, cache_folder(), times_for(threads), hints_for(threads))
+
+
+def _build_of(library: Library) -> str:
+    """What tells a build from AMD's published one of the same version: other kernels may be right in it."""
+    if library.provider == "prebuilt":
+        return ""
+    about = os.stat(library.path)
+    return f"; {library.config.get('sha256') or (library.path, about.st_size, about.st_mtime_ns)}"
 
 
 def database_of(mode: str, threads: int) -> Database:

@@ -327,3 +327,21 @@ def test_what_was_not_measured_is_never_pytorch_beside_a_known_primitive(fresh: 
     given.price([operation], values)
     assert [(c.implementation, c.cost_ns) for c in operation.candidates] == [(own.implementation, 50.0)]
     assert given.turn.left_out
+
+
+def test_other_builds_of_a_version_have_results_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is right in one may be wrong in another."""
+    file = tmp_path / "libamdZenDNN.so"
+
+    def path_for(provider: str, content: str, **config: str) -> Path | None:
+        file.write_text(content)
+        library = SimpleNamespace(version="5.1.0", provider=provider, config=config, path=str(file))
+        monkeypatch.setattr("zendnn_cffi.engine.library.load", lambda: library)
+        database_for.cache_clear()
+        return database_for(2, own_only=True).path
+
+    published = {path_for("prebuilt", "a", sha256="1"), path_for("prebuilt", "a", sha256="1")}
+    builds = {path_for("source", "a", sha256="1"), path_for("source", "a", sha256="2"), path_for("system", "longer")}
+    assert len(published) == 1 and len(builds) == 3 and published.isdisjoint(builds)
+    assert path_for("source", "elsewhere", sha256="2") in builds
+    database_for.cache_clear()
