@@ -274,5 +274,5 @@ def _is_sound(error: Exception) -> bool:
     return isinstance(error, sqlite3.OperationalError) and any(said in str(error) for said in _OF_SOUND_FILES)
 
 
-# What SQLite says of a lock, permissions (also where a writer died and its journal cannot be rolled back), and disks.
+# SQLite's words for a lock, permissions (also where a writer died and its journal cannot be rolled back), and disks.
 _OF_SOUND_FILES = ("locked", "readonly", "unable to open", "disk I/O", "is full", "permission")

@@ -71,7 +71,7 @@ def database_for(threads: int, *, own_only: bool = False) -> Database:
 
 
 def _build_of(library: Library) -> str:
-    """What tells a build from AMD's published one of the same version: other kernels may be right in it."""
+    """A text that tells a build from AMD's published one of the same version: other kernels may be right in it."""
     if library.provider == "prebuilt":
         return ""
     about = os.stat(library.path)

@@ -7,12 +7,12 @@ when something unknown is met, so a process that finds everything on record neve
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -108,7 +108,7 @@ class Turn:
             return False
         return True
 
-    @contextmanager
+    @contextlib.contextmanager
     def measuring(self) -> Iterator[Observed]:
         """Around a measurement: what other work disturbed stays out of the file; too often, and the turn ends.
 
@@ -169,14 +169,12 @@ def _nothing() -> None:
 
 
 def _lock(path: Path, patience: float) -> tuple[int | None, bool]:
-    """An open file that is locked, None where that is not possible (read-only), or not in time; and whether it waited.
+    """An open file that is locked, None where that is not possible, or not in time; and whether it waited.
 
     The system takes the lock from a process that dies.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:
+    opened = _opened(path)
+    if opened is None:
         return None, False
     until, waited = time.perf_counter() + patience, False
     while True:
@@ -193,3 +191,14 @@ def _lock(path: Path, patience: float) -> tuple[int | None, bool]:
             os.close(opened)
             return None, True
         time.sleep(_POLL_SECONDS)
+
+
+def _opened(path: Path) -> int | None:
+    """A file to lock: where nothing can be written, the one that is there, or its folder; None where there is none."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    for there in (path, path.parent):
+        with contextlib.suppress(OSError):
+            return os.open(there, os.O_RDONLY | os.O_CLOEXEC)
+    return None

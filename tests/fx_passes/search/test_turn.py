@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -202,6 +204,30 @@ def test_the_lock_is_given_back(database: Database) -> None:
     with Turn(database, 1) as second:
         assert second.allows()
     assert time.perf_counter() - began < turn.PATIENCE_SECONDS
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["with the file", "without"])
+def test_what_may_only_be_read_is_locked_too(
+    is_there: bool, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a folder in an image: processes that start at once do not measure beside each other."""
+    if is_there:
+        (tmp_path / turn.LOCK_NAME).touch()
+
+    def refuse(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *mode)
+
+    opened = os.open
+    monkeypatch.setattr(turn.os, "open", refuse)
+    monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.1)
+    with Turn(database, 1) as first:
+        assert first.allows()
+        second = Turn(database, 1)
+        assert not second.allows() and second.reason == "another process measures"
+    with Turn(database, 1) as third:
+        assert third.allows()
 
 
 def test_a_folder_that_cannot_be_made_has_no_lock(tmp_path: Path) -> None:
