@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,6 +192,15 @@ def test_contenders_have_caches_of_their_own(tmp_path: Path, cold: bool) -> None
         assert len({values[variable] for values in found}) == len(found)
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_what_is_no_number_shows_wherever_it_is(tmp_path: Path, wrong: int) -> None:
+    right = [np.ones(3), np.ones(2)]
+    found = [array * np.nan if number == wrong else array for number, array in enumerate(right)]
+    np.savez(tmp_path / "right.npz", *right)
+    np.savez(tmp_path / "found.npz", *found)
+    assert all(map(math.isnan, _errors(tmp_path / "found.npz", tmp_path / "right.npz")))
+
+
 class Unsettled:
     """A region as the worker sees it."""
 
@@ -204,6 +214,7 @@ class Unsettled:
 def test_what_was_left_out_is_measured_before_the_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     regions = [Unsettled(), Unsettled()]
     monkeypatch.setattr("fx_passes.region.region.living_regions", lambda: regions)
+    monkeypatch.setattr("fx_passes.region.later.later._waiting", set(regions))
     assert provisional() == 2
     settle()
     assert provisional() == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -196,7 +197,7 @@ def bench(args: argparse.Namespace) -> int:
     """Measure, print, write; see main.py for the arguments. Returns 1 where ours failed."""
     found = find(args.model, args.batch)
     cores = sorted(os.sched_getaffinity(0))[: host.usable_cpus()]
-    names = installed(found) if args.beside is None else ["zendnn_cffi", *args.beside]
+    names = installed(found) if args.beside is None else list(dict.fromkeys(["zendnn_cffi", *args.beside]))
     _refuse(args, names, cores)
     if found.batch is not None:  # no other can be had
         args.batch, args.batches = found.batch, [found.batch]
@@ -212,10 +213,16 @@ def bench(args: argparse.Namespace) -> int:
     if spread and statistics.median(spread) > 1.25:
         print("note: times vary much; other work on this machine disturbs the measurement")
     if args.json:
-        args.json.write_text(json.dumps({"title": title, "rows": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"title": title, "rows": list(map(_for_json, rows))}, indent=1) + "\n")
     if args.png:
         _draw(rows, title, args.png)
     return 1 if any("failed" in row for row in rows if row["contender"] == "zendnn_cffi") else 0
+
+
+def _for_json(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with null for what is not a number, which JSON does not have."""
+    known = {name: value for name, value in row.items() if not isinstance(value, float) or math.isfinite(value)}
+    return dict.fromkeys(row) | known
 
 
 def _refuse(args: argparse.Namespace, names: Sequence[str], cores: Sequence[int]) -> None:
@@ -228,6 +235,8 @@ def _refuse(args: argparse.Namespace, names: Sequence[str], cores: Sequence[int]
     for path in filter(None, (args.json, args.png)):
         if not path.absolute().parent.is_dir():
             raise CommandError(f"no folder {str(path.parent)!r} for {path.name}")
+        if path.is_dir():
+            raise CommandError(f"{str(path)!r} is a folder: name a file in it")
     if args.png:
         import importlib.util
 

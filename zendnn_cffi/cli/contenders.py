@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 from zendnn_cffi.cli.models import Found
 
 Run = Callable[[], Any]
+_TINY = 1e-30  # in place of a largest number of 0
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -23,6 +25,19 @@ def tensors(value: Any) -> list[torch.Tensor]:
     leaves = pytree.tree_leaves(value)
     made = [torch.as_tensor(leaf) for leaf in leaves if hasattr(leaf, "shape")]
     return [leaf.detach().float() for leaf in made if leaf.is_floating_point()]
+
+
+def difference(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Return the largest difference relative to the largest expected number of its tensor.
+
+    Not a number where a result is missing, or of another shape, or has such numbers. Further results are not compared:
+    some contenders return caches as well.
+    """
+    if [each.shape for each in found[: len(expected)]] != [each.shape for each in expected]:
+        return math.nan
+    pairs = [pair for pair in zip(found, expected, strict=False) if pair[1].numel()]
+    errors = [float((ours - right).abs().max() / right.abs().max().clamp(min=_TINY)) for ours, right in pairs]
+    return math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
 
 
 def _cast(found: Found, dtype: torch.dtype) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

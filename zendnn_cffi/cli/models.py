@@ -124,9 +124,11 @@ def _of_function(module: str, name: str) -> Found:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module), name)
+        imported_module = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise CommandError(f"no module {error.name!r}, asked for by {module}:{name}") from error
+    try:
+        function = getattr(imported_module, name)
     except AttributeError as error:
         raise CommandError(f"module {module!r} has no function {name!r}") from error
     is_made = isinstance(function, nn.Module | tuple) or not callable(function)  # what a function would return

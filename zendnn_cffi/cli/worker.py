@@ -41,7 +41,7 @@ def _prepared(job: dict[str, Any]) -> tuple[Any, dict[str, float]]:
     """The call, warm, and how it differs from eager in float32 relative to the largest number."""
     import torch
 
-    from zendnn_cffi.cli.contenders import CONTENDERS, tensors
+    from zendnn_cffi.cli.contenders import CONTENDERS, difference, tensors
     from zendnn_cffi.cli.models import find
 
     torch.set_num_threads(job["threads"])
@@ -52,10 +52,11 @@ def _prepared(job: dict[str, Any]) -> tuple[Any, dict[str, float]]:
     run = CONTENDERS[job["contender"]](found, getattr(torch, job["dtype"]))
     result = tensors(run())
     first_s = time.perf_counter() - begun
-    error = 0.0
-    for ours, right in zip(result, expected, strict=False):
-        if ours.shape == right.shape and right.numel() and (largest := right.abs().max().item()):
-            error = max(error, (ours - right).abs().max().item() / largest)
+    error = difference(result, expected)
+    if job["contender"] == "zendnn_cffi":
+        from fx_passes.region.later import later
+
+        later.measure_now()  # else a thread does so while others are measured
     _times_ns(run, 1.0)
     return run, {"error": error, "first_s": first_s}
 

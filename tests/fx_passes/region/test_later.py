@@ -23,7 +23,7 @@ from fx_passes.search.database import Database
 from fx_passes.search.noise import made_up
 from fx_passes.search.tuner import database_for
 from tests.support.lowering import net, noise
-from zendnn_cffi.locks import making
+from zendnn_cffi.locks import _making, making
 
 
 def hurried(**options: Any) -> tuple[nn.Module, Any, ZenRegion, torch.Tensor]:
@@ -150,6 +150,25 @@ def test_the_thread_ends_when_nothing_waits(quick: Later) -> None:
     quick.add(again)
     assert again.done.wait(10)
     quick.stop()
+
+
+def test_all_of_it_may_be_measured_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is compared with others, say: and not beside the thread that does so when no calls come."""
+    again, held = Later(), list[bool]()
+    monkeypatch.setattr(module, "begun", lambda *_: None)
+
+    def improve(interrupted: Callable[[], bool]) -> bool:
+        held.append(not interrupted())
+        other = threading.Thread(target=lambda: held.append(_making.acquire(blocking=False)))
+        other.start()
+        other.join(10)
+        return len(held) == 2  # the second one stays
+
+    fakes = [Fake(improve), Fake(improve)]
+    for fake in fakes:
+        again.add(fake)
+    again.measure_now()
+    assert held == [True, False, True, False] and len(again._waiting) == 1
 
 
 def test_calls_and_other_makers_interrupt(quick: Later) -> None:

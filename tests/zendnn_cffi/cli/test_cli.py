@@ -34,11 +34,13 @@ pair = network()
 model = pair[0][0]
 three = 3
 """
+BROKEN = "import torch\n\nnetwork = torch.no_such_function()\n"
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "own_network_of_a_test.py").write_text(SOURCE)
+    (tmp_path / "broken_module_of_a_test.py").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return "own_network_of_a_test:network"
@@ -136,6 +138,7 @@ def test_names_of_libraries(name: str) -> None:
         ("nowhere.pt2", "torch.export.save writes such files"),
         ("no_such_module_here:f", "no module 'no_such_module_here'"),
         ("own_network_of_a_test:nothing", "has no function 'nothing'"),
+        ("broken_module_of_a_test:network", "AttributeError: module 'torch' has no attribute 'no_such_function'"),
         ("own_network_of_a_test:number", "must return a model"),
         ("own_network_of_a_test:three", "must return a model"),
         ("{folder}/garbage.pt2", "holds no exported program"),
@@ -150,7 +153,7 @@ def test_errors_are_one_line(name: str, said: str, capsys: pytest.CaptureFixture
     assert main(["explain", name]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and said in line
-    with pytest.raises(CommandError):
+    with pytest.raises(AttributeError if name.startswith("broken") else CommandError):
         main(["--traceback", "explain", name])
 
 
@@ -161,6 +164,7 @@ def test_errors_are_one_line(name: str, said: str, capsys: pytest.CaptureFixture
         (["--cores", "4096"], "as many cores"),
         (["--instances", "4096"], "as many cores"),
         (["--json", "/no/such/folder/out.json"], "no folder"),
+        (["--json", "."], "is a folder"),
     ],
 )
 def test_bench_refuses_at_once(own: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +176,50 @@ def test_bench_refuses_at_once(own: str, arguments: list[str], said: str, capsys
 def test_numbers_that_mean_nothing(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["bench", "resnet18", *arguments])
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "error"),
+    [
+        ([[1.0, 2.0]], [[1.0, 4.0]], 0.5),
+        ([[1.0, 2.0], [3.0]], [[1.0, 2.0]], 0.0),  # and a cache
+        ([[0.0], [1.0]], [[0.0], [2.0]], 0.5),
+        ([], [], 0.0),
+        ([[1.0, 2.0], [NAN]], [[1.0, 2.0], [3.0]], NAN),
+        ([[NAN], [1.0]], [[1.0], [1.0]], NAN),
+        ([[INF]], [[1.0]], INF),
+        ([[1.0, 2.0]], [[1.0, 2.0], [3.0]], NAN),  # a result is missing
+        ([[1.0]], [[1.0, 2.0]], NAN),
+    ],
+)
+def test_differences(found: list[list[float]], expected: list[list[float]], error: float) -> None:
+    """No answer at all must not seem right."""
+    tensors = [
+        [torch.tensor(numbers, dtype=torch.float32, device="cpu") for numbers in each] for each in (found, expected)
+    ]
+    assert contenders.difference(*tensors) == pytest.approx(error, nan_ok=True)
+
+
+def test_what_is_not_a_number_is_null_in_files(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"mode": "latency", "contender": "zendnn_cffi", "batch": 2, "per_second": 5.0, "error": NAN}
+    row |= {f"p{percent}_ms": 1.0 for percent in (50, 90, 99)}
+    monkeypatch.setattr(bench, "latency", lambda *_: [row])
+    written = tmp_path / "out.json"
+    assert main(["bench", own, "--beside", "zendnn_cffi", "--json", str(written)]) == 0
+    assert "NaN" not in written.read_text() and json.loads(written.read_text())["rows"][0]["error"] is None
+    assert " nan " in capsys.readouterr().out
+
+
+def test_a_contender_named_twice_runs_once(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(bench, "latency", lambda _, names, __: asked.append(names) or [])
+    assert main(["bench", own, "--beside", "eager", "zendnn_cffi", "eager"]) == 0
+    assert asked == [["zendnn_cffi", "eager"]]
 
 
 def test_percentiles() -> None:
