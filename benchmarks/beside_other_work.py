@@ -56,7 +56,11 @@ def openvino(model: torch.nn.Module, x: torch.Tensor) -> dict[str, Run]:
         import openvino as ov
     except ImportError:
         return {}
-    hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    hints = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
     compiled = ov.Core().compile_model(ov.convert_model(model, example_input=x), "CPU", hints)
     request, array = compiled.create_infer_request(), x.numpy()
     return {"OpenVINO": lambda: request.infer([array])}
@@ -75,13 +79,16 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def window(run: Run, seconds: float) -> list[float]:
-    """Milliseconds of each call for so long, once it has settled."""
-    times, begun = [], time.perf_counter()
-    while (now := time.perf_counter()) < begun + SETTLES_SECONDS + seconds:
+    """Milliseconds of each call for so long, once it has settled; of the last one where a call takes longer."""
+    times: list[float] = []
+    begun = time.perf_counter()
+    settled = begun + SETTLES_SECONDS
+    while (now := time.perf_counter()) < settled + seconds or not times:
         run()
-        if now > begun + SETTLES_SECONDS:
-            times.append(1e3 * (time.perf_counter() - now))
-    return times or [1e3 * (time.perf_counter() - now)]
+        ended = time.perf_counter()
+        if now > settled or ended > settled + seconds:
+            times.append(1e3 * (ended - now))
+    return times
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,6 +13,7 @@ import argparse
 import copy
 import importlib
 import itertools
+import math
 import statistics
 import time
 import warnings
@@ -136,7 +137,8 @@ def compare(
             expected = found
         elif expected is not None:
             same = torch.equal(found.sequences[:, :-1], expected.sequences[:, :-1])
-            side.error = max(map(_difference, found.logits[: 1 + same], expected.logits))
+            errors = [*map(_difference, found.logits[: 1 + same], expected.logits)]
+            side.error = math.nan if any(map(math.isnan, errors)) else max(errors)
         sides.append(side)
     for _ in range(_UNCOUNTED + rounds):
         for side in sides:

@@ -49,3 +49,12 @@ def test_the_table() -> None:
     ]
     (alone,) = rows("bf16", sides[1:])
     assert alone[2:4] == ["6.0", "2.0"]
+
+
+def test_logits_that_are_no_numbers_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the second token, too."""
+    monkeypatch.setattr(generation, "_UNCOUNTED", 0)
+    monkeypatch.setattr(generation, "_difference", lambda ours, _: next(errors))
+    errors = iter((1e-6, float("nan")))
+    _, ours = compare(llama(1, 64, 64), "float32", ("eager", "zendnn"), prompt(), 1, 1)
+    assert ours.error != ours.error
