@@ -22,6 +22,8 @@ class SubmoduleForward:
     optimized  computes in its place; None: PyTorch does, as in copies until they have optimized modules of their own
     """
 
+    is_of_class = True  # what it computes is the forward of the submodule's class: fx_passes.graph.hooks
+
     def __init__(self, module: nn.Module, optimized: OptimizedModule | None = None) -> None:
         self.module = module
         self.optimized = optimized

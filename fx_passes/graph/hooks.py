@@ -83,6 +83,12 @@ def _is_collected_from(module: nn.Module) -> bool:
     return False
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether somebody put another forward in the place of the class's: `model.forward = ...`, accelerate's hooks."""
+    own = module.__dict__.get("forward")
+    return own is not None and not getattr(own, "is_of_class", False)
+
+
 def hook_owners(root: nn.Module) -> list[Any]:
     """Return what has hooks of root's modules as methods, or is one itself: who registered them looks into it."""
     hooks = [

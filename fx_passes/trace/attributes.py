@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch import nn
 
-from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights
+from fx_passes.graph.hooks import HOOK_ATTRIBUTES, computed_weights, has_own_forward
 from fx_passes.trace.held import ATOMS, CODE, elements, slot_names
 from fx_passes.trace.instructions import names_in
 from fx_passes.trace.skeleton import OF_MODULES
@@ -53,7 +53,7 @@ class Attributes:
         modules: Iterable[nn.Module],
         others: Iterable[tuple[str, Any]] = (),
         kinds: Iterable[type] | None = None,
-        functions: Iterable[types.FunctionType] = (),
+        functions: Iterable[Any] = (),
     ) -> None:
         """Take down what they hold now.
 
@@ -61,9 +61,11 @@ class Attributes:
         kinds      classes of modules whose forwards read all that; None for those of these modules
         functions  further ones that do
         """
-        self._modules, self._others = list(modules), list(others)
+        self._modules = list(modules)
+        own_forwards = [module.__dict__["forward"] for module in self._modules if has_own_forward(module)]
+        self._others = [*others, *(("forward", own) for own in own_forwards)]
         kinds = {type(module) for module in self._modules} if kinds is None else set(kinds)
-        functions = list(functions)
+        functions = [*functions, *own_forwards]
         self._names, known = names_read(kinds, (), functions), set[type]()
         while not self._look() <= known and self._names is not None:  # methods of objects there may read further names
             known |= self._classes
@@ -269,16 +271,17 @@ class _Replaced(NamedTuple):
 
 
 def names_read(
-    kinds: Iterable[type], others: Iterable[type] = (), functions: Iterable[types.FunctionType] = ()
+    kinds: Iterable[type], others: Iterable[type] = (), functions: Iterable[Any] = ()
 ) -> frozenset[str] | None:
     """Names in the code that forwards of these classes may reach, as far as names tell; None where it may read any.
 
     others     classes of objects that it may reach
-    functions  those known to be reached otherwise
+    functions  those known to be reached otherwise, or methods, partial objects and objects that are called as such
     """
     reach = _Reach()
     for function in functions:
         reach.add(function)
+        reach.add_class(type(function), "__call__")
     for cls in {base for kind in kinds for base in kind.__mro__}:
         reach.add_class(cls, "forward")
     for cls in {base for kind in others for base in kind.__mro__}:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fx_passes.graph.graph import AUGMENTED
-from fx_passes.graph.hooks import has_hooks
+from fx_passes.graph.hooks import has_hooks, has_own_forward
 from fx_passes.trace.assumptions import EVERY, Assumption, Bare, Path, Present, follow, own_attributes
 
 _MISSING = object()
@@ -157,7 +157,7 @@ class Kinds:
 
     def _of_module(self, module: nn.Module, node: fx.Node) -> type | None:
         """Of torch.nn's modules alone: their annotations are true."""
-        if not type(module).__module__.startswith("torch.nn.modules") or has_hooks(module):
+        if not type(module).__module__.startswith("torch.nn.modules") or has_hooks(module) or has_own_forward(module):
             return None
         if isinstance(module, nn.Identity | nn.Dropout):
             return self.of(node.args[0]) if node.args else None
@@ -168,7 +168,7 @@ class Kinds:
     def _of_states(self, source: fx.Node, key: Any) -> type | None:
         """Of one result of a module of torch.nn's that has several."""
         module = self.root.get_submodule(str(source.target))
-        if has_hooks(module) or type(key) is not int:
+        if has_hooks(module) or has_own_forward(module) or type(key) is not int:
             return None
         if type(module) is nn.LSTM:
             return tuple if key == 1 else Tensor

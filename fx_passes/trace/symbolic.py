@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import may_write_to_held, writes
 from fx_passes.graph.graph import CREATED, copy_graph, get_attribute
-from fx_passes.graph.hooks import computed_weights, has_hooks, set_computed_weights
+from fx_passes.graph.hooks import computed_weights, has_hooks, has_own_forward, set_computed_weights
 from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.trace.arrays import shared
 from fx_passes.trace.aside import writes_aside
@@ -189,6 +189,8 @@ def trace_symbolically(
     example: Mapping[str, Any] | None,
 ) -> Traced:
     """Return the graph of root. Raises Untraceable. Within writes_refused: a forward could write to root's memory."""
+    if has_own_forward(root):
+        raise Untraceable({WHOLE: "it has a forward in place of its class's, which torch.fx traces"})
     traced_root = skeleton(root, own_state=True)
     tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
     again = SubmoduleTracer(traced_root, reached, leaves, specialized, example) if reached.has_near_code else None

@@ -34,6 +34,7 @@ class ReplacedForward:
     """
 
     stands_in = True  # explain() and profile() look behind it
+    is_of_class = True  # what it computes is the forward of the model's class: fx_passes.graph.hooks
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         self.model, self.options = model, options

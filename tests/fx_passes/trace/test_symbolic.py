@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -220,6 +222,84 @@ def test_hooks_run(where: str) -> None:
     gm = compile_graph(model)
     torch.testing.assert_close(gm(image()), model(image()))
     assert len(seen) == 2 and seen[0] == seen[1]
+
+
+def _scaled(self: Any, x: Tensor) -> Tensor:
+    return type(self).forward(self, x) * self.factor
+
+
+def _decorated(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def decorated(x: Tensor) -> Any:
+        return forward(x) * 3
+
+    return decorated
+
+
+def _with_forward(form: Any) -> Any:
+    """A model with that in place of its class's forward."""
+    model: Any = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    model.factor = 3.0
+    model.forward = form(model)
+    return model
+
+
+_FORMS = {
+    "method": lambda m: types.MethodType(_scaled, m),
+    "partial": lambda m: functools.partial(_scaled, m),
+    "function": lambda m: _decorated(m.forward),
+}
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
+def test_a_forward_in_place_of_the_class_s_computes(form: Any, given: bool) -> None:
+    """torch.fx traces that of the class: what accelerate's hooks or `model.forward = ...` add was left out."""
+    model = _with_forward(form)
+    gm = zendnn_cffi.optimize(model, (torch.randn(3, 8),) if given else None, tune="off")
+    for rows in (3, 1, 5):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(gm(x), model(x))
+        torch.testing.assert_close(copy.deepcopy(gm)(x), model(x))
+
+
+@pytest.mark.parametrize("form", ["method", "partial"])
+def test_a_forward_in_place_of_the_class_s_is_offloaded(form: str) -> None:
+    gm = zendnn_cffi.optimize(_with_forward(_FORMS[form]), tune="off")
+    gm(torch.randn(3, 8))
+    assert not outside(gm)
+
+
+class _Scaling:
+    """An object that is called as a forward."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.more = module, 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _scaled(self.module, x) + self.more
+
+
+@pytest.mark.parametrize("form", [_FORMS["method"], _FORMS["partial"], _Scaling])
+@pytest.mark.parametrize("where", ["inner", "root"])
+def test_attributes_that_such_a_forward_reads_are_watched(where: str, form: Any) -> None:
+    inner = _with_forward(form)
+    model = inner if where == "root" else nn.Sequential(inner, nn.ReLU()).eval()
+    gm: Any = zendnn_cffi.optimize(model, (torch.randn(3, 8),), tune="off")
+    for factor in (3.0, 5.0, 5.0):
+        own = gm if where == "root" else gm.get_submodule("0")
+        inner.factor = own.factor = factor
+        if form is _Scaling and where == "inner":
+            inner.forward.more = own.forward.more = 2 * factor
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(gm(x), model(x))
+
+
+def test_the_kind_of_a_layer_s_result_with_another_forward_is_not_known() -> None:
+    """Its class has an annotation, which was taken for its own."""
+    model = model_of(lambda m, x: m.c(x)[0] if isinstance(m.c(x), tuple) else m.c(x), c=nn.Conv2d(3, 3, 1))
+    model.c.forward = lambda x: (x * 2, x)  # type: ignore[method-assign]
+    check(model, image())
 
 
 def test_weights_that_hooks_of_the_model_compute_are_computed_in_the_graph() -> None:
