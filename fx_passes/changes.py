@@ -111,7 +111,6 @@ class Watch:
         modules = list(_outside_leaves(root, frozenset(gm.leaves)))
         children = [m._modules for _, m in modules if m._modules or not is_torch_s(m) or isinstance(m, _CONTAINERS)]
         self._children = [gm.children_by_name if d is root._modules else d for d in children]
-        self._known_children = [list(d.items()) for d in self._children]
         self._owners: list[dict[str, Any]] = []
         self._names: list[str] = []
         for _, module in modules:
@@ -120,6 +119,9 @@ class Watch:
                 self._names += held
         inside = {id(module) for _, module in modules}
         constants = _constants(gm, root, inside, self._owners, self._names)
+        called = [m for m in _leading_to(root, constants) if id(m) not in inside]
+        self._children += [m._modules for m in called if m._modules]
+        self._known_children = [list(d.items()) for d in self._children]
         constants |= _computed_from(gm, modules, constants, self._owners, self._names)
         self._tensors = list(map(operator.getitem, self._owners, self._names))
         self.constants = list(constants)
@@ -146,7 +148,8 @@ class Watch:
         self._known_names = list(map(list, self._by_name))
         self._plain = Attributes(self._modules)
         of_wrapped = [each.__dict__ for each in self._tensors if isinstance(each, torch.Tensor) and not is_plain(each)]
-        dictionaries = [*self._children, *self._by_name, *self._plain.dictionaries, *of_wrapped]
+        of_called = [held for m in called for held in (m._parameters, m._buffers)]
+        dictionaries = [*self._children, *self._by_name, *of_called, *self._plain.dictionaries, *of_wrapped]
         self._dictionaries = Dictionaries(dictionaries, self._holds_the_same)
         self.structure = self._describe(modules)
         self._written = [] if gm.written_inputs is None else gm.written_inputs.tensors_of(gm)
@@ -292,8 +295,14 @@ def _constants(
             value = value_of(owner, attribute, part)
         except AttributeError:
             continue  # the structure changed, as where a parameter became None
-        if id(owner) not in inside or attribute in computed_weights(owner):
-            continue  # a module that is called as it is now; a weight that each call makes anew, of others
+        if attribute in computed_weights(owner):
+            continue  # a weight that each call makes anew, of others
+        if id(owner) not in inside and not isinstance(owner, torch.jit.ScriptModule):
+            # it is called as it is, and yet the graph reads something of it
+            for held in (owner._parameters, owner._buffers):
+                if attribute in held:
+                    owners.append(held)
+                    names.append(attribute)
         if isinstance(value, torch.Tensor):
             found[name] = value
         if attribute in owner.__dict__:
@@ -304,6 +313,19 @@ def _constants(
         if attribute in RUNNING and isinstance(counter := owner._buffers.get(COUNTER), torch.Tensor):
             found[f"{name.removesuffix(attribute)}{COUNTER}"] = counter
     return found
+
+
+def _leading_to(root: nn.Module, names: Iterable[str]) -> list[nn.Module]:
+    """The modules on the way to parameters of these names, each once."""
+    found: dict[int, nn.Module] = {}
+    for name in names:
+        module = root
+        for step in name.split(".")[:-1]:
+            below = module._modules.get(step)
+            if below is None or isinstance(below, torch.jit.ScriptModule):
+                break
+            module = found[id(below)] = below
+    return [*found.values()]
 
 
 def _join(owner: nn.Module, attribute: str, part: str, owners: list[dict[str, Any]], names: list[str]) -> None:

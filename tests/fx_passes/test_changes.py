@@ -467,3 +467,56 @@ def test_statistics_that_a_function_updates(is_exported: bool) -> None:
     for _ in range(3):
         check(fast, oracle)
     assert_close(fast.mean, oracle.mean, k=8)
+
+
+class Shared(nn.Module):
+    """A head that has the weight of a layer which is called as it is: it has a hook, or no graph."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(9, 12)
+
+        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = self.table(numbers)
+            return rows if numbers.sum() < 1000 else rows * 2
+
+    def __init__(self, has_hook: bool) -> None:
+        super().__init__()
+        self.rows = Shared.Rows() if not has_hook else nn.ModuleDict({"table": nn.Embedding(9, 12)})
+        self.l = nn.Linear(12, 12)
+        if has_hook:
+            self.rows.table.register_forward_hook(lambda module, args, result: result)
+        self.has_hook = has_hook
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        rows = self.rows.table(numbers) if self.has_hook else self.rows(numbers)
+        return F.linear(self.l(rows), self.rows.table.weight)
+
+
+def _in_place(model: Any) -> None:
+    model.rows.table.weight.mul_(2)
+
+
+def _other_parameter(model: Any) -> None:
+    model.rows.table.weight = nn.Parameter(model.rows.table.weight * 3)
+
+
+def _other_layer(model: Any) -> None:
+    before, model.rows.table = model.rows.table, nn.Embedding(9, 12)
+    model.rows.table.weight.copy_(before.weight * 4)
+
+
+@pytest.mark.parametrize("has_hook", [False, True])
+@pytest.mark.parametrize("change", [_in_place, _other_parameter, _other_layer])
+def test_weights_of_a_layer_that_is_called_as_it_is(change: Callable[[Any], None], has_hook: bool) -> None:
+    oracle, numbers = Shared(has_hook).eval(), torch.tensor([1, 5, 7])
+    fast: Any = zendnn_cffi.optimize(copy.deepcopy(oracle), tune="off")
+    for _ in range(2):
+        check(fast, oracle, numbers)
+    assert lowered(fast)
+    with torch.no_grad():
+        change(oracle)
+        change(fast)
+    for _ in range(3):
+        check(fast, oracle, numbers)
