@@ -30,7 +30,7 @@ def fold_shifted_softmax(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     aliasing = Aliasing(gm)
     for node, (difference, source, largest) in matches:
-        if not aliasing.is_written_after(source, largest):
+        if not aliasing.is_written_between((source, largest), largest, node):
             node.replace_input_with(difference, source)
             erase_unread(difference)
     return finish(gm)

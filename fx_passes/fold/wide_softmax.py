@@ -29,7 +29,8 @@ def fold_wide_softmax(gm: fx.GraphModule) -> fx.GraphModule:
         return gm
     aliasing = Aliasing(gm)
     for node, (wide, source, dim) in matches:
-        if not aliasing.is_written_after(source, wide):
+        read = argument(wide, 0, "input")
+        if not aliasing.is_written_between((source, read), wide if read is source else read, node):
             node.op, node.target, node.args, node.kwargs = "call_function", ops.softmax, (source, dim), {}
             node.meta.setdefault("source", "softmax")
             gm.graph.erase_node(wide)

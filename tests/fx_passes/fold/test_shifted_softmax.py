@@ -34,6 +34,19 @@ def written_before(x: Tensor) -> Tensor:
     return F.softmax(x - x.amax(-1, keepdim=True), -1)
 
 
+def maximum_written(x: Tensor) -> Tensor:
+    largest = x.amax(-1, keepdim=True)
+    largest.select(0, 0).fill_(1e9)  # all numbers of a row are one, rounded
+    return F.softmax(x - largest, -1)
+
+
+def written_behind(x: Tensor) -> Any:
+    x = x * 1
+    shares = F.softmax(x - x.amax(-1, keepdim=True), -1)
+    x.select(0, 0).zero_()
+    return shares, x
+
+
 FOLDED: dict[str, Scores] = {
     "values": lambda x: F.softmax(x - x.max(dim=-1, keepdim=True).values, dim=-1),
     "first result": lambda x: torch.softmax(x - torch.max(x, -1, True)[0], -1),
@@ -42,6 +55,7 @@ FOLDED: dict[str, Scores] = {
     "aten": lambda x: aten._softmax.default(aten.sub.Tensor(x, aten.max.dim(x, 2, True)[0]), -1, False),
     "maximum read as well": lambda x: (m := x.amax(-1, keepdim=True), F.softmax(x - m, -1)),
     "written before": written_before,
+    "written behind": written_behind,
 }
 STAYS: dict[str, Scores] = {
     "maximum along another dimension": lambda x: F.softmax(x - x.amax(1, keepdim=True), -1),
@@ -57,6 +71,7 @@ STAYS: dict[str, Scores] = {
     "difference read as well": lambda x: (y := x - x.amax(-1, keepdim=True), F.softmax(y, -1)),
     "logarithm": lambda x: F.log_softmax(x - x.amax(-1, keepdim=True), -1),
     "written after the maximum": written_after_the_maximum,
+    "maximum written": maximum_written,
 }  # fmt: skip
 
 

@@ -24,9 +24,43 @@ FOLDED: dict[str, Scores] = {
     "torch.softmax": lambda x: torch.softmax(x, -1, dtype=F32).to(x.dtype),
     "method": lambda x: x.softmax(1, dtype=F32).type_as(x),
     "converted before": lambda x: F.softmax(x.float(), dim=-1).to(x.dtype),
+    "source written behind": lambda x: source_written_behind(x),
     "read in float32 as well": lambda x: (x.float() * 2, F.softmax(x.float(), -1).to(x.dtype)),
 }
+
+
+def scores_written(x: Tensor) -> Tensor:
+    """Masked in float32, as the converted scores may hold more than 16 bits."""
+    wide = x.float()
+    wide.select(0, 0).fill_(-50)
+    return F.softmax(wide, -1).to(x.dtype)
+
+
+def source_written(x: Tensor) -> Tensor:
+    x = x * 1
+    wide = x.float()
+    x.select(0, 0).fill_(7)
+    return F.softmax(wide, -1).to(x.dtype)
+
+
+def source_written_before_the_conversion_back(x: Tensor) -> Tensor:
+    x = x * 1
+    shares = F.softmax(x, -1, dtype=F32)
+    x.select(0, 0).fill_(7)
+    return shares.to(x.dtype)
+
+
+def source_written_behind(x: Tensor) -> Any:
+    x = x * 1
+    shares = F.softmax(x.float(), -1).to(x.dtype)
+    x.select(0, 0).fill_(7)
+    return shares, x
+
+
 STAYS: dict[str, Scores] = {
+    "scores written": scores_written,
+    "source written": source_written,
+    "source written before the conversion back": source_written_before_the_conversion_back,
     "no conversion back": lambda x: F.softmax(x, dim=-1, dtype=F32),
     "float32 is returned": lambda x: (y := F.softmax(x, dim=-1, dtype=F32), y.to(x.dtype)),
     "logarithm": lambda x: F.log_softmax(x.float(), dim=-1).to(x.dtype),
@@ -40,7 +74,7 @@ def is_folded(scores: Scores, dtype: torch.dtype) -> bool:
     gm = fold_wide_softmax(traced(net(lambda m, x: scores(x)), x))
     torch.testing.assert_close(gm(x), scores(x))
     (softmax,) = (node for node in gm.graph.nodes if "softmax" in str(node.target))
-    return softmax.target is ops.softmax and softmax.args[0].op == "placeholder"
+    return softmax.target is ops.softmax and softmax.args[0].meta["val"].dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
