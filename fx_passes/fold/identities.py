@@ -35,7 +35,8 @@ def _reorders(node: fx.Node) -> bool:
 
 def _may_be(node: fx.Node, source: fx.Node, aliasing: Aliasing) -> bool:
     """Whether nobody can tell a copy from its source: by strides, by being the same tensor, by later writes."""
-    if is_repeated(node) and not aliasing.is_written(source) and source.users.keys() <= _computing(source) | {node}:
+    written = aliasing.is_written(source) or aliasing.is_written(node)
+    if is_repeated(node) and not written and source.users.keys() <= _computing(source) | {node}:
         return True
     return only_values_count(node) and not aliasing.is_written_after(source, node)
 

@@ -71,6 +71,18 @@ def test_repeated_activations() -> None:
     assert count(check(model_of(forward), image()))["eltwise"] == 5
 
 
+def test_a_repeated_activation_that_is_written_to_is_a_copy() -> None:
+    """What it repeats has another reader, further down."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        first = x.relu()
+        second = first.relu()
+        second[0] = 5
+        return m.l(first), second
+
+    check(model_of(forward, l=nn.Linear(7, 7)), image(3, 7))
+
+
 def test_what_makes_integers_floating_point_numbers_is_no_repetition() -> None:
     def forward(m: Any, x: torch.Tensor) -> Any:
         y, z = F.relu6(x), x.relu()
