@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -86,7 +86,7 @@ class WeightStore:
         alike = [
             packed
             for store in self._beside
-            for (_, *theirs), packed in list(store._packed.items())
+            for (_, *theirs), packed in store._held()
             if tuple(theirs) == layout and packed.dtype == torch.uint8 and packed.nbytes == size_bytes
         ]
         if not alike:
@@ -99,6 +99,11 @@ class WeightStore:
             if torch.equal(packed[:_FIRST_BYTES], made[:_FIRST_BYTES]) and torch.equal(packed, made):
                 return packed
         return _allocated(allocate, weights.desc).copy_(made)
+
+    def _held(self) -> list[tuple[tuple[str, bytes, bool], torch.Tensor]]:
+        """What there is now, at one go: another thread may pack meanwhile, and two stores may ask each other."""
+        references: list[Any] = self._packed.valuerefs()
+        return [(each.key, packed) for each in references if (packed := each()) is not None]
 
     def _note(self, layout: bytes, desc: MemoryDesc) -> None:
         """Remember a layout; those that no program has weights in any longer go now and then."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -40,6 +43,25 @@ def test_layouts_that_no_program_uses_any_longer_are_forgotten() -> None:
     again = [store.get(_ones(length)) for length in range(8, 200)]
     assert sorted(p.desc.dims for p in store.by_name()["ones"]) == [(1, n) for n in range(7, 200)]
     del again
+
+
+def test_stores_that_look_at_each_other_pack_at_the_same_time() -> None:
+    """Graphs for several kinds of calls do, in several threads."""
+    stores = [WeightStore(), WeightStore()]
+    for store in stores:
+        store.share_with(stores)
+
+    def pack(store: WeightStore) -> list[torch.Tensor]:
+        return [store.get(_ones(length)) for length in range(1, 400)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            packed = list(threads.map(pack, stores))
+    finally:
+        sys.setswitchinterval(interval)
+    assert [len(each) for each in packed] == [399, 399]
 
 
 def _ones(length: int) -> Weights:
