@@ -256,6 +256,9 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
         return both if both is not None and both.is_floating_point else None
     if node.target is ops.concat:
         return (yield from _agreed(node.args[0]))
+    if node.target in (ops.eltwise, ops.reduce):  # of integers, roots are no integers, nor are sums as narrow
+        found = yield node.args[0]
+        return found if found is not None and found.is_floating_point else None
     if is_vocabulary(node) and node.target not in ops.SHAPE:
         return (yield node.args[0])
     return None

@@ -129,3 +129,30 @@ def test_a_write_of_another_dtype_keeps_the_first(write: str, is_exported: bool)
     assert len(fast.regions()) == 1
     with torch.no_grad():
         torch.testing.assert_close(fast(*args), model(*args))
+
+
+OF_INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "root": lambda numbers: numbers.sqrt(),
+    "exponential": lambda numbers: torch.exp(numbers),
+    "maximum": lambda numbers: numbers.amax(0, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_what_is_computed_of_integers_may_promote(name: str) -> None:
+    """A root is float32, and so would be a product of bf16 with it, out of place."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8, dtype=torch.bfloat16)
+            self.register_buffer("numbers", torch.arange(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            y *= OF_INTEGERS[name](self.numbers)
+            return y
+
+    model, x = Writes().eval(), torch.rand(4, 8).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(compile_graph(model)(x), model(x))
