@@ -27,6 +27,8 @@ _INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 
                "leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "_threshold": 3, "rrelu": 4,
                "dropout": 3, "dropout1d": 3, "dropout2d": 3, "dropout3d": 3, "alpha_dropout": 3,
                "feature_alpha_dropout": 3}  # fmt: skip
+_RESIZING = {"resize_", "resize_as_", "set_", "as_strided_", "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_",
+             "unsqueeze_"}  # fmt: skip
 GUARDS = "_guards_fn"  # the submodule of an exported module that compares its inputs' sizes, from PyTorch 2.9 on
 _FRESH_MODULES: tuple[Any, ...] = (
     nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.Embedding,
@@ -151,6 +153,17 @@ def _is_new_piece(node: fx.Node, root: nn.Module) -> bool:
     if several.op not in ("call_function", "call_method") or several.target in ops.VOCABULARY or aliases(several, root):
         return False
     return all(user.target is operator.getitem and type(user.args[1]) is int for user in several.users)
+
+
+def may_change_sizes(writer: fx.Node) -> bool:
+    """Whether what writes to a tensor may give it other sizes: numbers that are written to it do not."""
+    is_named = writer.op == "call_method" or isinstance(writer.target, torch._ops.OpOverload)
+    return not is_named or resizes(writer)
+
+
+def resizes(writer: fx.Node) -> bool:
+    """Whether a method or operator gives the tensor that it writes to other sizes, or another order of these."""
+    return str(writer.target).removeprefix("aten.").partition(".")[0] in _RESIZING
 
 
 def written_inputs(graph: fx.Graph) -> tuple[int, ...]:

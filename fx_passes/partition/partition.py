@@ -19,6 +19,7 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.aliasing.effects import may_change_sizes
 from fx_passes.graph.free_sizes import growing_nodes
 from fx_passes.graph.graph import (
     constant_nodes,
@@ -34,21 +35,6 @@ from fx_passes.graph.graph import (
 from fx_passes.partition.views import is_read_outside, keep_views_outside
 
 log = logging.getLogger("zendnn_cffi.passes")
-
-_RESIZING = frozenset(
-    (
-        "resize_",
-        "resize_as_",
-        "set_",
-        "as_strided_",
-        "t_",
-        "transpose_",
-        "swapaxes_",
-        "swapdims_",
-        "squeeze_",
-        "unsqueeze_",
-    )
-)
 
 Ordering = dict[fx.Node, list[fx.Node]]  # node -> nodes that it has to follow though it does not read them
 Operands = Mapping[fx.Node, Mapping[fx.Node, None]]  # node -> the tensors computed at run time that it needs
@@ -208,18 +194,11 @@ def ordering(gm: fx.GraphModule) -> Ordering:
     before: Ordering = {}
     for writer, written in aliasing.writers.items():
         for reader in (reader for node in written for reader in aliasing.readers(node) if reader is not writer):
-            if reader.target in ops.SHAPE and not _may_change_sizes(writer):
+            if reader.target in ops.SHAPE and not may_change_sizes(writer):
                 continue
             first, then = sorted((reader, writer), key=aliasing.order.__getitem__)
             before.setdefault(then, []).append(first)
     return before
-
-
-def _may_change_sizes(writer: fx.Node) -> bool:
-    """Whether what writes to a tensor may give it other sizes: numbers that are written to it do not."""
-    is_named = writer.op == "call_method" or isinstance(writer.target, torch._ops.OpOverload)
-    name = str(writer.target).removeprefix("aten.").partition(".")[0]
-    return not is_named or name in _RESIZING
 
 
 def read_in_place(members: list[fx.Node], before: Ordering) -> None:

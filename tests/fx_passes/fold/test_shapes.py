@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -64,3 +65,17 @@ def test_different_questions_stay_apart() -> None:
 
     asked = outside(check(model_of(forward, a=nn.Conv2d(3, 3, 1)), image(), image(1, 2, 3, 9, 7)))
     assert (asked["rank"], asked["ge"], asked["_assert"], asked["add"], asked["mul"]) == (3, 2, 2, 2, 1)
+
+
+@pytest.mark.parametrize("resize", (lambda x: x.unsqueeze_(0), lambda x: x.t_(), lambda x: x.resize_(6, 4)))
+@pytest.mark.parametrize("question", (lambda x: x.size(0), lambda x: x.dim(), lambda x: x.shape[-1] * 2))
+def test_what_is_resized_in_place_is_asked_again(
+    resize: Callable[[torch.Tensor], Any], question: Callable[[torch.Tensor], Any]
+) -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.a(x).relu()
+        before = question(x), question(x.relu())
+        resize(x)
+        return y, before, question(x), question(x.relu()), question(y)
+
+    check(model_of(forward, a=nn.Linear(6, 6)), image(4, 6))
