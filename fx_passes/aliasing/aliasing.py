@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.aliasing.effects import aliases, is_inplace_call, is_inplace_module, writes
+from fx_passes.aliasing.effects import aliases, is_inplace_call, is_inplace_module, may_be_held, writes
 from fx_passes.graph.graph import AUGMENTED, get_attribute
 from fx_passes.graph.inference import dtype
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, MODULES, refusal
@@ -124,7 +124,7 @@ class Aliasing:
             return False
         source, now = written[0], self.order[node]
         for other in self._sharing(source):
-            if other.op in ("placeholder", "get_attr"):
+            if other.op in ("placeholder", "get_attr") or may_be_held(other, self.gm):
                 return False
             read_later = any(self.order[user] > now for user in other.users)
             if other not in (source, node) and read_later and not self._comes_from(other, node, source):

@@ -15,7 +15,8 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.aliasing.schemas import makes_new
-from fx_passes.graph.graph import argument, is_shape, nodes_in
+from fx_passes.graph.graph import argument, get_attribute, is_shape, nodes_in
+from fx_passes.graph.hooks import has_hooks
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
@@ -59,11 +60,11 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
     if not inputs or node.meta.get("constant"):
         return []
     if node.op == "call_module":
-        return [] if node.target == GUARDS else _module_writes(node, root.get_submodule(node.target), unknown)
+        return [] if node.target == GUARDS else _module_writes(node, root, unknown)
     if node.op == "call_method":
         return inputs[:1] if _has_inplace_name(node.target) or node.target == "__setitem__" else []
-    if statistics := _updated_statistics(node):
-        return statistics
+    if updated := _updated_statistics(node) or _renormalized_table(node):
+        return updated
     if isinstance(node.target, torch._ops.OpOverload):
         return _schema_writes(node)
     if is_shape(node):
@@ -96,6 +97,13 @@ def _updated_statistics(node: fx.Node) -> list[fx.Node]:
     statistics = [argument(node, first, "running_mean"), argument(node, first + 1, "running_var")]
     updates = argument(node, 5, _NORMS[name], name == "instance_norm")
     return [each for each in statistics if isinstance(each, fx.Node)] if updates is not False else []
+
+
+def _renormalized_table(node: fx.Node) -> list[fx.Node]:
+    """The table of an embedding with max_norm, which scales the rows that it reads where they lie."""
+    if node.target not in _TABLES or argument(node, 3, "max_norm") is None:
+        return []
+    return nodes_in(argument(node, 1, "weight"))
 
 
 def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
@@ -138,6 +146,17 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     if getattr(torch, name, None) is node.target and makes_new(name):
         return []
     return inputs
+
+
+def may_be_held(node: fx.Node, root: nn.Module) -> bool:
+    """Whether somebody outside of the graph may keep what node returns, or kept it before.
+
+    A module or function that nobody knows may return a buffer of its own, and a hook keep each result.
+    """
+    if node.op == "call_module":
+        modules = root.get_submodule(str(node.target)).modules()
+        return any(has_hooks(each) or not type(each).__module__.startswith("torch.nn") for each in modules)
+    return node.op == "call_function" and not is_known_function(node.target)
 
 
 def _given_out(node: fx.Node) -> list[fx.Node]:
@@ -202,7 +221,8 @@ def _has_inplace_name(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def _module_writes(node: fx.Node, module: nn.Module, unknown: bool) -> list[fx.Node]:
+def _module_writes(node: fx.Node, root: nn.Module, unknown: bool) -> list[fx.Node]:
+    module = root.get_submodule(str(node.target))
     written = getattr(module, "writes_to", None)  # numbers of inputs, of a region
     if written is not None:
         return [node.args[number] for number in written]
@@ -210,7 +230,15 @@ def _module_writes(node: fx.Node, module: nn.Module, unknown: bool) -> list[fx.N
         return []
     if is_inplace_module(module):
         return node.all_input_nodes[:1]
-    return [] if not unknown or type(module).__module__.startswith("torch.nn") else node.all_input_nodes
+    if not unknown or type(module).__module__.startswith("torch.nn"):
+        return []
+    return [*node.all_input_nodes, *_buffers_of(node, root)]
+
+
+def _buffers_of(node: fx.Node, root: nn.Module) -> list[fx.Node]:
+    """What the graph itself reads of the buffers of a module that it calls: forward may count in one."""
+    read = [each for each in node.graph.find_nodes(op="get_attr") if str(each.target).startswith(f"{node.target}.")]
+    return [each for each in read if not isinstance(get_attribute(root, str(each.target)), nn.Parameter)]
 
 
 def _schema_writes(node: fx.Node) -> list[fx.Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 
 import zendnn_cffi  # noqa: F401 - the backend
 from fx_passes.aliasing.aliasing import Aliasing
@@ -480,6 +481,118 @@ def _hooked() -> nn.Module:
     relu = nn.ReLU(inplace=True)
     relu.register_forward_hook(lambda module, args, result: result + 1)
     return relu
+
+
+class Keeping(nn.Module):
+    """A module that cannot be traced; it returns a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(3, 7))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x if x.sum() > 1e9 else self.kept
+
+
+@fx.wrap
+def _kept_by_a_function(x: torch.Tensor) -> torch.Tensor:
+    return _KEPT
+
+
+_KEPT = torch.ones(3, 7, dtype=torch.float64)
+OWNERS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "buffer": lambda m, x: m.u(x),
+    "function": lambda m, x: _kept_by_a_function(x),
+}
+WRITES: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
+    "+=": lambda m, y, x: operator.iadd(y, x),
+    "method": lambda m, y, x: y.add_(x),
+    "function": lambda m, y, x: F.leaky_relu(y.sub_(2), 0.5, inplace=True),
+    "module": lambda m, y, x: m.r(operator.isub(y, x)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("owner", OWNERS)
+def test_what_somebody_else_keeps_is_written_to(owner: str, write: str) -> None:
+    """Each call finds what the one before left there."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m.b(WRITES[write](m, OWNERS[owner](m, m.a(x)), x))
+
+    model = model_of(forward, a=nn.Linear(7, 7), b=nn.Linear(7, 7), u=Keeping(), r=nn.ReLU(inplace=True))
+    eager = copy.deepcopy(model)
+    gm = compile_graph(model)
+    found = []
+    for each in (eager, gm):
+        _KEPT.fill_(1)
+        with torch.no_grad():
+            found.append([each(image(3, 7)) for _ in range(3)])
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(model.u.kept, eager.u.kept)
+
+
+def test_what_a_hook_keeps_is_written_to() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = m.a(x)
+        y += 100
+        return m.b(y)
+
+    model = model_of(forward, a=nn.Linear(7, 7), b=nn.Linear(7, 7))
+    kept: list[torch.Tensor] = []
+    model.a.register_forward_hook(lambda module, args, result: kept.append(result))
+    found = []
+    for each in (model, compile_graph(model)):
+        with torch.no_grad():
+            each(image(3, 7))
+        found.append(kept[-1])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_table_whose_rows_are_scaled_is_no_constant() -> None:
+    """With max_norm, reading rows writes to them: the product before read others."""
+
+    def forward(m: Any, i: torch.Tensor) -> Any:
+        doubled = m.table * 2
+        rows = F.embedding(i, m.table, max_norm=0.5)
+        bags = F.embedding_bag(i.reshape(1, -1), m.table, max_norm=0.25)
+        return F.linear(m.a(rows), doubled), F.linear(bags, m.table)
+
+    model = model_of(forward, a=nn.Linear(7, 7))
+    model.table = nn.Parameter(torch.randn(9, 7, dtype=torch.float64))
+    check(copy.deepcopy(model), torch.tensor([1, 2]))
+
+
+class Counting(nn.Module):
+    """A module that cannot be traced, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 1e9:
+            return x
+        self.calls.add_(1)
+        return x * 2
+
+
+COUNTED: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "before": lambda m, x: (m.u.calls * 2, m.b(m.u(x)))[0] + m.b(x),
+    "before, as it is": lambda m, x: (lambda before: m.b(m.u(x)) * before)(m.u.calls + 0),
+    "behind": lambda m, x: m.b(m.u(x)) * (m.u.calls * 2),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_what_a_module_counts_is_read_where_forward_reads_it(case: str) -> None:
+    model = model_of(COUNTED[case], b=nn.Linear(7, 7), u=Counting())
+    eager = copy.deepcopy(model)
+    gm = compile_graph(model)
+    with torch.no_grad():
+        for _ in range(5):
+            torch.testing.assert_close(gm(image(3, 7)), eager(image(3, 7)))
+    torch.testing.assert_close(model.u.calls, eager.u.calls)
 
 
 UNKNOWN = {
