@@ -50,6 +50,8 @@ def fold_shapes(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _resized(gm: fx.GraphModule) -> set[fx.Node]:
     """What may have other sizes further down: methods such as unsqueeze_ change those of a tensor in place."""
+    if not any(map(resizes, gm.graph.nodes)):
+        return set()
     aliasing = Aliasing(gm)
     written = [n for writer, written in aliasing.writers.items() if resizes(writer) for n in written]
     return {member for node in written for member in aliasing.members(node)}
