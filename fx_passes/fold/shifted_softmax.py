@@ -69,4 +69,6 @@ def _is_same(first: Any, second: Any, source: fx.Node) -> bool:
     if type(first) is not int or type(second) is not int:
         return False
     value = example(source)
-    return first == second or (value is not None and first % value.ndim == second % value.ndim)
+    if first == second or value is None:
+        return first == second
+    return first % max(value.ndim, 1) == second % max(value.ndim, 1)  # of a number, 0 and -1 are one

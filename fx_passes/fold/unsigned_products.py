@@ -18,7 +18,6 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.casts import dtype_of, is_cast
 from fx_passes.graph.graph import finish, is_call, only_user, replace
-from fx_passes.spellings.registry import is_number
 
 aten = torch.ops.aten
 _SHIFT = 128
@@ -61,8 +60,8 @@ def _is_shift(node: Any, matrix: fx.Node) -> bool:
 
 
 def _other(node: Any, kind: str) -> Any:
-    """The operand beside 128 of a sum or product; None where that is no operand."""
+    """The operand beside 128 of a sum or product; None where that is no operand. Beside 128.0 it would be float32."""
     if not is_call(node, ops.binary) or node.args[2] != kind:
         return None
     a, b, _ = node.args
-    return next((x for x, y in ((a, b), (b, a)) if is_number(y) and y == _SHIFT), None)
+    return next((x for x, y in ((a, b), (b, a)) if type(y) is int and y == _SHIFT), None)

@@ -95,6 +95,12 @@ def test_stays(case: str) -> None:
     assert not is_folded(STAYS[case], torch.float32)
 
 
+def test_a_single_number_has_dimensions_0_and_minus_1() -> None:
+    x = torch.tensor(2.5)
+    gm = fold_shifted_softmax(traced(net(lambda m, x: F.softmax(x - x.amax(0, keepdim=True), -1)), x))
+    assert gm(x).shape == () and float(gm(x)) == 1.0
+
+
 def rows() -> Tensor:
     """Rows [7, 5] of numbers, some of them none."""
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))

@@ -62,6 +62,7 @@ STAYS: dict[str, Product] = {
     "other matrix": lambda a, b: unsigned(a, b) - (b * 2).sum(0, True, dtype=I32) * 128,
     "reversed": lambda a, b: b.sum(0, True, dtype=I32) * 128 - unsigned(a, b),
     "two readers": two_readers,
+    "in float32": lambda a, b: unsigned(a, b) - b.sum(0, True, dtype=I32) * 128.0,
     "narrow": lambda a, b: torch._int_mm((a + 128).to(torch.uint8), b) - b.sum(0, True, dtype=I32) * 128,
 }
 
