@@ -54,6 +54,10 @@ def find(spec: str, batch: int = 1) -> Found:
     """
     torch.manual_seed(0)
     library, _, name = spec.partition(":")
+    if not library.strip():
+        raise CommandError(
+            f"{spec!r} names no model: give a model's name, a file that ends in .pt2, or module:function"
+        )
     if spec.endswith(".pt2"):
         return _exported(spec)
     if spec.endswith(".safetensors") and Path(spec).is_file():
@@ -121,6 +125,8 @@ def _exported(path: str) -> Found:
 
 
 def _of_function(module: str, name: str) -> Found:
+    if module.startswith(".") or module.endswith(".py"):
+        raise CommandError(f"{module!r} is no module's name: write it as import does, such as folder.file:{name}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -135,6 +135,10 @@ def test_names_of_libraries(name: str) -> None:
     [
         ("resnet51", "near are resnet"),
         ("timm:resnet51", "timm has no model 'resnet51', near are"),
+        ("", "names no model"),
+        (":two", "names no model"),
+        ("./own_network_of_a_test.py:network", "write it as import does, such as folder.file:network"),
+        (".own_network_of_a_test:network", "is no module's name"),
         ("nowhere.pt2", "torch.export.save writes such files"),
         ("no_such_module_here:f", "no module 'no_such_module_here'"),
         ("own_network_of_a_test:nothing", "has no function 'nothing'"),
