@@ -35,6 +35,7 @@ class Attempt:
 
     fast: Any
     converted: fx.GraphModule
+    _floats: fx.GraphModule  # the graph without observers, once layers are timed
 
     def __init__(
         self,
@@ -99,12 +100,11 @@ class Attempt:
         search = Search(self._fake, gains, limits, candidates)
         layers = self._compiled_within(search, limits)
         if not layers:
-            self.converted = mixed(self._prepared, (), {})
             if not self._keeps_to(limits, self._plain) and self._dtype is not None:
                 self._dtype = None  # the lower precision alone is too much
-                self._plain = self._optimized(self.converted)
+                self._plain = self._optimized(self._floats)
                 self._keeps_to(limits, self._plain)
-            self.fast = self._plain
+            self._take(layers)
             if names:
                 why = "nothing else keeps to the limits" if candidates else _NOT_FASTER
                 log.warning("no layer of %s is in int8: %s", type(self._model).__name__, why)
@@ -115,7 +115,8 @@ class Attempt:
     def _timed(self) -> LayerTimes:
         """Compile none and all of the layers in integers, and time each."""
         names = self._fake.layers
-        self._plain = self._optimized(mixed(self._prepared, (), {}))
+        self._floats = mixed(self._prepared, (), {})
+        self._plain = self._optimized(self._floats)
         self.compile(names)
         nodes = {node.name for node in self._prepared.graph.nodes}
         sizes = weight_sizes(self._prepared, names)
@@ -146,7 +147,7 @@ class Attempt:
         if layers:
             self.compile(layers)
         else:
-            self.converted, self.fast = mixed(self._prepared, (), {}), self._plain
+            self.converted, self.fast = self._floats, self._plain
 
     def _compiled_within(self, search: Search, limits: Limits) -> list[str]:
         """The layers of the last module compiled, none where no attempt kept to the limits: its kernels decide."""
