@@ -89,7 +89,10 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
             return f"{kind} returns a {cls}, unknown to torch.export: call torch.export.register_dataclass({cls}) first"
         if not isinstance(leaf, _IN_RESULTS):
             cls = type(leaf).__name__
-            return f"{kind} returns a {cls}, unknown to torch.export: return its tensors in a tuple, list or dictionary"
+            way = "return its tensors in a tuple, list or dictionary"
+            if getattr(getattr(model, "config", None), "use_cache", False):  # decoders return it unasked
+                way = f"model.config.use_cache = False leaves it out; or {way}"
+            return f"{kind} returns a {cls}, unknown to torch.export: {way}"
     reason = str(refused).partition("\n")[0]
     return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}"
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,6 +190,17 @@ def test_results_that_torch_export_does_not_know(case: str) -> None:
     fn, message = RESULTS[case]
     with pytest.raises(ValueError, match=message):
         zendnn_cffi.quantize(net(fn, nn.Linear(3, 3)), [torch.ones(2, 3)])
+
+
+def test_decoders_that_return_a_cache_unasked() -> None:
+    """The error said to return the cache's tensors in a tuple, which nobody can tell a model of Transformers."""
+    config = SimpleNamespace(use_cache=True)
+    model = net(lambda m, x: (m[0](x), Holder(x)) if config.use_cache else m[0](x), nn.Linear(8, 8))
+    model.config = config  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"a Holder, .* model.config.use_cache = False leaves it out; or return its"):
+        zendnn_cffi.quantize(model, [noise(4, 8)], tune="off", compare=False)
+    config.use_cache = False
+    assert len(zendnn_cffi.quantize(model, [noise(4, 8)], tune="off", compare=False).report.layers) == 1
 
 
 def test_dataclasses_that_it_was_told_of() -> None:
