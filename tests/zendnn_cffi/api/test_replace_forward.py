@@ -189,6 +189,18 @@ def test_weights_that_were_merged_in_the_meantime_are_packed_again() -> None:
         assert all(model.is_right() for _ in range(3))
 
 
+def test_numbers_written_through_data_are_noticed_after_their_version_was_raised() -> None:
+    """As docs/first_lines.md says of PEFT's hotswap_adapter()."""
+    model = Adapted().eval()
+    zendnn_cffi.replace_forward(model, tune="off")
+    for _ in range(2):
+        assert model.is_right() and model.is_right()
+        for parameter in model.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape))
+        torch.autograd.graph.increment_version(list(model.parameters()))
+        assert model.is_right() and model.is_right() and model.is_right()
+
+
 def test_a_model_that_is_changed_again_and_again_is_optimized_less_and_less() -> None:
     model, made = Adapted().eval(), list[Any]()
     replaced = zendnn_cffi.replace_forward(model, tune="off")
