@@ -196,7 +196,7 @@ def test_decoders_that_return_a_cache_unasked() -> None:
     """The error said to return the cache's tensors in a tuple, which nobody can tell a model of Transformers."""
     config = SimpleNamespace(use_cache=True)
     model = net(lambda m, x: (m[0](x), Holder(x)) if config.use_cache else m[0](x), nn.Linear(8, 8))
-    model.config = config  # type: ignore[assignment]
+    model.config = config
     with pytest.raises(ValueError, match=r"a Holder, .* model.config.use_cache = False leaves it out; or return its"):
         zendnn_cffi.quantize(model, [noise(4, 8)], tune="off", compare=False)
     config.use_cache = False
