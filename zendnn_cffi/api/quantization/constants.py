@@ -49,6 +49,15 @@ def is_constant(node: Any) -> bool:
     return not any(_writes(user) for each in same for user in each.users)
 
 
+def of_constants(exported: fx.GraphModule) -> set[fx.Node]:
+    """The nodes that are constants, or computed from such alone: they are the same in each call."""
+    found: set[fx.Node] = set()
+    for node in exported.graph.nodes:
+        if is_constant(node) or (_is_pure(node) and found.issuperset(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
 def _fold(gm: fx.GraphModule, node: fx.Node, position: int, known: dict[fx.Node, Any]) -> None:
     arg = node.args[position]
     if not isinstance(arg, fx.Node) or arg.op == "get_attr" or not _depends_on_constants(arg, known):

@@ -19,7 +19,7 @@ from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import Free, attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
-from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants
+from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants, of_constants
 from zendnn_cffi.api.quantization.inputs import FIRST, copied, why_not_exported
 from zendnn_cffi.api.quantization.layers import (
     ANNOTATION,
@@ -69,13 +69,13 @@ class Pt2e:
 
         def annotate_all(model: fx.GraphModule) -> fx.GraphModule:
             model = annotate(model)
-            aliasing = Aliasing(model)
+            aliasing, constants = Aliasing(model), of_constants(model)
             for node in model.graph.nodes:
                 if dynamic and kind(node) != "linear":
                     node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
-                if kind(node) in LAYERS and not has_constant_weight(model, node):
+                if kind(node) in LAYERS and (node in constants or not has_constant_weight(model, node)):
                     node.meta.pop(ANNOTATION, None)  # nor weights that each call computes, or of nothing
-                    continue
+                    continue  # and there is nothing to gain where layers read no input: they are computed once
                 specs = _other_product(node, config.input_activation, config.weight, dynamic)
                 if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
                     found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)

@@ -98,3 +98,31 @@ def test_layers_whose_weights_each_call_computes_stay_float() -> None:
     model = net(lambda m, x: m[1](F.relu(F.linear(x, m[0].weight * x.mean()))), nn.Linear(8, 8), nn.Linear(8, 4))
     _, report, _ = zendnn_cffi.quantize(model, [noise(4, 8)], tune="off", compare=False)
     assert [layer.computes_in == "int8" for layer in report.layers] == [False, True]
+
+
+class ReadsTable(nn.Module):
+    """Positions by layers that read a table, as in timm's MaxViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", noise(2, 5, 16))
+        self.first, self.second, self.last = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = self.second(self.first(self.table).relu())
+        found: Tensor = self.last(x + positions)
+        return found
+
+
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_layers_that_read_no_input_stay_float(dynamic: bool) -> None:
+    """torchao folds the integers of what they read: with scales of the call, converting raised RuntimeError."""
+    torch.manual_seed(0)
+    model = ReadsTable().eval()
+    x = noise(2, 5, 16)
+    module, _, converted = zendnn_cffi.quantize(model, [x], dynamic=dynamic, tune="off", compare=False)
+    with torch.no_grad():
+        assert sqnr_db(model(x), module(x)) > 30 and sqnr_db(converted(x), module(x)) > 30
+    linear = torch.ops.aten.linear.default
+    read = [node.args[0].name for node in converted.graph.find_nodes(op="call_function", target=linear)]
+    assert ["dequantize" in name for name in read] == [False, False, True]
