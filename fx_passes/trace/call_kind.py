@@ -54,8 +54,13 @@ def kind_of(parameters: Iterable[str], args: tuple[Any, ...], kwargs: Mapping[st
     given = {name: by_name[name] for name in sorted(by_name)}
     leaves, spec = pytree.tree_flatten((given, args[len(names) :]))
     text = ", ".join(f"{name}{_text(value)}" for name, value in given.items())
-    ones = tuple(tuple(size == 1 for size in leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    ones = tuple(_ones(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
     return Kind(str(spec), tuple(map(_leaf, leaves)), ones, text)
+
+
+def _ones(tensor: torch.Tensor) -> tuple[bool, ...]:
+    """Which sizes are 1; of a nested tensor, which has no shape, none is told."""
+    return () if tensor.is_nested else tuple(size == 1 for size in tensor.shape)
 
 
 def _leaf(value: Any) -> tuple[Any, ...]:

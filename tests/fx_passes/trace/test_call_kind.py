@@ -21,3 +21,10 @@ def test_which_calls_are_of_a_kind() -> None:
     alone = kind_of(names, (X[:1], 1), {})
     assert alone.differs_by_sizes(one) and not alone.differs_by_number(two) and not two.differs_by_sizes(one)
     assert kind_of(names, (X, float("nan")), {}) == kind_of(names, (X, float("nan")), {})
+
+
+def test_nested_tensors_have_a_kind() -> None:
+    rows = [X, X[:2]]
+    nested = torch.nested.nested_tensor(rows)
+    assert kind_of(("x",), (nested,), {}) == kind_of(("x",), (torch.nested.nested_tensor(rows[::-1]),), {})
+    kind_of(("x",), (torch.nested.nested_tensor(rows, layout=torch.jagged),), {})
