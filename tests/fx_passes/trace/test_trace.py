@@ -187,3 +187,41 @@ def test_a_detector_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a detector" in fast.leaves[""]
     for ours, eager in zip(fast(images), model(images), strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+class Chooses(nn.Module):
+    """Two branches, which torch.export lets TorchDynamo compile: it puts the generator's state back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cond(x.sum() > 0, lambda a: self.linear(a), lambda a: a * 2, (x,))
+        return self.last(y).relu()
+
+
+def test_branches_of_cond_are_in_the_graph() -> None:
+    model, x = Chooses().eval(), torch.ones(3, 16)
+    fast = zendnn_cffi.optimize(model, example_inputs=(x,), tune="off")
+    assert any(node.target is torch.ops.higher_order.cond for node in fast.graph.nodes)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model.last(model.linear(x)).relu())
+        torch.testing.assert_close(fast(-x), model.last(-2 * x).relu())
+    assert "inner_product" in str(zendnn_cffi.explain(fast))
+
+
+class SumsRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.nested.to_padded_tensor(self.linear(rows), 0.0)
+
+
+def test_nested_tensors_may_be_examples() -> None:
+    model, rows = SumsRows().eval(), torch.nested.nested_tensor([torch.ones(2, 16), torch.ones(3, 16)])
+    fast = zendnn_cffi.optimize(model, example_inputs=(rows,), tune="off")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(rows), model(rows))
