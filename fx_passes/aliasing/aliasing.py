@@ -7,6 +7,7 @@ is right when x is neither an input of the graph nor a parameter, and no other n
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.effects import aliases, is_inplace_call, is_inplace_module, may_be_held, writes
-from fx_passes.graph.graph import AUGMENTED, get_attribute
-from fx_passes.graph.inference import dtype
+from fx_passes.graph.graph import AUGMENTED, get_attribute, is_shape
+from fx_passes.graph.inference import dtype, is_tensor, rank
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, MODULES, refusal
 
 # Of several tensors, in-place arithmetic keeps the first one's dtype, out-of-place promotes.
@@ -28,6 +29,9 @@ _KEEPING = ("copy", "index_", "masked_", "put", "scatter")
 # Out of place they give truth values.
 _ANSWERING = {"lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal", "not_equal",
               "logical_and", "logical_or", "logical_xor", "logical_not"}  # fmt: skip
+
+_ROW_MAJOR = ops.having(row_major=True)
+_WHOLE = (slice(None), slice(0, None), slice(None, None, 1), slice(0, None, 1))
 
 
 class Aliasing:
@@ -129,11 +133,25 @@ class Aliasing:
             read_later = any(self.order[user] > now for user in other.users)
             if other not in (source, node) and read_later and not self._comes_from(other, node, source):
                 return False
+        if node.target is operator.setitem and not self._may_stand_for(node.args[2], source, node):
+            return False
         for user in list(source.users):
             if self.order[user] > now:
                 user.replace_input_with(source, node)
         _respell(node)
         return True
+
+    def _may_stand_for(self, new: fx.Node, source: fx.Node, node: fx.Node) -> bool:
+        """Whether the value that node writes over all of source may be read in its place, memory and all."""
+        later = [*self.writers_of(source), *self.writers_of(new)]
+        if any(self.order[writer] > self.order[node] for writer in later):
+            return False
+        return not any(
+            other.op in ("placeholder", "get_attr")
+            or may_be_held(other, self.gm)
+            or any(self.order[user] > self.order[node] for user in other.users)
+            for other in self._sharing(new)
+        )
 
     def _sharing(self, node: fx.Node) -> list[fx.Node]:
         """As members(), but values that are together in a result alone share no memory."""
@@ -160,7 +178,18 @@ class Aliasing:
             return node.target[:-1] in METHODS
         if isinstance(node.target, torch._ops.OpOverload):
             return _functional(node.target) is not None
+        if node.target is operator.setitem:
+            return self._replaces_all(*node.args)
         return node.target in INPLACE or (node.target in FUNCTIONS and is_inplace_call(node))
+
+    def _replaces_all(self, source: fx.Node, place: Any, new: Any) -> bool:
+        """Whether source[place] = new writes to all of source, which is row-major, what has its dtype."""
+        places = place if isinstance(place, tuple) else (place,)
+        if source.target not in _ROW_MAJOR or not is_tensor(new) or not all(map(_is_whole, places)):
+            return False
+        found, dimensions, given = dtype(source, self.gm), rank(source), rank(new)
+        is_as_large = dimensions is not None and given is not None and given <= dimensions
+        return is_as_large and found is not None and found == dtype(new, self.gm)
 
     def _comes_from(self, other: fx.Node, node: fx.Node, source: fx.Node) -> bool:
         """Whether other shares memory by being made from node: then the out-of-place result serves it as well.
@@ -180,15 +209,16 @@ class Aliasing:
         """Whether the operation gives what is written to its own dtype, out of place as well."""
         name = node.target if isinstance(node.target, str) else node.target.__name__
         name = name.partition(".")[0].rstrip("_")
-        tensors = node.all_input_nodes
+        first = dtype(node.all_input_nodes[0], self.gm)
         if name in _ANSWERING:
-            return dtype(tensors[0], self.gm) is torch.bool
+            return first is torch.bool
         is_operator = isinstance(node.target, torch._ops.OpOverload) and not name.startswith(_KEEPING)
-        if not (is_operator or name in _PROMOTING) or len(tensors) < 2:
+        if not (is_operator or name in _PROMOTING):
             return True
-        first, *others = (dtype(each, self.gm) for each in tensors)
-        return first is not None and all(
-            other is not None and torch.promote_types(first, other) == first for other in others
+        # numbers promote no tensor, or eager raises
+        others = [dtype(each, self.gm) for each in node.all_input_nodes[1:] if not is_shape(each)]
+        return not others or (
+            first is not None and all(other and torch.promote_types(first, other) == first for other in others)
         )
 
     def _find(self, node: fx.Node) -> fx.Node:
@@ -213,8 +243,19 @@ def _functional(overload: Any) -> Any:
     return None if packet is None else getattr(packet, overload._overloadname, None)
 
 
+def _is_whole(place: Any) -> bool:
+    """Whether an entry of an index takes all of its dimension, or of several."""
+    return place is Ellipsis or (isinstance(place, slice) and place in _WHOLE)
+
+
 def _respell(node: fx.Node) -> None:
-    if node.op == "call_module":
+    if node.target is operator.setitem:
+        source, _, new = node.args
+        with node.graph.inserting_before(node):
+            sizes = [node.graph.call_function(ops.size, (source, dim)) for dim in range(rank(source) or 0)]
+            whole = node.graph.call_function(ops.expand, (new, tuple(sizes)))
+        node.target, node.args = ops.contiguous, (whole,)
+    elif node.op == "call_module":
         node.meta["out_of_place"] = True  # the table of modules has the out-of-place function for it
     elif node.op == "call_method":
         node.target = node.target[:-1]

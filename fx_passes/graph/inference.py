@@ -21,6 +21,17 @@ _SAME_RANK = ops.having(shape="same") | ops.having(shape="rank")
 _FROM_WEIGHT = ops.having(weighted=True)
 _SAYS_DTYPE = (ops.quantize, ops.dequantize, ops.quantize_by, ops.quantize_rows_by, ops.dequantize_rows_by,
                ops.quantized_embedding)  # fmt: skip
+_MOVING = (
+    "view",
+    "reshape",
+    "permute",
+    "transpose",
+    "flatten",
+    "contiguous",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+)  # methods
 
 # Modules outside of the vocabulary that return one tensor.
 _SAME_RANK_MODULES = {nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm, nn.PixelShuffle,
@@ -40,8 +51,10 @@ def is_tensor(node: Any) -> bool:
         return _layer(node) in _TENSOR_MODULES
     if node.op == "placeholder":
         return node.type is torch.Tensor or any(_takes_tensor(user, node) for user in node.users)
+    if node.op == "call_method":
+        return node.target in _MOVING and is_tensor(node.args[0])
     if is_call(node, operator.getitem):
-        return is_call(node.args[0], *ops.SEVERAL)
+        return is_call(node.args[0], *ops.SEVERAL) or is_tensor(node.args[0])
     if is_call(node, ops.binary):
         return any(map(is_tensor, node.args))
     return is_vocabulary(node) and node.target not in ops.SHAPE | ops.SEVERAL
@@ -159,13 +172,15 @@ def _rank(node: Any) -> _Rule:
     if node.target is ops.unsqueeze:
         below = yield node.args[0]
         return None if below is None else below + 1
-    if node.target is ops.index:
+    if (node.target is ops.index or _takes_part(node)) and (items := _places(node.args[1])) is not None:
         below = yield node.args[0]
-        items = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         return None if below is None else below - sum(type(i) is int for i in items) + items.count(None)
     if node.target is ops.binary:
         a, b = (yield node.args[0]), (yield node.args[1])
         return None if a is None or b is None else max(a, b)
+    if node.target is ops.matmul:  # of two vectors it is a number
+        a, b = (yield node.args[0]), (yield node.args[1])
+        return max(a, b) if a and b and min(a, b) > 1 else None
     if node.target is ops.embedding_bag or (node.target is ops.embedding_bags and node.args[2] != "row"):
         return 2
     if node.target is ops.quantized_embedding:
@@ -181,6 +196,18 @@ def _rank(node: Any) -> _Rule:
     if is_call(node, operator.getitem) and is_call(node.args[0], *ops.PIECES):
         return (yield node.args[0].args[0])
     return (yield node.args[0]) if _keeps_rank(node) else None
+
+
+def _takes_part(node: fx.Node) -> bool:
+    """Whether node is a part of what, if that has a rank, is a tensor."""
+    return is_call(node, operator.getitem) and not is_call(node.args[0], *ops.SEVERAL)
+
+
+def _places(item: Any) -> tuple[Any, ...] | None:
+    """The entries of an index that makes a view; None of another."""
+    items = item if isinstance(item, tuple) else (item,)
+    views = all(i is None or i is Ellipsis or type(i) is int or isinstance(i, slice) for i in items)
+    return items if views else None
 
 
 def _agreed(sources: Iterable[Any]) -> _Rule:
@@ -238,7 +265,10 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
         inplace = getattr(module, "inplace", False) is True
         return (yield node.args[0]) if inplace and node.args else None
     if node.op == "call_method":
-        return (yield node.args[0]) if node.target.endswith("_") else None
+        moves = (
+            node.target in _MOVING and not any(isinstance(arg, torch.dtype) for arg in node.args) and not node.kwargs
+        )
+        return (yield node.args[0]) if moves or node.target.endswith("_") else None
     if node.target in _FROM_WEIGHT:
         return (yield node.args[1])
     if node.target in AUGMENTED or node.target is operator.getitem or _is_view(node.target):

@@ -7,12 +7,14 @@ torch: they are looked up by their names among the operators of aten.
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 
 from fx_passes.aliasing.schemas import only_computes
-from fx_passes.graph.graph import example
+from fx_passes.graph.graph import example, is_call
+from fx_passes.graph.inference import is_tensor
 
 # Python's operators whose names are not those of aten.
 _OPERATORS = {
@@ -30,12 +32,27 @@ def is_functional(node: fx.Node) -> bool:
     The same call gives the same: it draws no random numbers.
     """
     if node.op == "call_method":
-        is_of_tensor = bool(node.args) and example(node.args[0]) is not None
-        return is_of_tensor and (node.target in _CASTS or only_computes(node.target))
+        if not node.args or not (example(node.args[0]) is not None or gives_tensor(node.args[0])):
+            return False
+        return node.target in _CASTS or only_computes(node.target)
     if node.op != "call_function" or "out" in node.kwargs or isinstance(node.target, torch._ops.OpOverload):
         return False
     name = _OPERATORS.get(node.target) or getattr(node.target, "__name__", "")
     return _is_of_torch(node.target) and only_computes(name)
+
+
+def gives_tensor(node: Any) -> bool:
+    """Whether node is a tensor for certain, in graphs without examples of their values, too."""
+    if not isinstance(node, fx.Node) or "val" in node.meta:
+        return isinstance(example(node), torch.Tensor)
+    if isinstance(node.target, torch._ops.OpOverload):
+        returns = node.target._schema.returns
+        return len(returns) == 1 and str(returns[0].type) == "Tensor"
+    if node.op == "call_method":
+        return node.target in _CASTS and gives_tensor(node.args[0])
+    if is_call(node, operator.getitem) and all(map(gives_tensor, node.args)):  # a table's rows
+        return True
+    return is_tensor(node)
 
 
 def _is_of_torch(target: object) -> bool:

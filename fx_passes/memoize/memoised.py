@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import finish, is_constant, is_pure, is_shape, is_vocabulary, replace
+from fx_passes.graph.graph import finish, is_call, is_constant, is_pure, is_shape, is_vocabulary, replace, sort
 from fx_passes.graph.interpreter import run
-from fx_passes.memoize.functional import is_functional
+from fx_passes.memoize.functional import gives_tensor, is_functional
 from fx_passes.memoize.masks import remember
 from fx_passes.memoize.watched import is_watched
-from fx_passes.partition.partition import Constants, add_module, copy_nodes
+from fx_passes.partition.partition import Constants, Ordering, add_module, copy_nodes, ordering
 from zendnn_cffi.locks import new_lock
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -127,18 +127,21 @@ def find_members(
     A size of what was computed from one of them is known after the module that computes them all, so it is no argument.
     """
     aliasing: Aliasing | None = None
+    before: Ordering = {}
     found: dict[fx.Node, None] = {}
-    after: set[fx.Node] = set()  # outside, computed from what is inside
+    after: set[fx.Node] = set()  # outside, computed from what is inside, or read or written behind that
     for node in gm.graph.nodes:
         sources = node.all_input_nodes
         if _is_plain_operation(node) and after.isdisjoint(sources):
-            known = all(s in found or s in (masks or ()) or is_shape(s) or is_known(s) for s in sources)
+            known = all(s in found or s in (masks or ()) or is_shape(s) or is_fact(s) or is_known(s) for s in sources)
             if known and (masks is None or any(s in found or s in masks for s in sources)):
-                aliasing = aliasing or Aliasing(gm)
+                if aliasing is None:
+                    aliasing = Aliasing(gm)
+                    before = ordering(gm, aliasing)
                 if not _is_shared(node, aliasing):
                     found[node] = None
                     continue
-        if any(s in found or s in after for s in sources):
+        if any(s in found or s in after for s in (*sources, *before.get(node, ()))):
             after.add(node)
     return list(found)
 
@@ -147,7 +150,12 @@ def _is_plain_operation(node: fx.Node) -> bool:
     """Whether node computes a tensor of what is given in a run, and writes to nothing; constants belong to regions."""
     if is_shape(node) or not (is_pure(node) or is_vocabulary(node) or is_functional(node)):
         return False
-    return isinstance(node.meta.get("val"), Tensor) and not is_constant(node)
+    return gives_tensor(node) and not is_constant(node)
+
+
+def is_fact(node: fx.Node) -> bool:
+    """Whether node is something about a tensor that is no number, and no numbers of it."""
+    return is_call(node, getattr) and node.args[1] in ("device", "dtype") and len(node.args) == 2
 
 
 def _is_shared(node: fx.Node, aliasing: Aliasing) -> bool:
@@ -175,6 +183,7 @@ def move_into_module(
     """
     if len(members) < _WORTHWHILE:
         return gm
+    before = ordering(gm)
     members = _merge_equal(members)
     inside = set(members)
     sources = dict.fromkeys(source for node in members for source in node.all_input_nodes if source not in inside)
@@ -193,5 +202,6 @@ def move_into_module(
         node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
     for node in reversed(members):
         gm.graph.erase_node(node)
+    sort(gm.graph, before)
     log.debug("%s: %d operations, %d arguments, %d results", name, len(members), len(arguments), len(read))
     return finish(gm)

@@ -19,5 +19,11 @@ from fx_passes.memoize.memoised import find_members, move_into_module
 
 
 def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
-    """Move what depends on sizes and constants alone into a Memoised module, if that is more than an operation."""
-    return move_into_module(gm, find_members(gm, is_constant), "per_size", root)
+    """Move what depends on sizes and constants alone into a Memoised module, if that is more than an operation.
+
+    What depends on sizes that are known behind it (a pooling between the layers of a transformer) is in a further one.
+    """
+    count = -1
+    while count != (count := sum(node.op == "call_module" for node in gm.graph.nodes)):
+        gm = move_into_module(gm, find_members(gm, is_constant), "per_size", root)
+    return gm

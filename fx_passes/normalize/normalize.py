@@ -77,13 +77,15 @@ _ATTRIBUTES = {
 def normalize(gm: fx.GraphModule) -> fx.GraphModule:
     """Rewrite gm's graph in the vocabulary; running it again changes nothing."""
     name_overloads(gm.graph)
-    changed, fewest = True, math.inf
-    while changed:  # an operation that is out of place lets those that shared its memory follow
+    changed, fewest = True, (math.inf, math.inf)
+    while changed:  # an operation that is out of place, and sizes once spelled, let those that shared memory follow
         normalizer = Normalizer(gm)
         normalizer.run()
-        writers = len(normalizer.aliasing.writers)
-        changed = normalizer.make_out_of_place() and writers < fewest  # what is respelled and writes still, stays
-        fewest = writers
+        aliasing = normalizer.aliasing
+        found = (len(aliasing.writers), sum(map(aliasing.is_written_unspelled, aliasing.order)))
+        normalizer.make_out_of_place()
+        changed = bool(aliasing.writers) and found < fewest  # what is respelled and writes still, stays
+        fewest = min(found, fewest)
     return finish(gm)
 
 
@@ -123,13 +125,13 @@ class Normalizer:
             elif node.graph is self.graph and not is_vocabulary(node) and node not in self.aliasing.writers:
                 self.visit(node)
 
-    def make_out_of_place(self) -> bool:
-        """Respell in-place nodes where that cannot be told, first ones first. Return whether fewer nodes write now."""
+    def make_out_of_place(self) -> None:
+        """Respell in-place nodes where that cannot be told, first ones first."""
         if not self.aliasing.writers:
-            return False  # run() lets no node write that did not
+            return  # run() lets no node write that did not
         aliasing = Aliasing(self.gm)
-        respelled = sum(aliasing.out_of_place(node) for node in aliasing.writers)
-        return respelled > 0 or len(aliasing.writers) < len(self.aliasing.writers)
+        for node in aliasing.writers:
+            aliasing.out_of_place(node)
 
     def merge(self, node: fx.Node) -> None:
         """One node per tensor name."""

@@ -188,9 +188,9 @@ def trim(nodes: list[fx.Node], needs: Operands) -> list[fx.Node]:
     return list(inside)
 
 
-def ordering(gm: fx.GraphModule) -> Ordering:
+def ordering(gm: fx.GraphModule, aliasing: Aliasing | None = None) -> Ordering:
     """Nodes that must stay behind others though no value flows: readers and writers of the same memory."""
-    aliasing = Aliasing(gm)
+    aliasing = aliasing or Aliasing(gm)
     before: Ordering = {}
     for writer, written in aliasing.writers.items():
         for reader in (reader for node in written for reader in aliasing.readers(node) if reader is not writer):

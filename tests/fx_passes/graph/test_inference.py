@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.inference import dtype, rank
+from fx_passes.graph.inference import dtype, is_tensor, rank
 
 
 def doubled(graph: fx.Graph, node: fx.Node, times: int) -> fx.Node:
@@ -58,3 +58,26 @@ def test_rank(make: Any, expected: int) -> None:
     weight = graph.get_attr("weight")
     weight.meta["rank"] = 2
     assert rank(make(graph, weight)) == expected
+
+
+def test_parts_and_views_of_a_tensor() -> None:
+    graph = fx.Graph()
+    weight = graph.get_attr("weight")
+    weight.meta["rank"] = 3
+    part = graph.call_function(operator.getitem, (weight, (slice(None), 0, None, slice(1, None))))
+    assert is_tensor(part)
+    assert rank(part) == 3
+    view = graph.call_method("view", (part, 2, 3))
+    assert is_tensor(view)
+    assert is_tensor(graph.call_function(operator.getitem, (graph.call_function(ops.chunk, (weight, 2, 0)), 0)))
+    places = graph.call_function(operator.getitem, (weight, graph.placeholder("places")))
+    assert rank(places) is None
+    assert not is_tensor(graph.call_method("view", (graph.placeholder("x"), 2, 3)))
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [((3, 2), 3), ((2, 4), 4), ((1, 2), None), ((2, 1), None)])
+def test_rank_of_a_product(ranks: tuple[int, int], expected: int | None) -> None:
+    graph = fx.Graph()
+    a, b = graph.get_attr("a"), graph.get_attr("b")
+    a.meta["rank"], b.meta["rank"] = ranks
+    assert rank(graph.call_function(ops.matmul, (a, b))) == expected
