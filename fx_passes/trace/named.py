@@ -199,7 +199,10 @@ def _is_equal(value: Any, other: Any) -> bool:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    return value is other or (type(value) is type(other) and isinstance(value, _PLAIN) and value == other)
+    if value is other:
+        return True
+    is_equal = type(value) is type(other) and isinstance(value, _PLAIN) and value == other
+    return is_equal and (not isinstance(value, float | complex) or repr(value) == repr(other))  # 0.0 is not -0.0
 
 
 def _held_by(holder: Any, name: str) -> Any:

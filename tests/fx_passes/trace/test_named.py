@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import math
 import pickle
 import types
 from collections.abc import Callable
@@ -27,6 +28,7 @@ LIST = [1.0, 2.0]
 WRITTEN = torch.tensor(2.0)
 WRITTEN_LIST = [torch.tensor(2.0)]
 UNREAD = 1.0
+SIGNED = 0.0
 settings = types.SimpleNamespace(inner=types.SimpleNamespace(scale=2.0))
 
 
@@ -127,6 +129,11 @@ def set_global(name: str, value: Any) -> None:
 # what is read, how it is changed, and how it is changed back
 CASES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any], Callable[[], Any]]] = {
     "number": (lambda y: y * SCALE, lambda: set_global("SCALE", 5.0), lambda: set_global("SCALE", 2.0)),
+    "sign of zero": (
+        lambda y: y * math.copysign(1.0, SIGNED),
+        lambda: set_global("SIGNED", -0.0),
+        lambda: set_global("SIGNED", 0.0),
+    ),
     "tensor": (lambda y: y * VECTOR, lambda: set_global("VECTOR", VECTOR * 3), lambda: set_global("VECTOR", -VECTOR)),
     "numbers of a tensor": (lambda y: y * WRITTEN, lambda: WRITTEN.fill_(5.0), lambda: WRITTEN.fill_(2.0)),
     "numbers computed of": (lambda y: y * (WRITTEN * 2), lambda: WRITTEN.fill_(5.0), lambda: WRITTEN.fill_(2.0)),

@@ -35,19 +35,20 @@ def smooth_linears(exported: fx.GraphModule, calls: Sequence[Call]) -> list[str]
     if not groups:
         return []
     largest = _largest(exported, groups, calls)
-    for source, readers in groups.items():
+    seen = {source: readers for source, readers in groups.items() if source in largest}
+    for source, readers in seen.items():
         _smooth(exported, source, readers, largest[source])
     exported.graph.eliminate_dead_code()
     exported.recompile()
-    return [reader.name for readers in groups.values() for reader in readers]
+    return [reader.name for readers in seen.values() for reader in readers]
 
 
 def _largest(gm: fx.GraphModule, values: Collection[fx.Node], calls: Sequence[Call]) -> dict[fx.Node, Tensor]:
-    """The largest magnitude of each channel, the last axis, of some values."""
+    """The largest magnitude of each channel, the last axis, of some values; of those that ever have a number."""
     found: dict[fx.Node, Tensor] = {}
 
     def keep(node: fx.Node, args: Any, kwargs: Any, result: Tensor) -> None:
-        if node in values:
+        if node in values and result.numel():
             largest = result.detach().abs().reshape(-1, result.shape[-1]).amax(0)
             found[node] = torch.maximum(found[node], largest) if node in found else largest
 

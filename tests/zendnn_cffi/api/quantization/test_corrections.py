@@ -101,3 +101,15 @@ def test_nothing_is_smoothed_without_normalizations() -> None:
     graph = exported_graph(nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 8)).eval(), calls[0])
     code = graph.code
     assert smooth_linears(graph, calls) == [] and graph.code == code
+
+
+def test_calls_without_rows_say_nothing_of_channels() -> None:
+    """Detectors whose later layers see no box in a calibration image."""
+    model, calls = Encoder().eval(), calls_of_noise(2, 3, 7, 16)
+    empty = [((args[0][:, :0],), kwargs) for args, kwargs in calls]
+    graph = exported_graph(model, calls[0])
+    assert smooth_linears(graph, [*empty, *calls]) == ["linear", "linear_1", "linear_2"]
+    assert sqnr_db(called(model, calls[0]), called(graph, calls[0])) > 110
+    graph = exported_graph(model, calls[0])
+    code = graph.code
+    assert smooth_linears(graph, empty) == [] and graph.code == code
