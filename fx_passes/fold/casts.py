@@ -3,7 +3,7 @@ torch.export found to hold.
 
 Before: y = x.to(torch.float32)            with x float32: eager returns x itself
 After:  y = x
-Needs:  meta["val"]; nodes without it stay as they are
+Needs:  dtypes that are known: of meta["val"], or of the weights of layers
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.identities import only_values_count
 from fx_passes.graph.graph import example, finish, is_call, replace
+from fx_passes.graph.inference import dtype
 
 aten = torch.ops.aten
 _ALIAS = "alias.default"
-_METHODS = frozenset({"to", "float", "double", "bfloat16", "half", "type_as"})
+_NAMED = {"float": torch.float32, "double": torch.float64, "bfloat16": torch.bfloat16, "half": torch.float16}
+_METHODS = frozenset({"to", "type_as", *_NAMED})
 _TO_COPY = "_to_copy.default"
 _OVERLOADS = frozenset({"to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as.default", _TO_COPY})
 _OVERLOADS |= {_ALIAS}
@@ -38,7 +40,7 @@ def fold_casts(gm: fx.GraphModule) -> fx.GraphModule:
             replace(node, node.args[0])
         elif _overload(node) in _CHECKS and not node.users:
             gm.graph.erase_node(node)
-        elif is_cast(node) and _changes_nothing(node) and (not _copies(node) or _may_be_source(node, aliasing)):
+        elif is_cast(node) and _changes_nothing(node, gm) and (not _copies(node) or _may_be_source(node, aliasing)):
             replace(node, node.args[0])
         elif is_call(node, ops.concat):
             _drop_empty(node)
@@ -65,14 +67,31 @@ def _overload(node: fx.Node) -> str:
     return str(node.target).removeprefix("aten.") if node.target.namespace == "aten" else ""
 
 
-def _changes_nothing(node: fx.Node) -> bool:
+def _changes_nothing(node: fx.Node, gm: fx.GraphModule) -> bool:
     have, want = example(node.args[0]), example(node)
     if have is None or want is None:
-        return False
+        asked = _asked_dtype(node, gm)
+        return asked is not None and asked == dtype(node.args[0], gm)
     asks_copy = node.kwargs.get("copy") or node.kwargs.get("memory_format") is not None or node.args[3:]
     if _overload(node) == _ALIAS and any(user.op == "output" for user in node.users):
         return False  # it is another tensor, in the same memory
     return have.dtype == want.dtype and have.device == want.device and have.layout == want.layout and not asks_copy
+
+
+def _asked_dtype(node: fx.Node, gm: fx.GraphModule) -> torch.dtype | None:
+    """The dtype that a method converts to, and nothing else; None where it is not known."""
+    if node.op != "call_method":
+        return None
+    given: list[Any] = [*node.args[1:], *node.kwargs.values()]
+    if node.target in _NAMED:
+        return None if given else _NAMED[node.target]
+    if len(given) != 1 or not node.kwargs.keys() <= {"dtype", "other"}:
+        return None
+    if node.target == "type_as":
+        return dtype(given[0], gm)
+    if is_call(given[0], getattr) and given[0].args[1] == "dtype":
+        return dtype(given[0].args[0], gm)
+    return given[0] if isinstance(given[0], torch.dtype) else None
 
 
 def _copies(node: fx.Node) -> bool:

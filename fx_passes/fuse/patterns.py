@@ -183,10 +183,15 @@ def _l2_norms() -> Parts:
     return binary("div", x, Either((once(call(aten.expand_as.default, least, x)), least)))
 
 
+_NEIGHBOURS = (slice(None, None, 2), slice(1, None, 2))
+
+
 def _rotary(
     node: fx.Node, x: fx.Node, cos: fx.Node, sin: fx.Node, first: slice, second: slice, dim: int | None = None
 ) -> Call | None:
     """By neighbours, or where dim is given by halves."""
+    if dim is None and (first, second) == _NEIGHBOURS:  # of any even size, and PyTorch raises for others
+        return Call(ops.rotary, (x, cos, sin, True))
     value = x.meta.get("val")
     if (
         value is None

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import AUGMENTED, get_attribute, is_call, is_vocabulary
+from fx_passes.graph.graph import AUGMENTED, argument, get_attribute, is_call, is_stack, is_vocabulary
 
 RANK = "rank"  # in node.meta: how many dimensions it has
 LAYER = "layer"  # in node.meta: the class of the module that it was
@@ -199,8 +199,8 @@ def _rank(node: Any) -> _Rule:
 
 
 def _takes_part(node: fx.Node) -> bool:
-    """Whether node is a part of what, if that has a rank, is a tensor."""
-    return is_call(node, operator.getitem) and not is_call(node.args[0], *ops.SEVERAL)
+    """Whether node is a part of a tensor: not one of several in a list."""
+    return is_call(node, operator.getitem) and not is_call(node.args[0], *ops.SEVERAL) and is_tensor(node.args[0])
 
 
 def _places(item: Any) -> tuple[Any, ...] | None:
@@ -284,8 +284,8 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
     if node.target is ops.binary:
         both = yield from _agreed([side for side in node.args[:2] if isinstance(side, fx.Node)])
         return both if both is not None and both.is_floating_point else None
-    if node.target is ops.concat:
-        return (yield from _agreed(node.args[0]))
+    if node.target is ops.concat or is_stack(node):
+        return (yield from _agreed(argument(node, 0, "tensors")))
     if node.target in (ops.eltwise, ops.reduce):  # of integers, roots are no integers, nor are sums as narrow
         found = yield node.args[0]
         return found if found is not None and found.is_floating_point else None

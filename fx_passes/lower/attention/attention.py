@@ -131,17 +131,22 @@ def lower_additive_mask(node: fx.Node, context: LoweringContext) -> Operation:
 def lower_rotary(node: fx.Node, context: LoweringContext) -> Operation:
     """Lower ops.rotary: src * cos, then both halves of the turned source added in place."""
     arguments = context.values.arguments(node)
-    nodes = [arguments[name] for name in ("src", "cos", "sin")]
+    tables = [arguments[name] for name in ("cos", "sin")]  # constants, or computed at run time
+    nodes = [arguments["src"], *(table for table in tables if not isinstance(table, Tensor))]
     specs = [context.tensor(n, "an operand") for n in nodes]
     spec, half = context.values.specs[node], specs[0].shape[-1] // 2
-    if spec.shape != specs[0].shape or len({s.dtype for s in specs}) > 1 or any(s.shape[-1] != 2 * half for s in specs):
+    operands = [*specs, *(table for table in tables if isinstance(table, Tensor))]
+    promotes = len({each.dtype for each in operands}) > 1
+    if spec.shape != specs[0].shape or promotes or any(each.shape[-1:] != (2 * half,) for each in operands):
         raise NotLowered("rotary embedding that broadcasts or promotes its source")
     dtype = context.dtype(spec)
 
     neighbours = slice(0, None, 2), slice(1, None, 2)
     first, second = neighbours if arguments["interleaved"] else (slice(0, half), slice(half, None))
 
-    def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    def rotate(x: Tensor, *given: Tensor) -> None:
+        later, out = iter(given[:-1]), given[-1]  # constants as they are now, which may be written to
+        cos, sin = (table.to(out.dtype) if isinstance(table, Tensor) else next(later) for table in tables)
         torch.mul(x, cos, out=out)
         out[..., first].addcmul_(x[..., second], sin[..., first], value=-1)
         out[..., second].addcmul_(x[..., first], sin[..., second])

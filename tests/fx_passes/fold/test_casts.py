@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import zendnn_cffi
 from fx_passes import ops
 from fx_passes.fold.casts import fold_casts
+from fx_passes.normalize import normalize
 from tests.support.graphs import count, image, model_of, traced
 
 aten = torch.ops.aten
@@ -106,3 +107,41 @@ def test_empty_pieces_that_say_the_dtype_stay(dtype: torch.dtype, pieces: int) -
     (concat,) = gm.graph.find_nodes(op="call_function", target=ops.concat)
     assert len(concat.args[0]) == pieces
     torch.testing.assert_close(gm(*inputs), Joined()(*inputs))
+
+
+def _method(x: Tensor) -> Tensor:
+    return x.float()
+
+
+CASTS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "of its own": (lambda y: (y * 2).to(dtype=y.dtype), True),
+    "by position": (lambda y: (y * 2).to(y.dtype), True),
+    "of another": (lambda y: torch.stack((y, -y), -1).type_as(y), True),
+    "by name": (_method, True),
+    "constant": (lambda y: y.to(torch.float32), True),
+    "wider": (lambda y: y.to(torch.float64), False),
+    "narrower": (lambda y: y.bfloat16().float(), False),
+    "as it was given": (lambda y: y.to(torch.float32, copy=True), False),
+    "of integers": (lambda y: y.type_as(y.argmax(-1)), False),
+    "of a sum with others": (lambda y: (y + y.double()).to(y.dtype), False),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_casts_of_values_without_examples(name: str) -> None:
+    """What torch.fx traces itself has no examples: the weights of layers say the dtype."""
+    cast, goes = CASTS[name]
+
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(self.linear(x))
+
+    model, x = Casts().eval(), torch.randn(3, 4)
+    gm = fold_casts(normalize(fx.symbolic_trace(model)))
+    left = [node for node in gm.graph.nodes if node.op == "call_method"]
+    assert bool(left) != goes, gm.code
+    torch.testing.assert_close(gm(x), model(x))
