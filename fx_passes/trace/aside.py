@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fx_passes.trace.skeleton import held_by, tensors_in, tensors_of
+from zendnn_cffi.runtime.uncompiled import nothing_compiled
 
 
 class Aside(TorchDispatchMode):
@@ -112,7 +113,7 @@ def writes_aside(root: nn.Module) -> Iterator[Aside]:
     """Let operators that would write to memory of root, or of copies that share it, write to other memory."""
     aside = Aside(root)
     try:
-        with aside:
+        with nothing_compiled(), aside:
             yield aside
     finally:
         aside.take_back_counts()

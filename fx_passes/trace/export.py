@@ -210,7 +210,8 @@ def _export(
             shapes = attempt.shapes(traced_root, (args, kwargs))
             hearing, limit, quietly = asked.heard(), left.limit(attempt.free), warnings.catch_warnings()
             with torch.no_grad(), _followed(traced_root, attempt.mode), hearing, limit, quietly, kept_quiet():
-                warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
+                for told in (".*assigned during export", ".*certain side effects"):  # of modes that are around forward
+                    warnings.filterwarnings("ignore", message=told, category=UserWarning)
                 program = torch.export.export(traced_root, args, kwargs, dynamic_shapes=shapes, strict=False)
                 if attempt.free < sizes.free:
                     sizes = sizes._replace(free=attempt.free, because=because)

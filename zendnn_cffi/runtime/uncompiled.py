@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from zendnn_cffi.locks import making
 
 # The hook by which it compiles. It is private, so it may be absent.
 _dynamo: Any = torch._C._dynamo.eval_frame
@@ -25,3 +29,22 @@ def keep_uncompiled(function: Any, why: str) -> None:
         _dynamo.skip_code(code)
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = why
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Let functions that torch.compile made, those of PyTorch's own among them, run as they are written.
+
+    TorchDynamo never again compiles a function that it met under a dispatch mode, as torch.cond's. It compiles what
+    that one calls instead, and may raise there. Its stance is one for all threads, so one thread at a time is in here.
+    """
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with making():
+        hook = set_dynamo_hook(None)  # it sets no stance while it compiles
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            set_dynamo_hook(hook)
