@@ -34,8 +34,12 @@ def no_example(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
             if not isinstance(leaf, _NUMBERS):
                 return f"an argument is a {type(leaf).__name__}"
-        elif leaf.requires_grad or leaf.device.type != "cpu" or not _is_dense(leaf):
-            return "a tensor among the arguments asks for a gradient, or is not dense in memory"
+        elif leaf.requires_grad:
+            return "a tensor among the arguments asks for a gradient"
+        elif leaf.device.type != "cpu":
+            return f"a tensor among the arguments is on {leaf.device}"
+        elif not _is_dense(leaf):
+            return "a tensor among the arguments is sparse, nested or quantized"
     return ""
 
 

@@ -281,7 +281,7 @@ class OptimizedModule(WatchedModule):
             about.append(
                 f"Other kinds of calls than its own graph is for have theirs. {'; '.join(self.call_kinds.texts)}"
             )
-        if self._calls_of_others:
+        if self._calls_of_others and not names:  # else it is for calls of all kinds
             about.append(
                 f"Calls with other arguments than it was traced for, or in another state: {self._calls_of_others}."
                 f" They ran as plain PyTorch: {self.call_kinds.reasons.counted}."

@@ -54,10 +54,20 @@ def replaced_forwards(whole: Any) -> dict[str, list[OptimizedModule]]:
 
     whole  a model, or what replace_forward() returned
     """
+    return {path: each.modules for path, each in _standing_in(whole).items()}
+
+
+def why_plain(whole: Any) -> list[str]:
+    """Why calls of replaced forwards in it stayed plain PyTorch, each reason once."""
+    return list(dict.fromkeys(reason for each in _standing_in(whole).values() for reason in each.reasons))
+
+
+def _standing_in(whole: Any) -> dict[str, Any]:
+    """What replace_forward() returned, by path."""
     forwards = {"": whole}
     if isinstance(whole, nn.Module):
         forwards = {path: part.__dict__.get("forward") for path, part in whole.named_modules()}
-    return {path: each.modules for path, each in forwards.items() if getattr(each, "stands_in", False) is True}
+    return {path: each for path, each in forwards.items() if getattr(each, "stands_in", False) is True}
 
 
 def _owner(compiled: Any) -> nn.Module | None:

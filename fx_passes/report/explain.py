@@ -248,7 +248,7 @@ def _explain_parts(whole: Any) -> Explanation:
 def _parts(whole: Any) -> dict[str, OptimizedModule]:
     """The optimized modules in it or in place of forwards, by path; those behind torch.compile: graph_0, graph_1."""
     from fx_passes.module import OptimizedModule
-    from fx_passes.report.compiled import behind, is_compiled, replaced_forwards
+    from fx_passes.report.compiled import behind, is_compiled, replaced_forwards, why_plain
 
     inside = whole.named_modules() if isinstance(whole, nn.Module) else ()
     held = {path: module for path, module in inside if isinstance(module, OptimizedModule)}
@@ -259,7 +259,9 @@ def _parts(whole: Any) -> dict[str, OptimizedModule]:
     if held or compiled:
         return held | {f"graph_{i}": module for i, module in enumerate(compiled)}
     if replaced:
-        raise TypeError("explain(): this forward was replaced, and no call was optimized yet: call the model once")
+        because = why_plain(whole)
+        last = f"calls stayed plain PyTorch: {'; '.join(because)}" if because else "call the model once"
+        raise TypeError(f"explain(): this forward was replaced, and no call was optimized yet: {last}")
     if was_compiled:
         raise TypeError("explain(): this was compiled, and has no graph yet: call it once under torch.no_grad()")
     raise TypeError(

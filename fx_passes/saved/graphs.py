@@ -15,6 +15,7 @@ from fx_passes.saved.errors import FileError, NotSaved
 from fx_passes.saved.functions import check_arguments, check_method, function_of, name_of
 from fx_passes.trace.outputs import Remake, TakenApart
 
+_CACHES = "transformers.cache_utils"  # the module of what decoders keep keys and values in
 _REMAKES = "make "  # what the target of a node begins with that puts results together: their structure follows
 _OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 
@@ -114,17 +115,18 @@ def dump_structure(spec: pytree.TreeSpec) -> str:
             raise ValueError("keys of dictionaries that are no text or numbers")
         return text
     except Exception as error:  # whatever a container's own code raises
-        inside = ", ".join(dict.fromkeys(_objects(spec))) or str(error)
-        raise NotSaved(
-            f"its arguments or results hold what a file does not: {inside}. Save a module around it, which takes and"
-            " returns the tensors in it"
-        ) from error
+        classes = list(dict.fromkeys(_objects(spec)))
+        inside = ", ".join(f"a {cls.__name__}" for cls in classes) or str(error)
+        way = "save a module around it, which takes and returns the tensors in it"
+        if any(cls.__module__ == _CACHES for cls in classes):  # decoders return it unasked
+            way = f"optimize the model with model.config.use_cache = False, which leaves it out, or {way}"
+        raise NotSaved(f"its arguments or results hold what a file does not: {inside}; {way}") from error
 
 
-def _objects(spec: pytree.TreeSpec) -> Iterator[str]:
+def _objects(spec: pytree.TreeSpec) -> Iterator[type]:
     """The classes of objects that results hold."""
     if spec.type is TakenApart:
-        yield f"a {spec.context.cls.__name__}"
+        yield spec.context.cls
     for child in spec.children():
         yield from _objects(child)
 

@@ -20,7 +20,8 @@ from fx_passes.graph.graph import AUGMENTED
 @contextmanager
 def buffers_kept(root: nn.Module) -> Iterator[None]:
     """Put buffers of root back where a forward, traced inside, set them to what they are after a write in place."""
-    held = {(path, name): buffer for path, module in root.named_modules() for name, buffer in module._buffers.items()}
+    modules = [(path, m) for path, m in root.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
+    held = {(path, name): buffer for path, module in modules for name, buffer in module._buffers.items()}
     yield
     now: Any
     for (path, name), buffer in held.items():

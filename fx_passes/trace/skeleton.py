@@ -16,6 +16,7 @@ from torch import nn
 from fx_passes.graph.hooks import hook_owners
 from fx_passes.trace.arrays import arrays_in, moved, shared, together
 from fx_passes.trace.quiet import structures_copied
+from fx_passes.trace.scripted import share_scripted
 from fx_passes.trace.theirs import fields_of
 
 Copied = TypeVar("Copied", bound=torch.Tensor)
@@ -64,6 +65,7 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
                 memo.update((id(value), value) for value in module.__dict__.values() if not _can_be_copied(value, memo))
             copied = copy.deepcopy(model, memo)
     _take_modes(copied, model)
+    share_scripted(copied, model, own_state=own_state, own_parameters=own_parameters)
     return copied
 
 
@@ -72,7 +74,9 @@ def _take_modes(copied: nn.Module, model: nn.Module) -> None:
     copies = dict(copied.named_modules())
     for path, module in model.named_modules():
         own = copies.get(path)
-        if own is not None and own.training != module.training:
+        if own is None or isinstance(own, torch.jit.ScriptModule):  # where it was frozen it has no mode
+            continue
+        if own.training != module.training:
             own.train(module.training)  # which may exchange the graph, and sets its children's modes before their turn
 
 
@@ -250,7 +254,9 @@ def _put(root: nn.Module, memo: dict[int, Any]) -> list[torch.Tensor]:
     found = [value for value in memo.values() if isinstance(value, torch.Tensor)]
     for module in root.modules() if memo else ():
         for held in (module._parameters, module._buffers):
-            held.update({name: memo[id(value)] for name, value in held.items() if id(value) in memo})
+            for name, value in list(held.items()):
+                if id(value) in memo:
+                    held[name] = memo[id(value)]
         for name, value in module.__dict__.items():
             if name not in OF_MODULES and any(id(each) in memo for each in (*tensors_in(value), *arrays_in(value))):
                 others = {id(each): each for each in tensors_in(value)}

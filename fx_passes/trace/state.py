@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
+import torch
 from torch import nn
 
 from fx_passes.trace.held import (
@@ -42,12 +43,17 @@ def is_torch_s(module: nn.Module) -> bool:
 
 
 def attributes_of(module: nn.Module, keep: Kept, seen: dict[int, Any] | None = None) -> dict[str, Any]:
-    """What a module itself holds, by attribute: parameters, buffers and submodules by name."""
+    """What a module itself holds, by attribute: parameters, buffers and submodules by name.
+
+    A ScriptModule looks its methods up at their first call, and keeps them.
+    """
     found: dict[str, Any] = {}
     for name, value in module.__dict__.items():
         if name in ("_parameters", "_buffers", "_modules"):
             found |= {str(inner): describe(item, keep) for inner, item in value.items()}
-        elif not name.startswith(OF_TRACING) and not (name.startswith("_") and is_torch_s(module)):
+        elif isinstance(value, torch.ScriptMethod) or name.startswith(OF_TRACING):
+            continue
+        elif not (name.startswith("_") and is_torch_s(module)):
             found[name] = describe(value, keep, seen)
     return found
 

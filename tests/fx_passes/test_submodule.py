@@ -57,6 +57,7 @@ def test_backbone_and_head_are_the_engine_s() -> None:
     assert counts["backbone"] >= 2 and counts["head"] >= 4
     explanation = zendnn_cffi.explain(fast)
     assert "backbone, head" in str(explanation) and explanation.svg()
+    assert "ran as plain PyTorch" not in str(explanation)
     assert any(record.region for record in zendnn_cffi.profile(fast, IMAGES, runs=1).records)
 
 

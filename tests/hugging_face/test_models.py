@@ -16,6 +16,7 @@ from benchmarks.workloads_transformers import DecodingStep
 from fx_passes import ops
 from fx_passes.graph.graph import is_call, is_constant
 from fx_passes.report.explanation import NodeExplanation
+from fx_passes.saved.errors import NotSaved
 from tests.support.graphs import outside
 from tests.support.hugging_face import HEADS, LAYERS, MODELS, WIDTH, ids, noise, tensors_of
 from zendnn_cffi import backend
@@ -123,6 +124,18 @@ def test_the_cache_that_a_decoder_returns_is_its_own() -> None:
             output.next = model(input_ids=ids(1), past_key_values=output.past_key_values)
         _assert_close(first.next, expected.next)
         assert first.past_key_values.get_seq_length() == 10
+
+
+def test_a_model_that_returns_a_cache_is_saved_without(tmp_path: Any) -> None:
+    model, path = MODELS["llama"].build(), tmp_path / "model.safetensors"
+    with torch.no_grad():
+        fast, _ = _optimized(model, {"input_ids": ids(9)})
+        with pytest.raises(NotSaved, match="DynamicCache; optimize the model with model.config.use_cache = False"):
+            zendnn_cffi.save(fast, path)
+        model.config.use_cache = False
+        fast, _ = _optimized(model, {"input_ids": ids(9)})
+        zendnn_cffi.save(fast, path)
+        _assert_close(zendnn_cffi.load(path)(input_ids=ids(9)), model(input_ids=ids(9)))
 
 
 def test_copies_of_a_model_that_returns_a_cache() -> None:

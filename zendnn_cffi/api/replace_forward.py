@@ -148,6 +148,16 @@ class ReplacedForward:
             log.info("%s: a call stays plain PyTorch: %s", type(self.model).__name__, reason)
         return None
 
+    def invalidate(self) -> None:
+        """Let the next call optimize the model anew, as it is then.
+
+        Needed after what PyTorch does not count, as OptimizedModule.invalidate(): writes through .data or numpy, other
+        numbers in large arrays and dictionaries among attributes.
+        """
+        with self._lock:
+            self._fast, self._watch, self._looked_at, self._seen = None, None, None, None
+            self._earlier = EarlierStates()
+
     def undo(self) -> None:
         """Give the model its own forward back. Doing so twice is allowed."""
         if self.model.__dict__.get("forward") is self:
@@ -163,8 +173,12 @@ class ReplacedForward:
 
 def _own_state(model: nn.Module, fast: OptimizedModule) -> str:
     """What calls of the optimized module change in memory of its own: the model would neither see it nor reset it."""
+    from fx_passes.trace.scripted import sets_attributes
+
     if changing := fast._source[0].stateful:
-        return ", ".join(path or "attributes" for path in changing[:4])
+        return ", ".join(path or "attributes" for path in dict.fromkeys(changing[:4]))
+    if scripted := [path for path, module in model.named_modules() if sets_attributes(module)]:
+        return f"attributes of {scripted[0]}, a ScriptModule"
     theirs = {**dict(fast._tree.named_parameters()), **dict(fast._tree.named_buffers())}
     own = [
         name
@@ -193,12 +207,13 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
     model    in evaluation mode when it is called; in training mode it computes as before. Layers, hooks and attributes
              that are replaced or set later are noticed: that call stays plain PyTorch, and the next one optimizes anew
     options  of optimize(): dynamic, dtype, tune, tune_seconds, allow_winograd. release_weights needs optimize() itself.
-    Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, explain()
-             and profile() take the model. Each kind of call (names, dtypes, dimensions, numbers) has a graph once it
-             came, at most 8 of them, as optimize() has it. Calls with other things than tensors, numbers and containers
-             of these stay plain PyTorch, such as caches, which a call writes to, as do models whose forward is seen to
-             change their own state; `reasons` names them. As of optimize(), outputs carry no gradient for parameters,
-             unless an argument asks for one: train in training mode, or after undo().
+    Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, invalidate()
+             optimizes it anew after writes through .data, explain() and profile() take the model. Each kind of call
+             (names, dtypes, dimensions, numbers) has a graph once it came, at most 8 of them, as optimize() has it. Calls
+             with other things than tensors, numbers and containers of these stay plain PyTorch, such as caches, which a
+             call writes to, as do models whose forward is seen to change their own state; `reasons` names them. As of
+             optimize(), outputs carry no gradient for parameters, unless an argument asks for one: train in training
+             mode, or after undo().
     Raises   TypeError for what is no module or was optimized already, and for unknown options; ValueError where forward
              was replaced before
     """

@@ -221,6 +221,16 @@ def test_a_model_whose_forward_was_replaced() -> None:
     assert found.records and zendnn_cffi.explain(model).share_basis == "call"
 
 
+def test_a_replaced_forward_that_stays_plain_says_why() -> None:
+    model = nn.Linear(8, 8).eval()
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    with torch.no_grad():
+        model(noise(2, 8).to_sparse())
+    for each in (model, replaced, nn.ModuleDict({"held": model})):
+        with pytest.raises(TypeError, match="stayed plain PyTorch: a tensor among the arguments is sparse, nested or"):
+            zendnn_cffi.explain(each)
+
+
 def test_parts_whose_forwards_were_replaced_are_told_apart() -> None:
     model = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 4)}).eval()
     for part in model.values():

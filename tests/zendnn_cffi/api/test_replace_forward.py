@@ -531,3 +531,19 @@ def test_a_forward_finds_gradients_as_the_caller_has_them(entry: str) -> None:
             for each in (model, reference):
                 each.layer.weight.mul_(2)
         same(3, 3, 3)
+
+
+@torch.no_grad()
+def test_invalidate_after_writes_that_nobody_counts() -> None:
+    model, x = Classifier().eval(), torch.randn(4, 17)
+    replaced = zendnn_cffi.replace_forward(model, tune="off")
+    replaced.invalidate()  # before any call, too
+    for _ in range(2):
+        before = model(x)["scores"]
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    replaced.invalidate()
+    assert not replaced.modules
+    for _ in range(2):
+        torch.testing.assert_close(model(x)["scores"], type(model).forward(model, x)["scores"])
+    assert replaced.modules and not torch.allclose(model(x)["scores"], before)
