@@ -209,11 +209,11 @@ def replace_forward(model: nn.Module, **options: Any) -> ReplacedForward:
     options  of optimize(): dynamic, dtype, tune, tune_seconds, allow_winograd. release_weights needs optimize() itself.
     Returns  ReplacedForward, which is `model.forward` now: undo() gives the model its own forward back, invalidate()
              optimizes it anew after writes through .data, explain() and profile() take the model. Each kind of call
-             (names, dtypes, dimensions, numbers) has a graph once it came, at most 8 of them, as optimize() has it. Calls
-             with other things than tensors, numbers and containers of these stay plain PyTorch, such as caches, which a
-             call writes to, as do models whose forward is seen to change their own state; `reasons` names them. As of
-             optimize(), outputs carry no gradient for parameters, unless an argument asks for one: train in training
-             mode, or after undo().
+             (names, dtypes, dimensions, numbers) has a graph once it came, at most 8 of them, as optimize() has it.
+             Calls with other things than tensors, numbers and containers of these stay plain PyTorch, such as caches,
+             which a call writes to, as do models whose forward is seen to change their own state; `reasons` names
+             them. As of optimize(), outputs carry no gradient for parameters, unless an argument asks for one: train in
+             training mode, or after undo().
     Raises   TypeError for what is no module or was optimized already, and for unknown options; ValueError where forward
              was replaced before
     """
