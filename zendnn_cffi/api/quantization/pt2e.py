@@ -31,6 +31,7 @@ from zendnn_cffi.api.quantization.layers import (
 )
 from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_norms
 from zendnn_cffi.api.quantization.padding import write_out_padding
+from zendnn_cffi.api.quantization.products import name_products
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 from zendnn_cffi.api.quantization.sources import name_sources
 from zendnn_cffi.api.quantization.states import buffers_restored
@@ -200,6 +201,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _as_quantizable(exported: fx.GraphModule) -> fx.GraphModule:
     """In the form that torchao's quantizer takes, in place."""
     exported.graph.eliminate_dead_code()  # it fails on layers that nobody reads
+    name_products(exported)
     fold_constants(exported)
     fold_norms(exported)
     write_out_padding(exported)
