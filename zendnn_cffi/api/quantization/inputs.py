@@ -83,6 +83,29 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
     except Exception as error:  # whatever the model's own code raises
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         return f"{kind} itself fails on {name}: {reason}"
+    if unknown := _unknown_in(result, model):
+        return unknown
+    reason = str(refused).partition("\n")[0]
+    return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}"
+
+
+def check_cache(model: nn.Module, example: Call) -> None:
+    """Raise ValueError where a decoder returns its cache: torch.export takes a minute to find that it cannot."""
+    if not _caching_configs(model):
+        return
+    try:
+        with torch.no_grad():
+            args, kwargs = copied(example)
+            result = model(*args, **kwargs)
+    except Exception:  # why_not_exported() tells
+        return
+    if unknown := _unknown_in(result, model):
+        raise ValueError(unknown)
+
+
+def _unknown_in(result: Any, model: nn.Module) -> str:
+    """Which class in a result of the model torch.export does not know, and what to do; "" where it knows all."""
+    kind = type(model).__name__
     for leaf in pytree.tree_leaves(result):
         if is_dataclass(leaf):
             cls = type(leaf).__name__
@@ -90,11 +113,21 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
         if not isinstance(leaf, _IN_RESULTS):
             cls = type(leaf).__name__
             way = "return its tensors in a tuple, list or dictionary"
-            if getattr(getattr(model, "config", None), "use_cache", False):  # decoders return it unasked
-                way = f"model.config.use_cache = False leaves it out; or {way}"
+            if configs := _caching_configs(model):
+                switches = " = ".join(f"{config}.use_cache" for config in configs)
+                way = f"{switches} = False leaves it out; or {way}"
             return f"{kind} returns a {cls}, unknown to torch.export: {way}"
-    reason = str(refused).partition("\n")[0]
-    return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}"
+    return ""
+
+
+def _caching_configs(model: nn.Module) -> list[str]:
+    """The configurations of Transformers that have decoders return their caches, as a user writes them."""
+    found: dict[int, str] = {}
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            found.setdefault(id(config), ".".join(name for name in ("model", path, "config") if name))
+    return list(found.values())
 
 
 def kept_calls(calls: Iterator[Call], *, copies: bool) -> list[Call]:

@@ -20,7 +20,7 @@ from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import Free, attempts
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants, of_constants
-from zendnn_cffi.api.quantization.inputs import FIRST, copied, why_not_exported
+from zendnn_cffi.api.quantization.inputs import FIRST, check_cache, copied, why_not_exported
 from zendnn_cffi.api.quantization.layers import (
     ANNOTATION,
     Call,
@@ -150,6 +150,8 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
     if is_exported(model):
         assert isinstance(model, fx.GraphModule)
         return _as_quantizable(sharing_weights(model))
+    with buffers_restored(model):
+        check_cache(model, example)
     args, kwargs = example
     refused: Exception | None = None
     found: fx.GraphModule | None = None

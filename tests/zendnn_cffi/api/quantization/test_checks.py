@@ -203,6 +203,30 @@ def test_decoders_that_return_a_cache_unasked() -> None:
     assert len(zendnn_cffi.quantize(model, [noise(4, 8)], tune="off", compare=False).report.layers) == 1
 
 
+def test_a_cache_is_noticed_before_anything_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.export looked for a way for half a minute. A T5's decoder has a configuration of its own."""
+
+    def export(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("it exports")
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        m[0].calls.add_(1)
+        return (m[0](x), Holder(x)) if m[0].config.use_cache else m[0](x)
+
+    model = net(forward, nn.Linear(8, 8))
+    layer: Any = model.get_submodule("m.0")
+    layer.register_buffer("calls", torch.zeros(1))
+    model.config, layer.config = SimpleNamespace(use_cache=True), SimpleNamespace(use_cache=True)
+    monkeypatch.setattr(torch.export, "export", export)
+    both = r"Holder, .*: model.config.use_cache = model.m.0.config.use_cache = False leaves it out"
+    with pytest.raises(ValueError, match=both):
+        zendnn_cffi.quantize(model, [noise(4, 8)])
+    model.config.use_cache = False
+    with pytest.raises(ValueError, match=r"Holder, .*: model.m.0.config.use_cache = False leaves"):
+        zendnn_cffi.quantize(model, [noise(4, 8)])
+    assert layer.calls.item() == 0
+
+
 def test_dataclasses_that_it_was_told_of() -> None:
     @dataclass
     class Known:
