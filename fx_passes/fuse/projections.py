@@ -23,6 +23,7 @@ from fx_passes.ops.quantized import plain_axis
 from zendnn_cffi.values import dataclass
 
 _MAX_GROUP = 8
+PARTS = "parts"  # in meta of the wide layer: names of those that it stands for
 
 
 def fuse_projections(gm: fx.GraphModule) -> fx.GraphModule:
@@ -167,6 +168,7 @@ def widen(gm: fx.GraphModule, group: list[Projection]) -> None:
             bias = graph.call_function(ops.concat, (tuple(rows), 0))
         wide = graph.call_function(first.target, (*group[0].operands, weight, bias), dict(first.kwargs))
         wide.meta["source"] = "; ".join(str(part.node.meta.get("source", part.node.name)) for part in group)
+        wide.meta[PARTS] = tuple(part.node.name for part in group)
         start, pieces = 0, []
         for part, size in zip(group, sizes, strict=True):
             piece = graph.call_function(ops.narrow, (wide, -1, start, start + size))

@@ -495,6 +495,23 @@ def test_encoder_layers_are_quantized(options: dict[str, Any], dynamic: bool) ->
     assert sqnr_db(called(model, x), called(fast, x)) > 30
 
 
+@pytest.mark.parametrize("budget", (None, 20.0))
+def test_layers_that_are_joined_are_reported_where_they_compute(budget: float | None) -> None:
+    """Queries, keys and values of one input are one product, under a name of its own: they were "plain PyTorch"."""
+
+    def attend(m: Any, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (m[i](x).unflatten(-1, (4, 8)).transpose(1, 2) for i in range(3))
+        found: torch.Tensor = m[3](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return found
+
+    model, x = net_of(attend, *(nn.Linear(32, 32) for _ in range(4))), noise(2, 9, 32)
+    module, report, _ = zendnn_cffi.quantize(model, [x], attention=False, budget=budget, tune="off", compare=False)
+    assert [row.kind for row in report.layers] == ["linear"] * 4
+    assert [row.computes_in for row in report.layers] == ["int8"] * 4 and "4 of 4 layers in int8" in str(report)
+    products = [dtype for kind, dtype, _ in ran(module) if kind in ("inner_product", "matmul")]
+    assert products.count(torch.uint8) == 2
+
+
 def test_nothing_is_printed_of_what_torchao_and_torch_export_try(run_python: Any) -> None:
     """torchao tells of libraries for GPUs, torch.export of sizes it cannot compare, at length."""
     code = """

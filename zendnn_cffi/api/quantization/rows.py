@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fx_passes.fuse.projections import PARTS
 from zendnn_cffi.api.quantization.choose import Choice
 from zendnn_cffi.api.quantization.layers import Call, is_product, kind, module_path, watch
 from zendnn_cffi.api.quantization_report import INT8, LayerReport, noise_db, sqnr_db
@@ -30,27 +32,37 @@ def _results(gm: fx.GraphModule, call: Call) -> dict[str, torch.Tensor]:
     return found
 
 
-def layer_rows(
-    reference: fx.GraphModule, converted: fx.GraphModule, fast: Any, examples: Sequence[Call], choice: Choice | None
-) -> Iterable[LayerReport]:
-    """A row for each layer: how near it is to the float one, with all layers before it quantized, too."""
-    floats, integers = _results(reference, examples[0]), _results(converted, examples[0])
+def _dtypes(fast: Any) -> dict[str, torch.dtype]:
+    """What each layer in a region computes in. Those that the optimizer joined are one, under a name of its own."""
+    regions = list(fast.regions().values())
     calls = [
         call
-        for region in fast.regions().values()
+        for region in regions
         for lowered in region.lowered.values()
         if lowered is not None
         for call in lowered.program.calls
         if call.implementation != "torch" or call.dtype not in _INTEGERS  # it computes in float
     ]
-    dtypes = {call.name: call.dtype for call in sorted(calls, key=lambda call: call.dtype in _INTEGERS)}
+    found = {call.name: call.dtype for call in sorted(calls, key=lambda call: call.dtype in _INTEGERS)}
+    for node in itertools.chain.from_iterable(region.graph.nodes for region in regions):
+        if node.name in found:
+            found |= dict.fromkeys(node.meta.get(PARTS, ()), found[node.name])
+    return found
+
+
+def layer_rows(
+    reference: fx.GraphModule, converted: fx.GraphModule, fast: Any, examples: Sequence[Call], choice: Choice | None
+) -> Iterable[LayerReport]:
+    """A row for each layer: how near it is to the float one, with all layers before it quantized, too."""
+    floats, integers = _results(reference, examples[0]), _results(converted, examples[0])
+    dtypes = _dtypes(fast)
     nodes = {node.name: node for node in converted.graph.nodes}
     for name, value in integers.items():
         if name in floats:
             computed = dtypes.get(name)
             where = INT8 if computed in _INTEGERS else str(computed or "plain PyTorch")
             if computed is None and choice is not None and name not in choice.layers:
-                where = "float"  # perhaps joined with other layers
+                where = "float"
             near = sqnr_db(floats[name], value)
             row = LayerReport(name, module_path(nodes[name]), kind(nodes[name]), near, where.removeprefix("torch."))
             yield row if choice is None else _with_choice(row, choice)
