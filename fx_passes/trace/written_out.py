@@ -10,10 +10,11 @@ are computed by PyTorch's own Python code, whose parts are then in the graph.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -49,8 +50,21 @@ def write_out_modules(root: nn.Module, literal: Collection[str] = ()) -> None:
     literal  paths of those whose weights are read: PyTorch's own code, which needs them for the result as well
     """
     for path, module in root.named_modules():
-        if type(module) is nn.MultiheadAttention and "forward" not in module.__dict__ and path not in literal:
-            module.forward = _forward(module)
+        if type(module) is nn.MultiheadAttention and "forward" not in module.__dict__:
+            module.forward = _in_order(module) if path in literal else _forward(module)
+
+
+@contextlib.contextmanager
+def modules_written_out(root: nn.Module, literal: Collection[str] = ()) -> Iterator[None]:
+    """The same of a root that is no copy, for as long as it is exported."""
+    before = {module for module in root.modules() if "forward" in module.__dict__}
+    write_out_modules(root, literal)
+    try:
+        yield
+    finally:
+        for module in root.modules():
+            if type(module) is nn.MultiheadAttention and module not in before:
+                module.__dict__.pop("forward", None)
 
 
 def read_weights(graph: fx.Graph) -> set[str]:
@@ -69,9 +83,20 @@ def _attentions_with(graph: fx.Graph, target: Any) -> set[str]:
     return found
 
 
+def _in_order(module: nn.MultiheadAttention) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """PyTorch's own forward, whose result lies in order as that of its fast path does: a view of it may follow."""
+    own = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        result, weights = own(*args, **kwargs)
+        return result.contiguous() if module.batch_first else result, weights
+
+    return forward
+
+
 def _forward(module: nn.MultiheadAttention) -> Callable[..., Any]:
     """module.forward; PyTorch's own for arguments out of the ordinary."""
-    own = module.forward
+    own = _in_order(module)
     ordinary = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
 
     def forward(

@@ -17,7 +17,7 @@ from torch import nn
 import zendnn_cffi
 from fx_passes.lower.products import row_scaled_linear
 from tests.support.cpu import take_away
-from tests.support.lowering import net, noise
+from tests.support.lowering import net, noise, tensors
 from tests.support.quantized import ran
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization_report import QuantizationReport, powers, sqnr_db
@@ -493,6 +493,26 @@ def test_encoder_layers_are_quantized(options: dict[str, Any], dynamic: bool) ->
     assert [layer.kind for layer in report.layers] == [kind for kind in kinds if not dynamic or kind == "linear"]
     assert {layer.computes_in for layer in report.layers} == {"int8"}
     assert sqnr_db(called(model, x), called(fast, x)) > 30
+
+
+@pytest.mark.parametrize("batch_first", (False, True))
+@pytest.mark.parametrize("read", (False, True))
+def test_a_view_of_what_attention_returns(read: bool, batch_first: bool) -> None:
+    """PyTorch's fast path gives results in order; exported without it, the view was refused."""
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y, weights = m[0](x, x, x, need_weights=read)
+        return (y.view(-1, 16), weights) if read else y.view(-1, 16)
+
+    x, model = noise(2, 5, 16), net_of(forward, nn.MultiheadAttention(16, 4, batch_first=batch_first))
+    with torch.no_grad():
+        expected = model(x)
+    module, report, converted = zendnn_cffi.quantize(model, [x], tune="off", compare=False)
+    for found in (called(module, x), called(converted, x), zendnn_cffi.optimize(model, (x,), tune="off")(x)):
+        for mine, theirs in zip(tensors(found), tensors(expected), strict=True):
+            assert mine.stride() == theirs.stride() and sqnr_db(theirs, mine) > 30
+    assert [row.computes_in for row in report.layers if row.kind == "linear"] == ["int8"] * 2
+    assert "forward" not in model.get_submodule("m.0").__dict__
 
 
 @pytest.mark.parametrize("budget", (None, 20.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.sizes import Free, attempts
+from fx_passes.trace.written_out import modules_written_out, read_weights
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants, of_constants
 from zendnn_cffi.api.quantization.inputs import FIRST, check_cache, copied, why_not_exported
@@ -152,7 +153,6 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
         return _as_quantizable(sharing_weights(model))
     with buffers_restored(model):
         check_cache(model, example)
-    args, kwargs = example
     refused: Exception | None = None
     found: fx.GraphModule | None = None
     for attempt in attempts():
@@ -162,8 +162,9 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
             shapes = attempt.shapes(model, example)
             with torch.no_grad(), attempt.mode, written_out(), warnings.catch_warnings(), kept_quiet():
                 warnings.simplefilter("ignore")
-                program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=True)
-                exported: fx.GraphModule = program.module()
+                exported = _exported(model, example, shapes)
+                if literal := read_weights(exported.graph):
+                    exported = _exported(model, example, shapes, literal)
                 with buffers_restored(model):
                     takes_one = _takes_one_sample(exported, model, example)
             if takes_one or found is None:
@@ -175,6 +176,15 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
     if found is not None:
         return _as_quantizable(found)
     raise ValueError(why_not_exported(model, example, name, refused)) from refused
+
+
+def _exported(model: nn.Module, example: Call, shapes: Any, literal: Collection[str] = ()) -> fx.GraphModule:
+    """literal: paths of attention modules that are exported as PyTorch writes them."""
+    with modules_written_out(model, literal):
+        program = torch.export.export(model, *example, dynamic_shapes=shapes, strict=True)
+    exported: fx.GraphModule = program.module()
+    exported.graph.eliminate_dead_code()
+    return exported
 
 
 def _takes_one_sample(exported: fx.GraphModule, model: nn.Module, example: Call) -> bool:
