@@ -28,7 +28,7 @@ _PRODUCTS = frozenset(
     + ("linear", "matmul", "bmm")
 )
 ATTENTION = "scaled_dot_product_attention"  # one more where its operands are rounded
-_SUMS = frozenset(("add", "add_"))
+SUMS = frozenset(("add", "add_"))
 _NOT_FINITE = ("is not finite", "should be less than max")  # what observers say of NaN and infinity
 ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
 Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
@@ -150,7 +150,7 @@ def _observers(prepared: fx.GraphModule) -> list[fx.Node]:
 def _needs_integers(reader: fx.Node, layers: Collection[str], stay: Collection[Edge]) -> bool:
     if is_product(reader):
         return reader.name in layers
-    if kind(reader) in _SUMS and any(is_product(operand) for operand in reader.all_input_nodes):
+    if kind(reader) in SUMS and any(is_product(operand) for operand in reader.all_input_nodes):
         return any(operand.name in layers for operand in reader.all_input_nodes)
     return any((value, user) in stay for value in reader.users for user in value.users)
 

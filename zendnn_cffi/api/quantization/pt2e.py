@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.candidates.layouts import has_vnni
+from fx_passes.graph.graph import example
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
@@ -24,6 +25,7 @@ from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_con
 from zendnn_cffi.api.quantization.inputs import FIRST, check_cache, copied, why_not_exported
 from zendnn_cffi.api.quantization.layers import (
     ANNOTATION,
+    SUMS,
     Call,
     calibrating_with,
     has_constant_weight,
@@ -75,14 +77,15 @@ class Pt2e:
             for node in model.graph.nodes:
                 if dynamic and kind(node) != "linear":
                     node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
-                if kind(node) in LAYERS and (node in constants or not has_constant_weight(model, node)):
+                once = constants.issuperset(node.all_input_nodes)
+                if kind(node) in LAYERS and (once or not has_constant_weight(model, node)):
                     node.meta.pop(ANNOTATION, None)  # nor weights that each call computes, or of nothing
                     continue  # and there is nothing to gain where layers read no input: they are computed once
                 specs = _other_product(node, config.input_activation, config.weight, dynamic)
                 if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
                     found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
                     node.meta[ANNOTATION] = found
-                if _reads_what_is_written(node, aliasing):
+                if _reads_what_is_written(node, aliasing) or _of_whole_numbers(node) or _is_sum_of_floats(node):
                     node.meta.pop(ANNOTATION, None)
             return model
 
@@ -114,6 +117,19 @@ def _reads_what_is_written(node: fx.Node, aliasing: Aliasing) -> bool:
     """Whether a value to be quantized for node is written to before node reads it: it is quantized where it is made."""
     values = getattr(node.meta.get(ANNOTATION), "input_qspec_map", {})
     return any(aliasing.is_written_between((value,), value, node) for value in values)
+
+
+def _of_whole_numbers(node: fx.Node) -> bool:
+    """Whether a value to be quantized for node has no floats, as a product of masks: torchao looks at shapes alone."""
+    values = map(example, getattr(node.meta.get(ANNOTATION), "input_qspec_map", {}))
+    return any(value is not None and not value.is_floating_point() for value in values)
+
+
+def _is_sum_of_floats(node: fx.Node) -> bool:
+    """Whether a sum rounds what is added to a layer, though that stays float."""
+    values = getattr(node.meta.get(ANNOTATION), "input_qspec_map", {})
+    others = [operand for operand in node.all_input_nodes if operand not in values]
+    return kind(node) in SUMS and not any(kind(other) in LAYERS and ANNOTATION in other.meta for other in others)
 
 
 def _other_product(node: fx.Node, activation: Any, weight: Any, dynamic: bool) -> dict[fx.Node, Any]:

@@ -114,11 +114,21 @@ class ReadsTable(nn.Module):
         return found
 
 
+class WritesPositions(ReadsTable):
+    """What the last of the layers that read the table returns is written to."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = self.second(self.first(self.table).relu())
+        found: Tensor = self.last(positions.add_(x))
+        return found
+
+
+@pytest.mark.parametrize("kind", (ReadsTable, WritesPositions))
 @pytest.mark.parametrize("dynamic", (False, True))
-def test_layers_that_read_no_input_stay_float(dynamic: bool) -> None:
+def test_layers_that_read_no_input_stay_float(dynamic: bool, kind: type[ReadsTable]) -> None:
     """torchao folds the integers of what they read: with scales of the call, converting raised RuntimeError."""
     torch.manual_seed(0)
-    model = ReadsTable().eval()
+    model = kind().eval()
     x = noise(2, 5, 16)
     module, _, converted = zendnn_cffi.quantize(model, [x], dynamic=dynamic, tune="off", compare=False)
     with torch.no_grad():
@@ -126,3 +136,46 @@ def test_layers_that_read_no_input_stay_float(dynamic: bool) -> None:
     linear = torch.ops.aten.linear.default
     read = [node.args[0].name for node in converted.graph.find_nodes(op="call_function", target=linear)]
     assert ["dequantize" in name for name in read] == [False, False, True]
+
+
+FLOAT: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a layer of a constant": lambda m, x: m[1](F.relu(m[0](m[2].table) + x)),
+    "a sum in place": lambda m, x: m[1](F.relu(m[0](m[2].table).add_(x))),
+    "a weight of the call": lambda m, x: m[1](F.conv2d(x, m[0].weight * x.mean(), padding=1) + x),
+}
+
+
+@pytest.mark.parametrize("case", FLOAT)
+def test_sums_behind_layers_that_stay_float_round_nothing(case: str) -> None:
+    """What is added was rounded for a layer that computes in float: the sum's annotation was left."""
+    table = nn.Module()
+    table.register_buffer("table", noise(2, 8, 9, 9))
+    model, x = net(FLOAT[case], nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1), table), noise(2, 8, 9, 9)
+    module, _, converted = zendnn_cffi.quantize(model, [x], tune="off", compare=False)
+    (total,) = [node for node in converted.graph.nodes if str(node.target).startswith("aten.add")]
+    assert "dequantize" not in str(total.args)
+    with torch.no_grad():
+        assert sqnr_db(model(x), module(x)) > 30 and sqnr_db(converted(x), module(x)) > 60
+
+
+def test_sums_behind_layers_in_integers_round_what_is_added() -> None:
+    x, layers = noise(2, 8, 9, 9), (nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1))
+    model = net(lambda m, x: m[1](F.relu(m[0](x) + x)), *layers)
+    _, report, converted = zendnn_cffi.quantize(model, [x], tune="off", compare=False)
+    (total,) = converted.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    assert "dequantize" in str(total.args) and [row.computes_in for row in report.layers] == ["int8"] * 2
+
+
+def test_products_of_masks_stay_whole_numbers() -> None:
+    """torchao looks at their shapes alone: observing them raised NotImplementedError for 'Long' (DeBERTa)."""
+
+    def masked(m: Any, x: Tensor) -> Tensor:
+        mask = (x > 0).long()
+        found: Tensor = m[0](x) * (mask * (mask + 1))
+        return found
+
+    model, x = net(masked, nn.Linear(8, 8)), noise(4, 8)
+    module, report, _ = zendnn_cffi.quantize(model, [x], tune="off", compare=False)
+    assert [row.computes_in for row in report.layers] == ["int8"]
+    with torch.no_grad():
+        assert sqnr_db(model(x), module(x)) > 30
