@@ -86,7 +86,10 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
     if unknown := _unknown_in(result, model):
         return unknown
     reason = str(refused).partition("\n")[0]
-    return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}"
+    hint = ""
+    if "data-dependent" in reason:  # as detectors are, behind their backbone
+        hint = ". Sizes depend on what it computes: quantize the submodules before that, and put them in their places"
+    return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}{hint}"
 
 
 def check_cache(model: nn.Module, example: Call) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 import zendnn_cffi
 from tests.support.lowering import net, noise
+from zendnn_cffi.api.quantization_report import sqnr_db
 
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dtype": ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32, torch.bfloat16 or None"),
@@ -201,6 +202,23 @@ def test_decoders_that_return_a_cache_unasked() -> None:
         zendnn_cffi.quantize(model, [noise(4, 8)], tune="off", compare=False)
     config.use_cache = False
     assert len(zendnn_cffi.quantize(model, [noise(4, 8)], tune="off", compare=False).report.layers) == 1
+
+
+def test_detectors_are_quantized_by_parts() -> None:
+    """How many boxes there are depends on their scores."""
+
+    def detect(m: Any, x: torch.Tensor) -> torch.Tensor:
+        scores = m[0](x)
+        kept: torch.Tensor = scores[scores.amax(1) > 0]
+        return kept.sum(0) if len(kept) > 2 else kept[:, 0]
+
+    model, x = net(detect, nn.Linear(8, 8)), noise(6, 8)
+    with pytest.raises(ValueError, match=r"cannot follow .*data-dependent.* quantize the submodules before that"):
+        zendnn_cffi.quantize(model, [x], tune="off", compare=False)
+    expected = model(x)
+    model.m[0] = zendnn_cffi.quantize(model.m[0], [x], tune="off", compare=False).module
+    with torch.no_grad():
+        assert sqnr_db(expected, model(x)) > 20
 
 
 def test_a_cache_is_noticed_before_anything_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
