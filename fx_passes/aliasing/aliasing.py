@@ -130,13 +130,13 @@ class Aliasing:
         for other in self._sharing(source):
             if other.op in ("placeholder", "get_attr") or may_be_held(other, self.gm):
                 return False
-            read_later = any(self.order[user] > now for user in other.users)
-            if other not in (source, node) and read_later and not self._comes_from(other, node, source):
+            is_another = other not in (source, node) and self._is_read_after(other, now)
+            if is_another and not self._comes_from(other, node, source):
                 return False
         if node.target is operator.setitem and not self._may_stand_for(node.args[2], source, node):
             return False
         for user in list(source.users):
-            if self.order[user] > now:
+            if self.order.get(user, now) > now:
                 user.replace_input_with(source, node)
         _respell(node)
         return True
@@ -149,9 +149,13 @@ class Aliasing:
         return not any(
             other.op in ("placeholder", "get_attr")
             or may_be_held(other, self.gm)
-            or any(self.order[user] > self.order[node] for user in other.users)
+            or self._is_read_after(other, self.order[node])
             for other in self._sharing(new)
         )
+
+    def _is_read_after(self, node: fx.Node, place: int) -> bool:
+        """Whether somebody further down than place reads node. What a write before that became reads it there."""
+        return any(self.order.get(user, place) > place for user in node.users)
 
     def _sharing(self, node: fx.Node) -> list[fx.Node]:
         """As members(), but values that are together in a result alone share no memory."""
@@ -160,8 +164,9 @@ class Aliasing:
         for member in members:
             if not _holds_results(member):
                 for source in aliases(member, self.gm):
-                    joined[member].append(source)
-                    joined[source].append(member)
+                    if source in joined:  # not what a write became, of whose memory nobody else knows
+                        joined[member].append(source)
+                        joined[source].append(member)
         found, pending = {node: None}, [node]
         while pending:
             new = [other for other in joined[pending.pop()] if other not in found]

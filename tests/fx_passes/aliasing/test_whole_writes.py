@@ -180,3 +180,41 @@ def test_stays_a_write(forward: Forward) -> None:
 
 def _writes(gm: Any) -> list[Any]:
     return [node for node in gm.graph.nodes if node.target is operator.setitem or node.target in ops.WRITING]
+
+
+def _one_after_the_other(m: Any, x: Tensor) -> Any:
+    scores = scores_of(m, x)
+    scores[:] = scores + 1
+    others = scores_of(m, x * 2)
+    others[:] = scores
+    return others.softmax(-1)
+
+
+def _a_write_before(m: Any, x: Tensor) -> Any:
+    scores = scores_of(m, x)
+    scores *= 2
+    scores[:] = scores.tanh()
+    return scores.softmax(-1)
+
+
+def _a_write_behind(m: Any, x: Tensor) -> Any:
+    scores = scores_of(m, x)
+    scores[:] = scores.tanh()
+    scores *= 2
+    return scores.softmax(-1)
+
+
+def _a_view_written_behind(m: Any, x: Tensor) -> Any:
+    scores = scores_of(m, x)
+    scores[:] = scores.tanh()
+    rows = scores.transpose(1, 2)
+    others = scores_of(m, x * 2)
+    others += rows
+    rows += 1
+    return scores + others
+
+
+@pytest.mark.parametrize("forward", [_one_after_the_other, _a_write_before, _a_write_behind, _a_view_written_behind])
+def test_several_writes(forward: Forward) -> None:
+    gm = check(model_of(forward, first=nn.Linear(4, 8), second=nn.Linear(4, 8)), image(2, 5, 4))
+    assert gm.regions(), gm.code
