@@ -30,7 +30,6 @@ _KEEPING = ("copy", "index_", "masked_", "put", "scatter")
 _ANSWERING = {"lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal", "not_equal",
               "logical_and", "logical_or", "logical_xor", "logical_not"}  # fmt: skip
 
-_ROW_MAJOR = ops.having(row_major=True)
 _WHOLE = (slice(None), slice(0, None), slice(None, None, 1), slice(0, None, 1))
 
 
@@ -128,7 +127,7 @@ class Aliasing:
             return False
         source, now = written[0], self.order[node]
         for other in self._sharing(source):
-            if other.op in ("placeholder", "get_attr") or may_be_held(other, self.gm):
+            if self._is_held(other):
                 return False
             is_another = other not in (source, node) and self._is_read_after(other, now)
             if is_another and not self._comes_from(other, node, source):
@@ -147,11 +146,12 @@ class Aliasing:
         if any(self.order[writer] > self.order[node] for writer in later):
             return False
         return not any(
-            other.op in ("placeholder", "get_attr")
-            or may_be_held(other, self.gm)
-            or self._is_read_after(other, self.order[node])
-            for other in self._sharing(new)
+            self._is_held(other) or self._is_read_after(other, self.order[node]) for other in self._sharing(new)
         )
+
+    def _is_held(self, node: fx.Node) -> bool:
+        """Whether somebody outside of the graph has the tensor, too."""
+        return node.op in ("placeholder", "get_attr") or may_be_held(node, self.gm)
 
     def _is_read_after(self, node: fx.Node, place: int) -> bool:
         """Whether somebody further down than place reads node. What a write before that became reads it there."""
@@ -190,7 +190,7 @@ class Aliasing:
     def _replaces_all(self, source: fx.Node, place: Any, new: Any) -> bool:
         """Whether source[place] = new writes to all of source, which is row-major, what has its dtype."""
         places = place if isinstance(place, tuple) else (place,)
-        if source.target not in _ROW_MAJOR or not is_tensor(new) or not all(map(_is_whole, places)):
+        if source.target not in ops.ROW_MAJOR or not is_tensor(new) or not all(map(_is_whole, places)):
             return False
         found, dimensions, given = dtype(source, self.gm), rank(source), rank(new)
         is_as_large = dimensions is not None and given is not None and given <= dimensions

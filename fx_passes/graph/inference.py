@@ -172,7 +172,7 @@ def _rank(node: Any) -> _Rule:
     if node.target is ops.unsqueeze:
         below = yield node.args[0]
         return None if below is None else below + 1
-    if (node.target is ops.index or _takes_part(node)) and (items := _places(node.args[1])) is not None:
+    if (node.target is ops.index or _takes_part(node)) and (items := view_places(node.args[1])) is not None:
         below = yield node.args[0]
         return None if below is None else below - sum(type(i) is int for i in items) + items.count(None)
     if node.target is ops.binary:
@@ -203,7 +203,7 @@ def _takes_part(node: fx.Node) -> bool:
     return is_call(node, operator.getitem) and not is_call(node.args[0], *ops.SEVERAL) and is_tensor(node.args[0])
 
 
-def _places(item: Any) -> tuple[Any, ...] | None:
+def view_places(item: Any) -> tuple[Any, ...] | None:
     """The entries of an index that makes a view; None of another."""
     items = item if isinstance(item, tuple) else (item,)
     views = all(i is None or i is Ellipsis or type(i) is int or isinstance(i, slice) for i in items)

@@ -32,9 +32,8 @@ def is_functional(node: fx.Node) -> bool:
     The same call gives the same: it draws no random numbers.
     """
     if node.op == "call_method":
-        if not node.args or not (example(node.args[0]) is not None or gives_tensor(node.args[0])):
-            return False
-        return node.target in _CASTS or only_computes(node.target)
+        is_of_tensor = bool(node.args) and gives_tensor(node.args[0])
+        return is_of_tensor and (node.target in _CASTS or only_computes(node.target))
     if node.op != "call_function" or "out" in node.kwargs or isinstance(node.target, torch._ops.OpOverload):
         return False
     name = _OPERATORS.get(node.target) or getattr(node.target, "__name__", "")
@@ -44,7 +43,7 @@ def is_functional(node: fx.Node) -> bool:
 def gives_tensor(node: Any) -> bool:
     """Whether node is a tensor for certain, in graphs without examples of their values, too."""
     if not isinstance(node, fx.Node) or "val" in node.meta:
-        return isinstance(example(node), torch.Tensor)
+        return example(node) is not None
     if isinstance(node.target, torch._ops.OpOverload):
         returns = node.target._schema.returns
         return len(returns) == 1 and str(returns[0].type) == "Tensor"

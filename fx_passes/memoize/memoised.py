@@ -22,7 +22,7 @@ from zendnn_cffi.locks import new_lock
 
 log = logging.getLogger("zendnn_cffi.passes")
 
-_WORTHWHILE = 2  # operations
+WORTHWHILE = 2  # operations
 _MAX_MASK_ELEMENTS = 1 << 16  # of larger ones comparing costs about as much as computing
 
 
@@ -133,7 +133,7 @@ def find_members(
     for node in gm.graph.nodes:
         sources = node.all_input_nodes
         if _is_plain_operation(node) and after.isdisjoint(sources):
-            known = all(s in found or s in (masks or ()) or is_shape(s) or is_fact(s) or is_known(s) for s in sources)
+            known = all(s in found or s in (masks or ()) or is_shape(s) or _is_fact(s) or is_known(s) for s in sources)
             if known and (masks is None or any(s in found or s in masks for s in sources)):
                 if aliasing is None:
                     aliasing = Aliasing(gm)
@@ -153,7 +153,7 @@ def _is_plain_operation(node: fx.Node) -> bool:
     return gives_tensor(node) and not is_constant(node)
 
 
-def is_fact(node: fx.Node) -> bool:
+def _is_fact(node: fx.Node) -> bool:
     """Whether node is something about a tensor that is no number, and no numbers of it."""
     return is_call(node, getattr) and node.args[1] in ("device", "dtype") and len(node.args) == 2
 
@@ -181,7 +181,7 @@ def move_into_module(
 
     members  read masks, constants of root, each other, and what becomes further arguments
     """
-    if len(members) < _WORTHWHILE:
+    if len(members) < WORTHWHILE:
         return gm
     before = ordering(gm)
     members = _merge_equal(members)

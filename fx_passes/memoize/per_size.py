@@ -15,7 +15,7 @@ from __future__ import annotations
 from torch import fx, nn
 
 from fx_passes.graph.graph import is_constant
-from fx_passes.memoize.memoised import find_members, move_into_module
+from fx_passes.memoize.memoised import WORTHWHILE, find_members, move_into_module
 
 
 def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
@@ -23,7 +23,6 @@ def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
 
     What depends on sizes that are known behind it (a pooling between the layers of a transformer) is in a further one.
     """
-    count = -1
-    while count != (count := sum(node.op == "call_module" for node in gm.graph.nodes)):
-        gm = move_into_module(gm, find_members(gm, is_constant), "per_size", root)
+    while len(members := find_members(gm, is_constant)) >= WORTHWHILE:
+        gm = move_into_module(gm, members, "per_size", root)
     return gm

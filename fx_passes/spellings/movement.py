@@ -154,10 +154,7 @@ row(lambda input, pad, value=0: _border(input, pad, "constant", value), overload
 @spelled(functions=[operator.getitem])
 def index(input: Any, item: Any) -> Built:
     """Indexing a tensor with what makes a view of it."""
-    items = item if isinstance(item, tuple) else (item,)
-    if not all(i is None or i is Ellipsis or type(i) is int or isinstance(i, slice) for i in items):
-        return None
-    return Call(ops.index, (input, item))
+    return None if inference.view_places(item) is None else Call(ops.index, (input, item))
 
 
 @spelled(overloads=[aten.slice.Tensor])
