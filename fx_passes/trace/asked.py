@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.proxies import MESSAGES, asking_frame
-from fx_passes.trace.state import is_near
 from fx_passes.trace.states import replaced_in
 from zendnn_cffi.primitives.memory_desc import dense_strides
 
@@ -52,17 +51,18 @@ def states_told(asked: Callable[[str], None], spaces: Iterable[dict[str, Any]] =
 
     spaces  globals of functions, which may have imported these by other names
     """
-    with _told(torch, _STATES, asked, spaces=spaces):
+    with _told(torch, _STATES, asked, spaces):
         yield
 
 
 @contextlib.contextmanager
 def ways_told(asked: Callable[[str], None]) -> Iterator[None]:
-    """Call asked(name) where the user's code, in this thread, asks whether it is compiled; not for installed libraries.
+    """Call asked(name) where code that is not PyTorch's, in this thread, asks whether it is compiled.
 
-    Those ask for ways that can be exported and give equal numbers, as transformers does nearly everywhere.
+    Most such ways give equal numbers, as nearly everywhere in transformers. But PaliGemma, without a mask, attends to
+    what comes later in eager, and not where it is exported.
     """
-    with _told(torch.compiler, _WAYS, asked, is_near), _eager_where_linalg():
+    with _told(torch.compiler, _WAYS, asked), _eager_where_linalg():
         yield
 
 
@@ -115,7 +115,6 @@ def _told(
     module: types.ModuleType,
     names: Sequence[str],
     asked: Callable[[str], None],
-    counts: Callable[[str], bool] = lambda room: True,
     spaces: Iterable[dict[str, Any]] = (),
 ) -> Iterator[None]:
     thread, own = threading.get_ident(), {name: getattr(module, name) for name in names}
@@ -127,7 +126,7 @@ def _told(
             while frame is not None and frame.f_code.co_name == name:  # another name of the same
                 frame = frame.f_back
             asking = asking_frame(frame) if threading.get_ident() == thread else None
-            if asking is not None and counts(asking.f_globals.get("__name__", "")):
+            if asking is not None:
                 asked(name)
             return function()
 

@@ -187,6 +187,45 @@ def test_a_model_that_goes_another_way_where_it_is_compiled(ask: Any, is_equal: 
     assert bool(fast.leaves) != is_equal
 
 
+def asked_by_a_library() -> Callable[[], bool]:
+    """A function of an installed library that asks whether it is exported, as transformers has one."""
+    space = {"__name__": "numpy", "torch": torch}
+    exec("def is_asked():\n    return torch.compiler.is_exporting()", space)
+    ask: Callable[[], bool] = space["is_asked"]  # type: ignore[assignment]
+    return ask
+
+
+def test_a_library_that_goes_another_way_where_it_is_exported() -> None:
+    """PaliGemma without a mask attends to what comes later in eager, and not where it is exported."""
+    ask = asked_by_a_library()
+    model, x = Asking(lambda x: ask(), loops=True).eval(), torch.rand(2, 3, 4, 4)
+    fast = optimized(model, x, with_example=True)
+    same(fast, model, x)
+    assert "is_exporting" in " ".join(fast.leaves.values())
+
+
+class Masking(nn.Module):
+    """Leaves out what a mask says, and does something else where it leaves nothing out, unless it is exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.linear = asked_by_a_library(), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if not self.ask() and bool(mask.all()):
+            return self.linear(x).relu()
+        return self.linear(x) * mask.unsqueeze(-1)
+
+
+def test_a_mask_that_leaves_something_out_stands_for_others() -> None:
+    model, x, mask = Masking().eval(), torch.rand(2, 3, 4), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    fast = zendnn_cffi.optimize(model, (x, mask), tune="off")
+    assert "is_exporting" in " ".join(fast.leaves.values())
+    for each in (mask, torch.ones_like(mask)):
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x, each), model(x, each))
+
+
 class Triangular(nn.Module):
     """Solves a triangular system, and exported by substitution: as transformers' gated delta rule."""
 
