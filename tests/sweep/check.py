@@ -115,7 +115,7 @@ def _compared(case: Case, eager: Any, eager_s: float, entry: str, tune: str, rou
 
 
 def _ratios(run: Callable[..., Any], case: Case, rounds: int) -> list[float]:
-    """Quartiles of our time by eager's, of implementations that were measured: estimates alone may choose slower ones."""
+    """Quartiles of our time by eager's, of measured implementations: estimates alone may choose slower ones."""
     turns = in_turns({"ours": lambda: _call(run, case), "eager": lambda: _call(case.model, case)}, rounds)
     return [round(ratio, 3) for ratio in ratio_quartiles(turns["ours"], turns["eager"])]
 
