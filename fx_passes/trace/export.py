@@ -32,6 +32,7 @@ from fx_passes.trace.fake_tensors import without_cache
 from fx_passes.trace.guards import Guards
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.modes import keep_modes_whole
+from fx_passes.trace.orders import NotedOrders, drop_aliases
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.quantized_layers import as_operators
@@ -116,6 +117,7 @@ def export(
     check = getattr(gm, GUARDS, None)
     inline_modes(gm)
     graph: fx.Graph = gm.graph
+    drop_aliases(graph)
     for node in list(graph.nodes):
         if node.op == "call_module" and node.target == GUARDS:
             graph.erase_node(node)
@@ -249,7 +251,7 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
         held = [*_held_by((args, kwargs))]
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
         usual = {*own_attributes((args, kwargs))}  # those of fake tensors
-        with MostCalls(MOST_CALLS), listening(), _computed_weights_kept(root):
+        with NotedOrders(), MostCalls(MOST_CALLS), listening(), _computed_weights_kept(root):
             result = forward(*args, **kwargs)
         noticed.update(before.changed())
         if usual and (given := {*own_attributes((args, kwargs, result))} - usual):
