@@ -10,6 +10,8 @@ Only where the caller, or a module that nobody knows, gets to see one and may wr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -23,22 +25,59 @@ def renew_created(gm: fx.GraphModule) -> fx.GraphModule:
     if not created:
         return gm
     aliasing = Aliasing(gm)
-    for node in created:
-        if aliasing.is_written(node) or any(user.op == "output" for user in aliasing.readers(node)):
-            readers = list(node.users)
-            with gm.graph.inserting_before(node.next):
-                fresh = copy_of(node, get_attribute(gm, node.target))
-            for reader in readers:
-                reader.replace_input_with(node, fresh)
+    handed_out = [
+        node
+        for node in created
+        if aliasing.is_written(node) or any(user.op == "output" for user in aliasing.readers(node))
+    ]
+    for nodes in _by_memory(gm, handed_out):
+        _renew(nodes, gm)
     return finish(gm)
+
+
+def _by_memory(gm: fx.GraphModule, nodes: list[fx.Node]) -> list[list[fx.Node]]:
+    """The nodes whose tensors lie in one piece of memory, and have one dtype, together."""
+    found: dict[Any, list[fx.Node]] = {}
+    for node in nodes:
+        tensor = get_attribute(gm, node.target)
+        lies = (tensor.untyped_storage()._cdata, tensor.dtype) if tensor.layout is torch.strided else id(tensor)
+        found.setdefault(lies, []).append(node)
+    return list(found.values())
+
+
+def _renew(nodes: list[fx.Node], gm: fx.GraphModule) -> None:
+    """Let readers of nodes read copies, of which those are one that were, and those share memory that did."""
+    tensors = {id(tensor): tensor for node in nodes for tensor in [get_attribute(gm, node.target)]}
+    copies: dict[int, fx.Node] = {}
+    memory: fx.Node | None = None
+    for node in nodes:
+        tensor, readers = get_attribute(gm, node.target), list(node.users)
+        if id(tensor) not in copies:
+            with gm.graph.inserting_before(node.next):
+                if len(tensors) > 1:
+                    memory = memory or _copy_of_memory(node, tensor)
+                    copies[id(tensor)] = _part(memory, tensor)
+                else:
+                    copies[id(tensor)] = copy_of(node, tensor)
+        for reader in readers:
+            reader.replace_input_with(node, copies[id(tensor)])
 
 
 def copy_of(node: fx.Node, tensor: torch.Tensor) -> fx.Node:
     """A copy of what node stands for, with its strides: where they overlap or leave gaps, of all of its memory."""
-    aten, call = torch.ops.aten, node.graph.call_function
     if tensor.layout is not torch.strided or tensor.clone().stride() == tensor.stride():
-        return call(aten.clone.default, (node,))
+        return node.graph.call_function(torch.ops.aten.clone.default, (node,))
+    return _part(_copy_of_memory(node, tensor), tensor)
+
+
+def _copy_of_memory(node: fx.Node, tensor: torch.Tensor) -> fx.Node:
+    """A copy of all the memory that node's tensor lies in."""
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
-    memory = call(aten.as_strided.default, (node, [length], [1], 0))
-    seen = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
-    return call(aten.as_strided.default, (call(aten.clone.default, (memory,)), *seen))
+    memory = node.graph.call_function(torch.ops.aten.as_strided.default, (node, [length], [1], 0))
+    return node.graph.call_function(torch.ops.aten.clone.default, (memory,))
+
+
+def _part(memory: fx.Node, tensor: torch.Tensor) -> fx.Node:
+    """What tensor is of its memory."""
+    place = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+    return memory.graph.call_function(torch.ops.aten.as_strided.default, (memory, *place))

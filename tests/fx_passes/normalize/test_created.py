@@ -144,3 +144,17 @@ def test_strides_of_what_is_made_are_kept(made: Callable[[], Tensor]) -> None:
     (_, first), (_, second) = gm(x), gm(x)
     assert torch.equal(first, expected) and first.stride() == expected.stride()
     assert first.data_ptr() != second.data_ptr()
+
+
+def test_what_is_returned_twice_is_one_tensor_and_views_share_memory() -> None:
+    def several(x: Tensor, m: Any) -> tuple[Any, ...]:
+        made, flags = torch.eye(4), torch.ones(3, dtype=torch.bool)
+        return x, made, {"again": made, "part": made[1:, ::2]}, made.view(torch.int32), flags, flags
+
+    gm = zendnn_cffi.optimize(Making(several).eval(), tune="off")
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        _, made, others, _, flags, again = gm(x)
+        assert others["again"] is made and flags is again
+        made.mul_(3)
+        assert torch.equal(made, 3 * torch.eye(4)) and torch.equal(others["part"], 3 * torch.eye(4)[1:, ::2])
