@@ -179,7 +179,8 @@ class CallKinds:
             with _changing_tree((owner, *self.modules)):
                 traced = found.copy(owner._tree)
                 _graft(private, owner._tree)
-                own_what_is_written((traced,), ())
+                if not owner._owns_storage:
+                    own_what_is_written((traced,), (), [each._source[0] for each in (owner, *self.modules)])
                 module = self._made(owner, (traced, *owner._source[1:]))
             if module._source[0].arrange(*example) is None:
                 self._refuse(kind, "its graph is not for its own example")

@@ -27,11 +27,14 @@ from fx_passes.trace.symbolic import written_attributes
 from fx_passes.trace.traced import Traced
 
 
-def own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, str]]) -> None:
+def own_what_is_written(
+    every: Sequence[Traced], written: Sequence[tuple[str, str]], before: Sequence[Traced] = ()
+) -> None:
     """Give what a call writes to storage of its own: the model that was copied keeps its values.
 
     every    the graph of a tree, and those of submodules
     written  (path of a module, name) of tensors that a call of the model was seen to write to
+    before   other graphs of that tree: what they write to has storage of its own, and views that callers were given
     Tensors in whose memory an array lies that no copy has, as one in a global, stay there.
     """
     root = every[0].root
@@ -43,6 +46,8 @@ def own_what_is_written(every: Sequence[Traced], written: Sequence[tuple[str, st
     kept = {id(value) for value in (*own, *(value for group in beside for value in group))}
     writing = [each for each in every if _writes(each)]
     targets = [(each.root, name) for each in writing for name in written_attributes(each.graph, each.root)]
+    known = {name for each in before if _writes(each) for name in written_attributes(each.graph, each.root)}
+    targets = [(tree, name) for tree, name in targets if name not in known]
     stateful = [each.root.get_submodule(path) for each in every for path in each.stateful]
     values = [get_attribute(tree, target) for tree, target in targets]
     values += [held_by(root.get_submodule(path))[name] for path, name in written]

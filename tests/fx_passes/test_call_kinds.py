@@ -331,6 +331,14 @@ def test_what_a_forward_writes_to_is_one_for_all_graphs() -> None:
     assert counted == [1, 2, 3, 4, 5, 6] and not model.calls.any()
 
 
+def test_a_further_graph_leaves_memory_where_it_is() -> None:
+    fast = optimized(Counting())
+    fast(X)
+    held = fast.get_buffer("calls")
+    assert [int(fast(X, MASK)["calls"]) for _ in range(2)] == [2, 3]
+    assert fast.get_buffer("calls") is held and int(held) == 3
+
+
 def test_gradients_ask_for_plain_pytorch() -> None:
     fast, model = served()
     x = X.clone().requires_grad_()
