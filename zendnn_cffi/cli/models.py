@@ -71,7 +71,7 @@ def find(spec: str, batch: int = 1) -> Found:
             raise CommandError(f"{library} has no model {name!r}{_similar(library, name)}")
         return _in_evaluation(found)
     if name:
-        return _in_evaluation(_of_function(library, name))
+        return _in_evaluation(_of_function(library, name, batch))
     tried = []
     for library, make in _LIBRARIES.items():
         try:
@@ -124,7 +124,7 @@ def _exported(path: str) -> Found:
     return Found(Path(path).stem, program.module(), tuple(args), dict(kwargs), program, _batch_of((args, kwargs)))
 
 
-def _of_function(module: str, name: str) -> Found:
+def _of_function(module: str, name: str, batch: int) -> Found:
     if module.startswith(".") or module.endswith(".py"):
         raise CommandError(f"{module!r} is no module's name: write it as import does, such as folder.file:{name}")
     if os.getcwd() not in sys.path:
@@ -145,7 +145,7 @@ def _of_function(module: str, name: str) -> Found:
     if isinstance(inputs, dict):
         return Found(name, model, (), inputs, None, _batch_of(inputs))
     if inputs is None:
-        inputs = noise(1, 3, 224, 224)
+        return Found(name, model, (noise(batch, 3, 224, 224),))
     args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     return Found(name, model, args, {}, None, _batch_of(args))
 

@@ -117,6 +117,27 @@ def test_floats_that_nobody_reads_are_gone(tmp_path: Path) -> None:
     assert torch.equal(zendnn_cffi.load(tmp_path / "m")(noise(4, 256)), fast(noise(4, 256)))
 
 
+@pytest.mark.parametrize(("weights", "inputs"), [(2.0**-20, 1.0), (1.0, 2.0**-20), (2.0**-20, 2.0**-20)])
+@pytest.mark.parametrize("case", ["linear", "linear, dynamic", "convolution"])
+def test_small_numbers_have_all_bits(case: str, weights: float, inputs: float) -> None:
+    """Torchao's least scale for x86 is 2^-12: there nothing would be left of these."""
+    dynamic = case == "linear, dynamic"
+    if dynamic and inputs < 1.0:
+        inputs = 2.0**-10  # PyTorch takes rows below 1e-5 for such
+    torch.manual_seed(0)
+    layer = nn.Conv2d(24, 16, 3, bias=False) if case == "convolution" else nn.Linear(24, 16, False)
+    model = nn.Sequential(layer).eval()
+    x = noise(8, 24, 5, 5) if case == "convolution" else noise(8, 24)
+    small = copy.deepcopy(model)
+    with torch.no_grad():
+        next(small.parameters()).mul_(weights)
+        usual, found = (
+            sqnr_db(m(given), zendnn_cffi.quantize(m, [given], dynamic=dynamic, tune="off").module(given))
+            for m, given in ((model, x), (small, x * inputs))
+        )
+    assert usual > 30 and abs(found - usual) < 0.5
+
+
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_a_normalization_of_vectors(dynamic: bool) -> None:
     model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8)).eval()

@@ -72,6 +72,12 @@ def test_check_ends_where_there_is_no_library(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 1 and "none.so" in done.stdout and "FAILED" in done.stdout
 
 
+def test_a_model_without_inputs_has_the_batch_that_was_asked_for(own: str) -> None:
+    found = models.find(own.replace(":network", ":model"), 3)
+    assert found.batch is None and found.args[0].shape == (3, 3, 224, 224)
+    assert models.find(own, 3).batch == 2  # the function's own
+
+
 def test_explain_with_times(own: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # as measured, plain PyTorch may be faster for so small a network
     monkeypatch.setattr(optimize_module, "optimize", functools.partial(optimize_module.optimize, tune="off"))

@@ -40,6 +40,9 @@ from zendnn_cffi.api.quantization.sources import name_sources
 from zendnn_cffi.api.quantization.states import buffers_restored
 
 _WEIGHTS_WITHIN = 63  # of 7 bits, as far on both sides
+# torchao's is 2^-12: weights below 0.03, and activations below 0.06, would have fewer than 8 bits. With smaller ones
+# than this, squared errors of HistogramObserver are no numbers of float32 any longer.
+_LEAST_SCALE = 2.0**-40
 
 
 class Pt2e:
@@ -57,6 +60,8 @@ class Pt2e:
         dynamic: of linear layers alone. Their rows are int8, of which no kernel is exact without VNNI.
         """
         config = self._x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+        activation, weight = map(_of_small_numbers, (config.input_activation, config.weight))
+        config = dataclasses.replace(config, input_activation=activation, output_activation=activation, weight=weight)
         if not (dynamic or has_vnni()):
             weight = dataclasses.replace(config.weight, quant_min=-_WEIGHTS_WITHIN, quant_max=_WEIGHTS_WITHIN)
             config = dataclasses.replace(config, weight=weight)
@@ -104,6 +109,13 @@ class Pt2e:
         found = scale_rows(converted, one_sided)
         drop_unread(found)
         return found
+
+
+def _of_small_numbers(spec: Any) -> Any:
+    """The same with scales as small as numbers are: each value has all bits, however small its range."""
+    made = spec.observer_or_fake_quant_ctr.p  # a functools.partial: torchao asks its function for a name
+    observer = made.func.with_args(**{**made.keywords, "eps": _LEAST_SCALE})
+    return dataclasses.replace(spec, observer_or_fake_quant_ctr=observer)
 
 
 def weight_bits(converted: fx.GraphModule) -> int:
