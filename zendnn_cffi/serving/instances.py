@@ -30,7 +30,7 @@ from zendnn_cffi.engine.host import usable_cpus
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
 from zendnn_cffi.serving.process import started
-from zendnn_cffi.serving.under_way import Calls, UnderWay
+from zendnn_cffi.serving.under_way import Calls, UnderWay, settle
 
 log = get_logger(__name__)
 
@@ -143,9 +143,9 @@ class Instances:
                 with torch.no_grad():  # results of inference mode could not be written to
                     result = self._module(*args, **kwargs)
             except BaseException as error:
-                future.set_exception(error)
+                settle(future, False, error)
             else:
-                future.set_result(result)
+                settle(future, True, result)
                 del result
             del taken, future, args, kwargs  # nothing is held while it waits
 

@@ -37,6 +37,17 @@ class _Taken:
     deaths: int = 0
 
 
+def settle(future: Future[Any], right: bool, answer: Any) -> None:
+    """Give a future its result, or what was raised. It calls functions of the user's: what these raise ends nothing."""
+    try:
+        if right:
+            future.set_result(answer)
+        else:
+            future.set_exception(answer)
+    except BaseException:  # concurrent.futures takes care of Exception alone: asyncio's CancelledError is none
+        log.exception("a callback of a call raised")
+
+
 class UnderWay:
     """The calls of one process. serve() is for one thread; pid and replaced are for any.
 
@@ -69,7 +80,7 @@ class UnderWay:
             except Ended:
                 self._bury()
             except BaseException as error:  # no other process starts
-                self._taken.pop(0).future.set_exception(error)
+                settle(self._taken.pop(0).future, False, error)
         if self._worker is not None:
             self._worker.close()
 
@@ -98,7 +109,7 @@ class UnderWay:
             if error is None:
                 self._sent += 1
             else:
-                self._taken.pop(self._sent).future.set_exception(error)
+                settle(self._taken.pop(self._sent).future, False, error)
 
     def _receive(self) -> None:
         """Wait for the answer to the oldest call, where there is one."""
@@ -108,10 +119,7 @@ class UnderWay:
         right, answer = self._worker.answer()
         future = self._taken.pop(0).future
         self._sent -= 1
-        if right:
-            future.set_result(answer)
-        else:
-            future.set_exception(answer)
+        settle(future, right, answer)
 
     def _bury(self) -> None:
         """The process ended: what it was at is asked once more, of another one."""
@@ -123,6 +131,5 @@ class UnderWay:
         log.warning("worker %d ended with status %s: another takes its place", pid, status)
         self._taken[0].deaths += 1
         if self._taken[0].deaths == _MOST_DEATHS:
-            self._taken.pop(0).future.set_exception(
-                WorkerDied(f"the call ended two workers, the last with status {status}: it is not tried again")
-            )
+            why = f"the call ended two workers, the last with status {status}: it is not tried again"
+            settle(self._taken.pop(0).future, False, WorkerDied(why))

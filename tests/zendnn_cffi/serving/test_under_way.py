@@ -103,6 +103,23 @@ def test_all_cancelled(process: type[Process]) -> None:
     assert process.log == [("start",), ("close",)]
 
 
+def test_what_a_callback_raises_ends_nothing(process: type[Process]) -> None:
+    """concurrent.futures takes care of Exception alone."""
+
+    def leave(_: Future[Any]) -> None:
+        raise SystemExit
+
+    calls: Calls = queue.SimpleQueue()
+    futures: list[Future[Any]] = [Future() for _ in range(5)]
+    for number, future in enumerate(futures):  # 0 is not sent
+        future.add_done_callback(leave)
+        calls.put((future, ((number,), {})))
+    calls.put(None)
+    UnderWay(calls, 1, process()).serve()  # type: ignore[arg-type]
+    assert isinstance(futures[0].exception(), TypeError)
+    assert [future.result() for future in futures[1:]] == [2, 4, 6, 8]
+
+
 def test_where_no_other_process_starts_calls_fail_one_by_one(
     process: type[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
