@@ -28,19 +28,30 @@ _LARGEST_TEAM = 8
 _CHOSEN_BY_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
+class _Sleepers:
+    """What a thread of ours holds; until: when it gives them up. changed: it is to look at that again."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self.changed = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def keep_until(self, until: float) -> None:
+        self.until = until
+        self.changed.set()
+
+
 class BriefWaits(OneForEachProcess):
     """The thread that holds the sleeping ones, which exists while it is needed. One for each process."""
 
     def _begin_anew(self) -> None:
         self._lock: Any = new_lock()
-        self._thread: threading.Thread | None = None
-        self._until = 0.0
-        self._changed = threading.Event()
+        self._sleepers: _Sleepers | None = None
 
     @property
     def are_on(self) -> bool:
         """Whether threads wait briefly just now."""
-        return self._thread is not None
+        return self._sleepers is not None
 
     def keep(self, threads: int, seconds: float) -> None:
         """Let threads wait briefly for so long from now on: it replaces what was asked before.
@@ -52,27 +63,35 @@ class BriefWaits(OneForEachProcess):
         if threads < 2 or not 2 <= size <= _LARGEST_TEAM or any(name in os.environ for name in _CHOSEN_BY_USER):
             return
         with self._lock:
-            self._until = time.monotonic() + seconds
-            self._changed.set()
-            if self._thread is None:
-                self._thread = begun(self._run, "brief waits", size)
+            until = time.monotonic() + seconds
+            if self._sleepers is not None:
+                self._sleepers.keep_until(until)
+                return
+            self._sleepers = made = _Sleepers()
+            made.keep_until(until)
+            made.thread = begun(self._run, "brief waits", made, size)
+            if made.thread is None:
+                self._sleepers = None
 
     def stop(self) -> None:
-        """Let threads wait as ever from now on."""
+        """Let threads wait as ever from now on. A start that asks meanwhile has another thread: this one ends."""
         with self._lock:
-            thread, self._until = self._thread, 0.0
-            self._changed.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            ended, self._sleepers = self._sleepers, None
+            if ended is None:
+                return
+            ended.keep_until(0.0)
+        if ended.thread is not None and ended.thread is not threading.current_thread():
+            ended.thread.join()
 
-    def _run(self, size: int) -> None:
+    def _run(self, sleepers: _Sleepers, size: int) -> None:
         make_team(size)
         while True:
-            self._changed.wait(max(0.0, self._until - time.monotonic()))
+            sleepers.changed.wait(max(0.0, sleepers.until - time.monotonic()))
             with self._lock:
-                self._changed.clear()
-                if time.monotonic() >= self._until:
-                    self._thread = None
+                sleepers.changed.clear()
+                if time.monotonic() >= sleepers.until:
+                    if self._sleepers is sleepers:
+                        self._sleepers = None
                     return
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,28 @@ def test_what_was_asked_last_counts() -> None:
     waits.keep(THREADS, 600.0)
     waits.keep(THREADS, 0.0)
     assert becomes(lambda: not waits.are_on)
+
+
+def test_who_ends_them_waits_for_no_other_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start in another thread may ask anew while these end, and may wait for who ends them."""
+    may_run, run = threading.Event(), BriefWaits._run
+
+    def run_late(self: BriefWaits, *given: Any) -> None:
+        may_run.wait(60)
+        run(self, *given)
+
+    monkeypatch.setattr(BriefWaits, "_run", run_late)
+    waits = BriefWaits()
+    waits.keep(THREADS, 600.0)
+    ending = threading.Thread(target=waits.stop)
+    ending.start()
+    assert becomes(lambda: not waits.are_on)
+    waits.keep(THREADS, 600.0)
+    may_run.set()
+    ending.join(30)
+    assert not ending.is_alive() and waits.are_on
+    waits.stop()
+    assert not waits.are_on
 
 
 @pytest.mark.parametrize(
