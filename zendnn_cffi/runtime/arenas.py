@@ -134,3 +134,15 @@ def taken(size_bytes: int) -> Arena:
             found.take()
             _arenas.add(found)
         return found
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: what its parent's other threads computed in is given back by nobody."""
+    for arena in list(_arenas):
+        if arena.is_in_use:
+            arena.is_outgrown = True
+            _arenas.discard(arena)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from zendnn_cffi.errors import ZenDNNError
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_WEIGHTS, Attr
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.runtime import arenas
 from zendnn_cffi.runtime.calls import PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.places import Slot, TensorView
 from zendnn_cffi.runtime.program import OutputSpec, Program
@@ -142,6 +144,18 @@ def test_one_thread_keeps_one_context_and_threads_have_their_own() -> None:
     for n, result in seen:
         torch.testing.assert_close(result, (X * n).tanh())
     assert len(seen) == 2 and together.contexts == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_what_a_parent_computes_in_is_not_in_use_in_its_child() -> None:
+    """Nobody gives it back there, and whoever waits until no program runs would wait for ever."""
+    run = program()
+    with run.running([X]):
+        child = os.fork()
+        if child == 0:
+            is_idle = not arenas.are_in_use()
+            os._exit(0 if is_idle and torch.allclose(run([X])[0], (X.tanh() * 2).abs(), atol=1e-5) else 1)
+        assert os.waitpid(child, 0)[1] == 0 and arenas.are_in_use()
 
 
 def test_arenas_are_aligned() -> None:
