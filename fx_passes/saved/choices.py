@@ -43,12 +43,13 @@ def read(key: str) -> Any:
         if not unpack.eof:
             raise ValueError("it is cut off, or too long")
         found = json.loads(text)
-        os.utime(path)  # it was used
     except FileNotFoundError:
         return None
     except (OSError, ValueError, zlib.error, RecursionError) as error:
         log.info("%s cannot be read: %s", path, error)
         return None
+    with contextlib.suppress(OSError):  # the folder may be read-only
+        os.utime(path)  # it was used
     return found
 
 
@@ -57,7 +58,7 @@ def write(key: str, value: Any) -> None:
     path, text = _path_of(key), json.dumps(value, separators=(",", ":")).encode()
     if path is None or len(text) > MOST_BYTES:
         return
-    beside = path.with_name(f"{path.name}-{os.getpid()}.new")
+    beside = path.with_name(f"{path.name}-{os.urandom(8).hex()}.new")  # processes of two containers may have one number
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(zlib.compress(text, 1))
@@ -119,5 +120,8 @@ def _files(folder: str) -> Iterator[str]:
                 if entry.name != "__pycache__":
                     yield from _files(entry.path)
             elif not entry.name.endswith((".so", ".pyc")):
-                about = entry.stat()
+                try:
+                    about = entry.stat()
+                except OSError:  # it is gone, or an editor's link that leads nowhere
+                    continue
                 yield f"{entry.path} {about.st_size} {about.st_mtime_ns}\n"

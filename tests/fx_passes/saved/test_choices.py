@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def test_without_a_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, folde
     assert choices.read("a") is None and not folder.exists()
 
 
+def test_a_folder_that_is_read_only_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an image: nobody can note there what was used."""
+    choices.write("a", "kept")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert choices.read("a") == "kept"
+
+
 def test_a_folder_that_is_a_file_is_no_error(folder: Path) -> None:
     folder.write_text("")
     choices.write("a", 1)
@@ -57,6 +69,7 @@ def test_a_folder_that_is_a_file_is_no_error(folder: Path) -> None:
 def test_the_code_of_another_time_is_another(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "a.py").write_text("x = 1")
+    (tmp_path / ".#a.py").symlink_to("somebody@a.machine")  # an editor's, while a file is changed
     before = list(choices._files(str(tmp_path)))
     os.utime(tmp_path / "inner" / "a.py", (1, 1))
     assert len(before) == 1 and list(choices._files(str(tmp_path))) != before

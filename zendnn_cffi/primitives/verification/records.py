@@ -115,7 +115,7 @@ class Checked:
             return
         for line in text.split("\n")[:-1]:  # the last one may be half written
             kind, tab, problem = line.partition("\t")
-            if tab:
+            if tab and "\t" not in problem:  # else one that a full disk cut off, and another behind it
                 self._problems[kind] = problem
 
     def get(self, kind: str) -> str | None:

@@ -138,6 +138,9 @@ def test_a_damaged_or_unwritable_file_costs_only_the_memory(tmp_path: Path) -> N
         file.write("no tab\nhalf a line\tgives wr")
     again = records.Checked(tmp_path, "engine")
     assert (again.get("kind"), again.get("no tab"), again.get("half a line")) == ("", None, None)
+    with first.path.open("a") as file:  # it was cut off behind its tab, say, and then others wrote
+        file.write("ong\nright\tanother\t\n")
+    assert records.Checked(tmp_path, "engine").get("right") is None
     first.path.write_bytes(b"\xff\xfe\n")
     assert records.Checked(tmp_path, "engine").get("kind") is None
     for folder in (None, tmp_path / "file" / "below"):
