@@ -12,7 +12,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from threading import get_ident
@@ -46,6 +45,7 @@ from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.engine.openmp import release_team
 from zendnn_cffi.errors import interrupts
 from zendnn_cffi.locks import is_awaited, making, new_lock
+from zendnn_cffi.primitives.allocation import on_cpu
 from zendnn_cffi.primitives.checks import check_storage, strides_overlap
 from zendnn_cffi.runtime.callers import callers
 from zendnn_cffi.runtime.courtesy import giving_way
@@ -360,7 +360,7 @@ class ZenRegion(nn.Module):
         if call_time is not None:
             seconds = call_time.share(self, seconds)
         try:
-            with torch.inference_mode(False), torch.no_grad(), _on_cpu():
+            with torch.inference_mode(False), torch.no_grad(), on_cpu():
                 if self.known is not None and (found := self.known(self, inputs, kinds, keep)) is not None:
                     return found, "", False
                 from fx_passes.region.variants import choose_variant, turn_of  # 60 modules that files do without
@@ -495,11 +495,6 @@ def _overlaps_itself(value: torch.Tensor | TensorSpec) -> bool:
     strides = value.strides if isinstance(value, TensorSpec) else value.stride()
     moving = [(size, step) for size, step in zip(value.shape, strides, strict=True) if step]
     return strides_overlap([size for size, _ in moving], [step for _, step in moving])
-
-
-def _on_cpu() -> AbstractContextManager[Any]:
-    """New tensors on the CPU, whatever the default device."""
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 _STRIDED = torch.strided

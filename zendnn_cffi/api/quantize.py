@@ -31,6 +31,7 @@ from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
 from zendnn_cffi.api.quantization.smooth import smooth_linears
 from zendnn_cffi.api.quantization.states import State, buffers_restored
 from zendnn_cffi.api.quantization_report import QuantizationReport
+from zendnn_cffi.primitives.allocation import on_cpu
 
 
 class Quantization(NamedTuple):
@@ -102,7 +103,7 @@ def quantize(
     pt2e = torchao()
     calls = calls_of(calibration)
     given = kept_calls(calls, copies=not isinstance(calibration, list | tuple))
-    with buffers_restored(model):
+    with on_cpu(), buffers_restored(model):
         with torch.no_grad(), buffers_restored(model):
             float_accuracy = accuracy_of(model, accuracy)
         if example is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -43,6 +44,11 @@ def filled(shape: Sequence[int], value: float, dtype: torch.dtype) -> torch.Tens
 def numbers(values: Sequence[float] | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a one-dimensional tensor of these numbers."""
     return _plain(torch.tensor(values, dtype=dtype, device="cpu"))
+
+
+def on_cpu() -> AbstractContextManager[Any]:
+    """New tensors of PyTorch's own code on the CPU, whatever the default device."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 @contextmanager

@@ -458,6 +458,14 @@ def test_buffers_that_forward_writes_are_left_as_they_were(in_place: bool, optio
     assert model.calls is buffer and model.calls.item() == 0
 
 
+def test_another_default_device() -> None:
+    """As of who makes large models on it; torchao's observers would lie there."""
+    model, x = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(4, 16)
+    with torch.device("meta"):
+        fast = zendnn_cffi.quantize(model, [x], tune="off").module
+    assert sqnr_db(model(x), fast(x)) > 20
+
+
 def test_masks_may_hold_minus_infinity() -> None:
     model = net_of(lambda m, x, mask: m[1]((m[0](x) + mask).softmax(-1)), nn.Linear(4, 4), nn.Linear(4, 4))
     x, mask = noise(2, 4), torch.tensor([0.0, 0.0, -math.inf, 0.0])
