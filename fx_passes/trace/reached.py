@@ -217,8 +217,9 @@ class Reached:
             self.unclear[cls] = "forward() catches exceptions, and a graph goes one way"
         for value in vars(cls).values():
             self._look_at(value)
+        own = set(map(id, vars(cls).values()))  # arrays among them compare number by number
         for function in self.functions[first:]:
-            if function in vars(cls).values() and matches_structure(function.__code__):
+            if id(function) in own and matches_structure(function.__code__):
                 self.unclear[cls] = f"{function.__name__}() matches by structure, which a traced value does not tell"
 
     def _look_at(self, value: Any) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -474,3 +475,23 @@ def test_code_that_asks_for_gradients(with_example: bool) -> None:
     for enabled in (True, False, True):
         with torch.set_grad_enabled(enabled):
             torch.testing.assert_close(fast(x).detach(), model(x).detach())
+
+
+class OfArrays(nn.Module):
+    """The class has an array, which compares number by number."""
+
+    MEAN = np.array([0.1, 0.2, 0.3, 0.4])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def test_a_class_may_have_an_array() -> None:
+    model = OfArrays().double().eval()
+    fast = compile_graph(model)
+    assert not fast.leaves
+    compare(fast, model, image(6, 4))
