@@ -78,8 +78,17 @@ def _totals(found: Mapping[Key, Verdict]) -> str:
         counts = Counter(v.verdict for v in verdicts)
         shares = sorted(v.share for v in verdicts if v.verdict == RIGHT)
         middle = f"{shares[len(shares) // 2]:.0%}" if shares else "-"
-        rows.append([source, entry, len(verdicts), *(counts[word] for word in _COLUMNS), middle])
-    columns = ("library", "entry", "models", *_COLUMNS, "share on the engine, median")
+        ratios = sorted(v.ratios[1] for v in verdicts if v.ratios)
+        times = f"{len(ratios)}: {ratios[len(ratios) // 2]:.2f}, {ratios[-1]:.2f}" if ratios else "-"
+        rows.append([source, entry, len(verdicts), *(counts[word] for word in _COLUMNS), middle, times])
+    columns = (
+        "library",
+        "entry",
+        "models",
+        *_COLUMNS,
+        "share on the engine, median",
+        "timed: ours / eager, median, largest",
+    )
     return table(columns, len(columns) - 2, rows)
 
 
