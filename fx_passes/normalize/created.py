@@ -47,14 +47,15 @@ def _by_memory(gm: fx.GraphModule, nodes: list[fx.Node]) -> list[list[fx.Node]]:
 
 def _renew(nodes: list[fx.Node], gm: fx.GraphModule) -> None:
     """Let readers of nodes read copies, of which those are one that were, and those share memory that did."""
-    tensors = {id(tensor): tensor for node in nodes for tensor in [get_attribute(gm, node.target)]}
+    tensors = [get_attribute(gm, node.target) for node in nodes]
+    are_views = len(set(map(id, tensors))) > 1
     copies: dict[int, fx.Node] = {}
     memory: fx.Node | None = None
-    for node in nodes:
-        tensor, readers = get_attribute(gm, node.target), list(node.users)
+    for node, tensor in zip(nodes, tensors, strict=True):
+        readers = list(node.users)
         if id(tensor) not in copies:
             with gm.graph.inserting_before(node.next):
-                if len(tensors) > 1:
+                if are_views:
                     memory = memory or _copy_of_memory(node, tensor)
                     copies[id(tensor)] = _part(memory, tensor)
                 else:

@@ -31,11 +31,11 @@ class NotedOrders(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs, usual = kwargs or {}, _USUAL.get(func)
+        if usual is None or kwargs.get("memory_format", usual) is torch.preserve_format:  # nearly all
+            return func(*args, **kwargs)
         from torch._subclasses.fake_tensor import FakeTensor
 
-        kwargs, wanted = kwargs or {}, (kwargs or {}).get("memory_format", _USUAL.get(func, torch.preserve_format))
-        if wanted is torch.preserve_format or func not in _USUAL:
-            return func(*args, **kwargs)
         if type(args[0]) is not FakeTensor or isinstance(args[0], nn.Parameter):
             return func(*args, **kwargs)  # of constants, and of tensors of classes that may have no aliases
         function = aten.contiguous.default if func is torch.Tensor.contiguous else func

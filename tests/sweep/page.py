@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median_high
 
 import torch
 
@@ -76,10 +77,10 @@ def _totals(found: Mapping[Key, Verdict]) -> str:
     rows = []
     for (source, entry), verdicts in kinds.items():
         counts = Counter(v.verdict for v in verdicts)
-        shares = sorted(v.share for v in verdicts if v.verdict == RIGHT)
-        middle = f"{shares[len(shares) // 2]:.0%}" if shares else "-"
-        ratios = sorted(v.ratios[1] for v in verdicts if v.ratios)
-        times = f"{len(ratios)}: {ratios[len(ratios) // 2]:.2f}, {ratios[-1]:.2f}" if ratios else "-"
+        shares = [v.share for v in verdicts if v.verdict == RIGHT]
+        middle = f"{median_high(shares):.0%}" if shares else "-"
+        ratios = [v.ratios[1] for v in verdicts if v.ratios]
+        times = f"{len(ratios)}: {median_high(ratios):.2f}, {max(ratios):.2f}" if ratios else "-"
         rows.append([source, entry, len(verdicts), *(counts[word] for word in _COLUMNS), middle, times])
     columns = (
         "library",
