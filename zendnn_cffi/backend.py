@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES, as_seconds, kept_choices
 from zendnn_cffi.engine.library import is_available, unavailable_reason
@@ -28,7 +29,8 @@ from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
 
 log = get_logger(__name__)
-MAX_BINDINGS = 64  # graphs bound to different parameters that one captured graph keeps (one per layer that shares it)
+# Graphs bound to different parameters that one captured graph keeps at first: one for each layer that shares it.
+MAX_BINDINGS = 64
 _MAX_CHANGES = 4  # a tensor whose contents changed this often is an input, not a constant
 _OPTIONS = {"dtype", "allow_winograd", "tune", "tune_seconds"}
 _warned: set[str] = set()
@@ -126,8 +128,10 @@ class CompiledGraph:
         self._of_layers = {i for i in self.constants if placeholders[i] in of_layers}
         self._turns_gradients_on = turns_gradients_on(gm)
         self._changes = dict.fromkeys(self.constants, 0)
-        self._bindings: OrderedDict[tuple[Any, ...], Binding | None] = OrderedDict()
+        self._bindings: OrderedDict[tuple[Any, ...], Binding] = OrderedDict()
         self._latest: Binding | None = None
+        self._limit = MAX_BINDINGS
+        self._let_go = WeakIdKeyDictionary()  # constants of bindings that had to go
         self._lock = new_lock()
         self._binding_in = 0  # the thread that does
 
@@ -170,12 +174,19 @@ class CompiledGraph:
             if len({k[0] for k in self._bindings}) > _MAX_CHANGES:
                 return None
             binding = Binding(self.gm, args, self.constants, self.floats, self.options, self.captured.forward)
-            while len(self._bindings) >= MAX_BINDINGS:
-                self._bindings.popitem(last=False)
+            self._make_room(args)
             self._bindings[key] = binding
         self._bindings.move_to_end(key)
         self._latest = binding
         return binding
+
+    def _make_room(self, args: Sequence[Any]) -> None:
+        """Let the oldest bindings go, or keep more where their constants come back: more layers share the graph."""
+        if len(self._bindings) >= self._limit and all(args[i] in self._let_go for i in self.constants):
+            self._limit *= 2
+        while len(self._bindings) >= self._limit:
+            _, oldest = self._bindings.popitem(last=False)
+            self._let_go.update(dict.fromkeys(oldest.constants))
 
     def _leave_unseen(self, args: Sequence[Any]) -> None:
         """Writes to inference tensors count no version up: those that are no parameters of layers are inputs."""
@@ -262,6 +273,10 @@ class Binding:
             if not self.module.may_run_again(error):
                 raise
         return self._by_pytorch(*args)
+
+    @property
+    def constants(self) -> list[torch.Tensor]:
+        return self._contents.tensors
 
     def matches(self, args: Sequence[Any]) -> bool:
         """Whether the constants are those among args, unchanged."""

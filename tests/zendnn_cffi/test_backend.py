@@ -106,6 +106,27 @@ def test_layers_that_share_a_captured_graph_keep_their_weights() -> None:
                 assert_close(layer(x), layer.forward(x))
 
 
+def test_more_layers_than_bindings_at_first_are_bound_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound in turn, the one that comes next is always the one that was just let go."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(super().forward(x))
+
+    layers, x, made = [Layer(8, 8).eval() for _ in range(5)], torch.randn(1, 8), []
+    binding = backend.Binding
+    monkeypatch.setattr(backend, "MAX_BINDINGS", 2)
+    monkeypatch.setattr(backend, "Binding", lambda *args: made.append(1) or binding(*args))
+    with torch.no_grad():
+        for layer in layers:
+            layer.compile(backend="zendnn", options={"tune": "off"})
+        for _ in range(4):
+            before = len(made)
+            for layer in layers:
+                assert_close(layer(x), layer.forward(x))
+    assert before == len(made) > len(layers)
+
+
 def test_parameters_that_change_are_noticed() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).eval(), torch.randn(3, 8)
     with torch.no_grad():
