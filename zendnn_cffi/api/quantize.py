@@ -93,7 +93,8 @@ def quantize(
                   that was optimized, or that torch.export cannot follow, for NaN in it or in calibration data, for data
                   that are none or no calls of it, for bad options and limits, and for a budget of outputs that are all
                   zeros or no floating point numbers; TypeError. Options and the model are
-                  looked at before anything is computed.
+                  looked at before anything is computed. TimeoutError and errors of your own classes, as from a signal
+                  handler, come through as they are.
     """
     model = as_model(model)
     check_limits(budget, accuracy, max_drop)

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from zendnn_cffi.api.optimize import optimize
-from zendnn_cffi.api.quantization.choose import Choice, Limits, Search
+from zendnn_cffi.api.quantization.choose import Choice, Limits, Search, as_accuracy
 from zendnn_cffi.api.quantization.correct_bias import correct
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.faster import WORTH_IT, faster_in_integers, links_between
@@ -171,7 +171,7 @@ class Attempt:
         noise, accuracy = self._fake.noise_of(module), math.nan
         if noise <= limits.noise and limits.accuracy is not None:
             self._fake.state.restore(module)
-            accuracy = float(limits.accuracy(module))
+            accuracy = as_accuracy(limits.accuracy(module))
         self._verified = noise, accuracy
         return noise <= limits.noise and limits.allows(accuracy)
 

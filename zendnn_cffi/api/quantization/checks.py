@@ -16,6 +16,7 @@ from fx_passes.module import OptimizedModule
 from fx_passes.trace.export import is_exported
 from zendnn_cffi.api.exported import as_module, is_program
 from zendnn_cffi.api.optimize import DTYPES, TUNE_MODES
+from zendnn_cffi.api.quantization.choose import as_accuracy
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.layers import kind
 from zendnn_cffi.api.replace_forward import ReplacedForward
@@ -93,11 +94,7 @@ def accuracy_of(model: nn.Module, accuracy: Callable[[Any], float] | None) -> fl
     """What the float model reaches, NaN where nobody asks. Raises TypeError, ValueError for what is no number."""
     if accuracy is None:
         return math.nan
-    found = accuracy(model)
-    try:
-        number = float(found)
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several numbers
-        raise TypeError(f"accuracy must return a number, got {checks.describe(found)}") from error
+    number = as_accuracy(accuracy(model))
     if not math.isfinite(number):
         raise ValueError(f"accuracy of the float model must be a finite number, got {number}")
     return number

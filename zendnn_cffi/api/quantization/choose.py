@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat, SupportsIndex
 
 from fx_passes.search.progress import ProgressBar
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.knapsack import Knapsack
+from zendnn_cffi.primitives import checks
 
 _CALLS_ALONE = 8  # inputs that a layer's own error is measured on
 _POINTS = 12  # of the frontier that is reported
@@ -43,6 +44,16 @@ class Limits:
     def allows(self, accuracy: float) -> bool:
         """Whether a module of this accuracy will do."""
         return self.accuracy is None or self.float_accuracy - accuracy <= self.max_drop
+
+
+def as_accuracy(found: Any) -> float:
+    """What a user's function says of a module, as a number. Raises TypeError for what is none, as "0.9"."""
+    if isinstance(found, SupportsFloat | SupportsIndex) and not isinstance(found, str):  # numpy's strings are both
+        try:
+            return float(found)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # an array or tensor of several numbers, or of complex ones
+            pass
+    raise TypeError(f"accuracy must return a number, got {checks.describe(found)}")
 
 
 class Choice(NamedTuple):
@@ -94,7 +105,7 @@ class Search:
             return True
         self._fake.switch(layers)
         self._fake.state.restore(self._fake.module)
-        return self._limits.allows(float(self._limits.accuracy(self._fake.module)))
+        return self._limits.allows(as_accuracy(self._limits.accuracy(self._fake.module)))
 
     def smaller(self, layers: Sequence[str], noise_share: float = 1.0) -> list[str]:
         """Without the worst by error for its gain: one at least, and so many that their noise falls to this share."""

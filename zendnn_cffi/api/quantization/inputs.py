@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.trace.arrays import moved, together
 from zendnn_cffi.api.quantization.layers import Call
+from zendnn_cffi.errors import interrupts
 
 _IN_RESULTS = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 FIRST = "the first calibration input"
@@ -81,6 +82,8 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
             args, kwargs = copied((args, kwargs))
             result = model(*args, **kwargs)
     except Exception as error:  # whatever the model's own code raises
+        if interrupts(error):
+            raise
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         return f"{kind} itself fails on {name}: {reason}"
     if unknown := _unknown_in(result, model):
@@ -100,8 +103,10 @@ def check_cache(model: nn.Module, example: Call) -> None:
         with torch.no_grad():
             args, kwargs = copied(example)
             result = model(*args, **kwargs)
-    except Exception:  # why_not_exported() tells
-        return
+    except Exception as error:
+        if interrupts(error):
+            raise
+        return  # why_not_exported() tells
     if unknown := _unknown_in(result, model):
         raise ValueError(unknown)
 

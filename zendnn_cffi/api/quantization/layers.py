@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from fx_passes.graph.graph import get_attribute
 from fx_passes.graph.interpreter import call_node, run
 from fx_passes.trace.quiet import structures_copied
+from zendnn_cffi.errors import interrupts
 
 _PRODUCTS = frozenset(
     ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
@@ -55,6 +56,8 @@ def calibrating_with(number: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever the graph, its guards or observers raise
+        if interrupts(error):
+            raise
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         if any(words in reason for words in _NOT_FINITE):
             reason = f"the model computes NaN or infinity of it ({reason})"

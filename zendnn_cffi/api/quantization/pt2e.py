@@ -38,6 +38,7 @@ from zendnn_cffi.api.quantization.products import name_products
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 from zendnn_cffi.api.quantization.sources import name_sources
 from zendnn_cffi.api.quantization.states import buffers_restored
+from zendnn_cffi.errors import interrupts
 
 _WEIGHTS_WITHIN = 63  # of 7 bits, as far on both sides
 # torchao's is 2^-12: weights below 0.03, and activations below 0.06, would have fewer than 8 bits. With smaller ones
@@ -200,6 +201,8 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
             if takes_one:
                 break
         except Exception as error:  # whatever the model's own code or torch.export raises
+            if interrupts(error):
+                raise
             refused = error
     if found is not None:
         return _as_quantizable(found)
@@ -223,12 +226,16 @@ def _takes_one_sample(exported: fx.GraphModule, model: nn.Module, example: Call)
     try:
         args, kwargs = copied(one)  # it may write to them
         expected = model(*args, **kwargs)
-    except Exception:  # what is no batch, or not of one size
-        return True
+    except Exception as error:
+        if interrupts(error):
+            raise
+        return True  # what is no batch, or not of one size
     try:
         args, kwargs = copied(one)
         found = exported(*args, **kwargs)
-    except Exception:
+    except Exception as error:
+        if interrupts(error):
+            raise
         return False
     pairs = zip(_tensors(found), _tensors(expected), strict=True)
     return all(x.shape == y.shape and torch.allclose(x, y, 1e-3, 1e-3, equal_nan=True) for x, y in pairs)

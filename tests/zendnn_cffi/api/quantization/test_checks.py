@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -132,12 +133,55 @@ def test_empty_inputs_are_passed_over() -> None:
     (
         (None, TypeError, "accuracy must return a number, got NoneType"),
         (torch.ones(2), TypeError, r"accuracy must return a number, got float32\[2\]"),
+        ("0.9", TypeError, "accuracy must return a number, got str"),
+        (b"0.9", TypeError, "accuracy must return a number, got bytes"),
+        (np.str_("0.9"), TypeError, "accuracy must return a number, got str_"),
+        pytest.param(10**400, TypeError, "accuracy must return a number, got int", id="beyond float64"),
         (math.nan, ValueError, "accuracy of the float model must be a finite number, got nan"),
     ),
 )
 def test_accuracies_that_are_no_numbers(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         zendnn_cffi.quantize(nn.Linear(3, 3).eval(), [torch.ones(1, 3)], accuracy=lambda module: given, max_drop=1.0)
+
+
+def test_an_accuracy_that_is_no_number_later() -> None:
+    found = iter((1.0, "0.9"))
+    with pytest.raises(TypeError, match="accuracy must return a number, got str"):
+        zendnn_cffi.quantize(
+            nn.Linear(3, 3).eval(), [torch.ones(1, 3)], accuracy=lambda module: next(found), max_drop=1.0, tune="off"
+        )
+
+
+class TimeLimit(Exception):
+    """As a signal handler raises when a request takes too long."""
+
+
+@pytest.mark.parametrize("where", ("model", "one sample", "export", "calibration"))
+def test_errors_of_a_signal_handler_come_through(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were what the model fails on, or what torch.export refuses, and the work went on."""
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        raise TimeLimit
+
+    class Late(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_compiling() and (where == "model" or len(x) == 1):
+                late()
+            return super().forward(x)
+
+    model, inputs = nn.Linear(3, 3).eval(), [torch.ones(2, 3)]
+    match where:
+        case "export":
+            monkeypatch.setattr(torch.export, "export", late)
+        case "calibration":
+            monkeypatch.setattr(pytest.importorskip("torchao").quantization.pt2e.HistogramObserver, "forward", late)
+        case "one sample":
+            model = Late(3, 3).eval()
+        case "model":
+            model, inputs = Late(3, 3).eval(), [torch.ones(2, 4)]
+    with pytest.raises(TimeLimit):
+        zendnn_cffi.quantize(model, inputs, tune="off", compare=False)
 
 
 def test_a_model_that_computes_nan() -> None:
