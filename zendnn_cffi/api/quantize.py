@@ -17,6 +17,7 @@ from zendnn_cffi.api.quantization.attempt import Attempt
 from zendnn_cffi.api.quantization.attention import mark_attention
 from zendnn_cffi.api.quantization.checks import (
     accuracy_of,
+    as_limit,
     as_model,
     check_limits,
     check_options,
@@ -97,6 +98,7 @@ def quantize(
                   handler, come through as they are.
     """
     model = as_model(model)
+    budget, max_drop = as_limit(budget, "budget"), as_limit(max_drop, "max_drop")
     check_limits(budget, accuracy, max_drop)
     flags = {"dynamic": dynamic, "correct_bias": correct_bias, "smooth": smooth, "attention": attention}
     check_options(dtype, tune, compare=compare, **flags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from numbers import Real
 from typing import Any
 
 import torch
@@ -55,11 +56,20 @@ def check_options(dtype: Any, tune: Any, **flags: Any) -> None:
         checks.as_bool(value, name)
 
 
-def check_limits(budget: Any, accuracy: Any, max_drop: Any) -> None:
+def as_limit(value: Any, name: str) -> float | None:
+    """A budget or drop as a float. Raises TypeError, ValueError for what is no real number."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number or None, got {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name} is too large for a float") from error
+
+
+def check_limits(budget: float | None, accuracy: Any, max_drop: float | None) -> None:
     """Raise TypeError or ValueError for limits that cannot be kept to."""
-    for name, value in (("budget", budget), ("max_drop", max_drop)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise TypeError(f"{name} must be a number or None, got {type(value).__name__}")
     if budget is not None and math.isnan(budget):
         raise ValueError("budget is not a number: give the least signal to noise ratio in dB, such as 30")
     if accuracy is not None and not callable(accuracy):

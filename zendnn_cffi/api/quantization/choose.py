@@ -21,6 +21,7 @@ _CALLS_ALONE = 8  # inputs that a layer's own error is measured on
 _POINTS = 12  # of the frontier that is reported
 _STEPS = 48  # of the frontier that accuracies are looked for on
 _MOST_PUT_BACK = 8
+_LEAST_DB = -3000.0  # less is beyond float64, as a ratio
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Limits:
     @property
     def noise(self) -> float:
         """The most noise over signal."""
-        return math.inf if self.budget_db is None else 10 ** (-self.budget_db / 10)
+        return math.inf if self.budget_db is None else 10 ** (-max(self.budget_db, _LEAST_DB) / 10)
 
     def allows(self, accuracy: float) -> bool:
         """Whether a module of this accuracy will do."""
@@ -51,7 +52,12 @@ def as_accuracy(found: Any) -> float:
     if isinstance(found, SupportsFloat | SupportsIndex) and not isinstance(found, str):  # numpy's strings are both
         try:
             return float(found)
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # an array or tensor of several numbers, or of complex ones
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+            OverflowError,
+        ):  # an array or tensor of several numbers, or of complex ones
             pass
     raise TypeError(f"accuracy must return a number, got {checks.describe(found)}")
 

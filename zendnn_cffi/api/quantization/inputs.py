@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, overload
@@ -18,6 +19,7 @@ from zendnn_cffi.api.quantization.layers import Call
 from zendnn_cffi.errors import interrupts
 
 _IN_RESULTS = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_CAUSE = re.compile(r"^ *Explanation: .*?: got (.*)$", re.MULTILINE)  # of TorchRuntimeError, behind all arguments
 FIRST = "the first calibration input"
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 2**28
 
@@ -88,11 +90,18 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
         return f"{kind} itself fails on {name}: {reason}"
     if unknown := _unknown_in(result, model):
         return unknown
-    reason = str(refused).partition("\n")[0]
-    hint = ""
+    reason = _reason(refused)
+    hint = "Quantize those of its submodules that it can follow, and put them in their places"
     if "data-dependent" in reason:  # as detectors are, behind their backbone
-        hint = ". Sizes depend on what it computes: quantize the submodules before that, and put them in their places"
-    return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}{hint}"
+        hint = "Sizes depend on what it computes: quantize the submodules before that, and put them in their places"
+    return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}. {hint}"
+
+
+def _reason(refused: Exception | None) -> str:
+    """The first line of what was raised, and what it was raised for, where PyTorch says that further down."""
+    first, _, rest = str(refused).partition("\n")
+    found = _CAUSE.search(rest)
+    return first.rstrip(".") + (f": {found[1].rstrip('.')}" if found else "")
 
 
 def check_cache(model: nn.Module, example: Call) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from fx_passes.graph.graph import get_attribute
 from fx_passes.graph.interpreter import call_node, run
@@ -139,7 +139,7 @@ def mixed(prepared: fx.GraphModule, layers: Collection[str], biases: Mapping[str
 
 
 def add_to_biases(prepared: fx.GraphModule, shifts: Mapping[str, Tensor]) -> None:
-    """Add [channels] to the bias of each of these layers, in place; it becomes a buffer."""
+    """Add [channels] to the bias of each of these layers, in place; it becomes another parameter."""
     for node in [node for node in prepared.graph.nodes if node.name in shifts]:
         _add_to_bias(prepared, node, shifts[node.name])
     prepared.graph.eliminate_dead_code()
@@ -208,7 +208,9 @@ def constant_of(gm: fx.GraphModule, node: Any) -> Tensor:
 
 
 def replace_constant(gm: fx.GraphModule, node: fx.Node, position: int, value: Tensor, what: str = "corrected") -> None:
-    """Make argument `position` of a node a new buffer of the module; what was there may have other readers.
+    """Make argument `position` of a node a new parameter of the module; what was there may have other readers.
+
+    A parameter, as it was: who asks a module for its device or dtype looks at the first one.
 
     what  part of its name. A "folded" one stands where the one before did, if nobody else reads that: shipped times are
           found by names, which depend on the order of nodes and on how many of a kind there are.
@@ -218,7 +220,7 @@ def replace_constant(gm: fx.GraphModule, node: fx.Node, position: int, value: Te
     number = 0
     while hasattr(gm, name := f"_{what}_{number}"):
         number += 1
-    gm.register_buffer(name, value.detach().contiguous())
+    gm.register_parameter(name, nn.Parameter(value.detach().contiguous(), requires_grad=False))
     with gm.graph.inserting_before(before if stays else node):
         constant = gm.graph.get_attr(name)
     fakes = [

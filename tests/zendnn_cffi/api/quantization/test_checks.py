@@ -184,6 +184,17 @@ def test_errors_of_a_signal_handler_come_through(where: str, monkeypatch: pytest
         zendnn_cffi.quantize(model, inputs, tune="off", compare=False)
 
 
+def test_why_export_fails_is_told() -> None:
+    """As of Nyströmformer, where only an export adds a mask. The error's first line does not say why."""
+
+    def forward(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        return m[0](x) + (torch.zeros(5, 1) if torch.compiler.is_compiling() else 0.0)
+
+    message = r"cannot follow .*The size of tensor a .* must match .*\)\. Quantize those of its submodules"
+    with pytest.raises(ValueError, match=message):
+        zendnn_cffi.quantize(net(forward, nn.Linear(3, 3)), [torch.ones(2, 3)], tune="off", compare=False)
+
+
 def test_a_model_that_computes_nan() -> None:
     model = net(lambda m, x: m[1](torch.log(m[0](x))), nn.Linear(8, 8), nn.Linear(8, 8))
     with pytest.raises(ValueError, match="calibration input 1 fails .* the model computes NaN or infinity of it"):

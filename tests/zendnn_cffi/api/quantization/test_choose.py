@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from tests.support.lowering import noise
 from tests.support.mixed_precision import Outlier, calls_of_noise, prepared
 from tests.support.quantized import ran
 from zendnn_cffi.api.quantization import attempt
+from zendnn_cffi.api.quantization.checks import as_limit
 from zendnn_cffi.api.quantization.choose import Limits, Search
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.gains import LayerTimes, layer_times, shared_out
@@ -197,6 +200,9 @@ def test_accuracy_of_the_module(gains: None) -> None:
     (
         ({"budget": "30"}, TypeError, "budget must be a number"),
         ({"budget": math.nan}, ValueError, "budget is not a number"),
+        ({"budget": True}, TypeError, "budget must be a number"),
+        ({"max_drop": 1j}, TypeError, "max_drop must be a number"),
+        pytest.param({"budget": 10**400}, ValueError, "budget is too large", id="beyond float64"),
         ({"accuracy": 0.9, "max_drop": 0.1}, TypeError, "accuracy must be a function"),
         ({"accuracy": lambda module: 1.0}, ValueError, "accuracy and max_drop go together"),
         ({"max_drop": 0.1}, ValueError, "accuracy and max_drop go together"),
@@ -207,6 +213,16 @@ def test_accuracy_of_the_module(gains: None) -> None:
 def test_bad_limits(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         zendnn_cffi.quantize(nn.Linear(3, 3).eval(), [torch.ones(1, 3)], **options)
+
+
+@pytest.mark.parametrize("given", (np.float32(0.5), np.int64(2), Fraction(1, 2), 10**9, None), ids=repr)
+def test_limits_are_any_real_numbers(given: Any) -> None:
+    found = as_limit(given, "budget")
+    assert found is None if given is None else type(found) is float and found == given
+
+
+def test_a_budget_below_all_ratios() -> None:
+    assert Limits(budget_db=-1e9).noise > 1e200 and Limits(budget_db=-math.inf).noise > 1e200
 
 
 def test_times_of_joined_layers_are_shared() -> None:

@@ -95,8 +95,8 @@ def test_what_is_one_is_folded_once_and_for_all() -> None:
 
 def test_layers_whose_weights_each_call_computes_stay_float() -> None:
     """They were quantized in each call, by plain PyTorch."""
-    model = net(lambda m, x: m[1](F.relu(F.linear(x, m[0].weight * x.mean()))), nn.Linear(8, 8), nn.Linear(8, 4))
-    _, report, _ = zendnn_cffi.quantize(model, [noise(4, 8)], tune="off", compare=False)
+    model = net(lambda m, x: m[1](F.relu(F.linear(x, m[0].weight * x.mean()))), nn.Linear(64, 64), nn.Linear(64, 64))
+    _, report, _ = zendnn_cffi.quantize(model, [noise(32, 64)], tune="off", compare=False)
     assert [layer.computes_in == "int8" for layer in report.layers] == [False, True]
 
 

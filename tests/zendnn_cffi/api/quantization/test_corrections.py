@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import zendnn_cffi
+from tests.support.lowering import noise
 from tests.support.mixed_precision import Encoder, Residual, called, calls_of_noise, prepared
 from zendnn_cffi.api.quantization.correct_bias import bias_corrections, correct
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
@@ -113,3 +115,21 @@ def test_calls_without_rows_say_nothing_of_channels() -> None:
     graph = exported_graph(model, calls[0])
     code = graph.code
     assert smooth_linears(graph, empty) == [] and graph.code == code
+
+
+@pytest.mark.parametrize("bias", (False, True), ids=("no bias", "bias"))
+def test_what_is_corrected_stays_a_parameter(bias: bool) -> None:
+    """Functions that tell accuracy ask next(module.parameters()) for the device; there was none."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=bias), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    asked = []
+
+    def accuracy(module: nn.Module) -> float:
+        parameter = next(module.parameters())
+        asked.append((parameter.device.type, parameter.dtype))
+        return 1.0
+
+    inputs = [noise(2, 3, 8, 8)]
+    found = zendnn_cffi.quantize(model, inputs, accuracy=accuracy, max_drop=0.0, tune="off", compare=False)
+    assert set(asked) == {("cpu", torch.float32)}
+    for module in (found.module, found.converted):
+        assert [parameter.requires_grad for parameter in module.parameters()] == [False]
