@@ -140,6 +140,8 @@ class ZenRegion(nn.Module):
             signature = (threads, *((t.shape, t.dtype, t.stride()) for t in inputs))
         lowered = self.programs.found.get(signature, _MISSING)
         if lowered is _MISSING:
+            if (apart := self._apart(inputs)) is not None:
+                return self.forward(*apart)
             if self._lets_wait(signature):
                 return self.patience.run(signature, self.run_plain, inputs)
             lowered = self._lower(signature, inputs)
@@ -189,6 +191,16 @@ class ZenRegion(nn.Module):
                 log.info("%s: a guard failed: it is lowered again without %s", self.name, ", ".join(further))
                 self.options = replace(self.options, without=(*self.options.without, *further))
                 self.clear()
+
+    def _apart(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The inputs with copies of those that are windows over their own elements; None where none is, or is written.
+
+        No program may read such: `x.unfold(1, 8, 4)`. A copy has the order of its dimensions, as eager results have.
+        """
+        places = [i for i, value in enumerate(inputs) if not value.is_contiguous() and _overlaps_itself(value)]
+        if not places or not set(places).isdisjoint(self.writes_to):
+            return None
+        return [value.clone() if i in places else value for i, value in enumerate(inputs)]
 
     def key_of(self, number: int, value: torch.Tensor | TensorSpec) -> tuple[Any, ...]:
         """What of an input decides which program runs: of one that grows not its size, but whether there is any."""

@@ -147,6 +147,13 @@ def test_strides(gm: Any, model: nn.Module, change: Any) -> None:
     assert torch.equal(given, kept)
 
 
+def test_windows_that_overlap_run_on_copies(gm: Any, model: nn.Module) -> None:
+    x = noise(4, 3, 9, 8)
+    for _ in range(2):
+        same(gm, model, x.flatten().as_strided((4, 3, 5, 5), (9, 6, 2, 1)))
+    assert all(region(gm).lowered.values()) and len(region(gm).lowered) == 1
+
+
 @pytest.mark.parametrize("is_warm", (True, False))
 @pytest.mark.parametrize("size_bytes", (0, 64, 2 * 3 * 6 * 6 * 4 - 4))
 @pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last))
