@@ -6,7 +6,8 @@
 
 Each is a module over the same tree. Calls that have a graph go on while another one is made. Those that have none wait:
 a forward that runs beside disturbs tracing (fx_passes/plain_calls.py). A call whose code raises is no example. Of calls
-that differ in a number alone (the count of a loop) the second one is: the first of them may be the only one.
+that differ in a number alone (the count of a loop) the second one is: the first of them may be the only one. So is the
+second call of a kind with sizes that the kind's graph is not for, as the model branches on them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ log = logging.getLogger("zendnn_cffi.passes")
 
 MOST_KINDS = 8  # graphs of one module, its own included: more kinds of calls stay plain PyTorch
 _MOST_TRIES = 16  # examples that are traced in all: some give no graph
+_MOST_BY_SIZES = 2  # further graphs of one kind, as its first may be for few sizes
 _MOST_WAITING = 64  # kinds that came once, and are remembered until they come again
 
 
@@ -59,6 +61,7 @@ class CallKinds:
         self._known: dict[Kind, str] = {}  # that have a graph (""), or cannot have one, and why
         self._waiting: dict[Kind, None] = {}
         self._tries = 0
+        self._by_sizes: dict[Kind, int] = {}  # how many graphs were asked for as others were not for a call's sizes
         self._has_asked_symbols = False  # for a graph of all sizes, where the module's own is for its example's
         self._traced_in = 0  # the thread that does
         self._lock = new_lock()
@@ -77,6 +80,7 @@ class CallKinds:
     def forget_tried(self) -> None:
         """The model was changed: what could not be traced may be now."""
         self._known.clear()
+        self._by_sizes.clear()
         self._tries = 0
         for module in self.modules:
             self.remember(module._source[0])
@@ -97,7 +101,7 @@ class CallKinds:
         """
         traced = owner._source[0]
         kind = kind_of(traced.parameters, args, kwargs) if self._is_example(owner, args, kwargs) else None
-        if kind is None or not self._is_wanted(kind, traced.sizes) or not self._begin():
+        if kind is None or not self._is_wanted(kind, owner, args, kwargs) or not self._begin():
             yield False
             return
         try:
@@ -106,6 +110,8 @@ class CallKinds:
             if copied is not None and watch is not None:
                 self._waiting.pop(kind, None)
                 self._tries += 1
+                if kind in self._known:
+                    self._by_sizes[kind] = self._by_sizes.get(kind, 0) + 1
                 try:
                     with torch.inference_mode(False), torch.no_grad(), self.plain_calls.none() as is_alone:
                         if is_alone:
@@ -121,26 +127,48 @@ class CallKinds:
             self._note(reason)
         return not reason
 
-    def _is_wanted(self, kind: Kind, sizes: FreeSizes) -> bool:
-        """Whether calls of a kind are to have a graph. sizes  that the module's own graph leaves free"""
+    def _is_wanted(self, kind: Kind, owner: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call of a kind is to be the example of a graph."""
+        sizes = owner._source[0].sizes
         if self._asks_symbols(sizes):
             return True
+        branches = self._branches_on_sizes(kind, owner, args, kwargs)
         if refused := self._known.get(kind):
             self._note(refused)
-        elif kind in self._known or (sizes.free is Free.NOTHING and any(map(kind.differs_by_sizes, self._known))):
+        elif (kind in self._known and not branches) or (
+            sizes.free is Free.NOTHING and any(map(kind.differs_by_sizes, self._known))
+        ):
             self._note("other sizes, or another state of PyTorch or the program, than the graph of such calls is for")
         elif len(self.modules) >= MOST_KINDS - 1:
             self._note(f"{MOST_KINDS} kinds of calls came before")
         elif self._tries >= _MOST_TRIES:
             self._note(f"{_MOST_TRIES} kinds of calls were tried before")
+        elif kind not in self._waiting and branches:
+            self._let_wait(kind, "sizes that the graph of such calls is not for, and")
         elif kind not in self._waiting and any(map(kind.differs_by_number, [*self._known, *self._waiting])):
-            while len(self._waiting) >= _MOST_WAITING:
-                self._waiting.pop(next(iter(self._waiting)), None)
-            self._waiting[kind] = None
-            self._note("a number that came for the first time: the second such call is an example")
+            self._let_wait(kind, "a number")
         else:
             return True
         return False
+
+    def _branches_on_sizes(
+        self, kind: Kind, owner: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether a kind has a graph, which could be for other sizes, and is not for those of a call."""
+        if self._known.get(kind) != "" or self._by_sizes.get(kind, 0) >= _MOST_BY_SIZES:
+            return False
+        every = [module._source[0] for module in (owner, *self.modules)]
+        alike = [traced for traced in every if traced.kind == kind]
+        return bool(alike) and all(
+            traced.sizes.free is Free.ALL and traced.is_for_other_sizes(args, kwargs) for traced in alike
+        )
+
+    def _let_wait(self, kind: Kind, what: str) -> None:
+        """Remember a kind until it comes again."""
+        while len(self._waiting) >= _MOST_WAITING:
+            self._waiting.pop(next(iter(self._waiting)), None)
+        self._waiting[kind] = None
+        self._note(f"{what} that came for the first time: the second such call is an example")
 
     def _asks_symbols(self, sizes: FreeSizes) -> bool:
         """Whether the next graph is to be symbolic tracing's, for all sizes; it is asked for once."""

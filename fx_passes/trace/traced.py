@@ -169,6 +169,13 @@ class Traced:
         ordered = self._as_in_example(args, kwargs)
         return self.guards.known_sizes if ordered is not None and self.guards.resemble(*ordered) else ()
 
+    def is_for_other_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether sizes alone keep the graph from being right for a call: the model branches on them."""
+        if self.guards is None or self.example is None or not all(state.holds() for state in self.states):
+            return False
+        ordered = self._as_in_example(args, kwargs) if self.named is None or self.named.unchanged() else None
+        return ordered is not None and self.guards.resemble(*ordered)
+
     @cached_property
     def _refusals_of_sizes(self) -> Refusals | None:
         return Refusals.of(self.root, self.graph, CAPTURED)

@@ -231,6 +231,36 @@ def test_fixed_sizes_stay_fixed() -> None:
     assert not fast.call_kinds.modules and fast._calls_of_others == 3
 
 
+class Branching(Attending):
+    """As models that interpolate positions where an image is none of their size, or pad it to whole windows."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        rest = list(x.shape)[1:]
+        assert rest
+        return self.last(F.relu(self.first(x))) if x.shape[0] == 3 else self.last(torch.tanh(self.first(x)))
+
+
+def test_sizes_that_the_model_branches_on_have_a_graph_from_the_second_call_on() -> None:
+    model = Branching()
+    fast = optimized(model)
+    for rows in (3, 5, 6, 7, 3, 5, 8):
+        check(fast, model, torch.randn(rows, 16))
+    assert len(fast.call_kinds.modules) == 1 and fast._calls_of_others == 1
+    assert all(runs(fast, torch.randn(rows, 16)) == 1 for rows in (3, 4, 9))
+
+
+def test_few_graphs_are_made_where_each_is_for_one_size() -> None:
+    class Fixed(Attending):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return self.last(self.first(x) * int(x.shape[0]))
+
+    model = Fixed()
+    fast = optimized(model, example_inputs=(X,))
+    for rows in (3, 4, 5, 6, 7, 8, 9, 10):
+        check(fast, model, torch.randn(rows, 16))
+    assert len(fast.call_kinds.modules) <= 2
+
+
 def test_one_row_that_the_model_treats_by_itself() -> None:
     class Rows(Attending):
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
