@@ -107,9 +107,13 @@ def adaptive_pool(src: Tensor, kind: str, output_size: tuple[int | None, ...]) -
 
 @op(kind=COMPUTE, shape="rank", per_sample=True, torch_candidate=True, sizes_at=2)
 def resample(
-    src: Tensor, kind: str, size: tuple[int, ...] | int | None, scale_factor: tuple[float, ...] | float | None
+    src: Tensor,
+    kind: str,
+    size: tuple[int, ...] | int | None,
+    scale_factor: tuple[float, ...] | float | None,
+    align_corners: bool = False,
 ) -> Tensor:
     """Return src interpolated; kind is F.interpolate's mode: "nearest", or linear in 1, 2 or 3 dimensions ("linear",
-    "bilinear", "trilinear"; half-pixel centres, align_corners=False).
+    "bilinear", "trilinear"; half-pixel centres where not align_corners).
     """
-    return F.interpolate(src, size, scale_factor, kind)
+    return F.interpolate(src, size, scale_factor, kind, align_corners or None)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, measurable
+from fx_passes.candidates.candidates import Candidate, Operation, PrimitiveTemplate, TorchTemplate, measurable
 from fx_passes.candidates.layouts import Layout, Quantized, is_describable, is_known_dtype
 from fx_passes.candidates.specs import RegionValues, TensorSpec
 from fx_passes.layout.assign import assign_layouts
@@ -172,7 +172,9 @@ def _choose(
 def _report(operation: Operation, candidate: Candidate, compute_dtype: torch.dtype | None) -> NodeReport:
     reason = operation.fallback_reason
     if not reason and is_rival(candidate) and not any(isinstance(c, PrimitiveTemplate) for c in candidate.calls):
-        reason = _why_torch(candidate, [c.cost_ns for c in operation.candidates if not is_rival(c)])
+        stated = [call.reason for call in candidate.calls if isinstance(call, TorchTemplate) and call.reason]
+        others_ns = [c.cost_ns for c in operation.candidates if not is_rival(c)]
+        reason = stated[0] if stated else _why_torch(candidate, others_ns)
     entries: Any = operation.node.kwargs.get("post_ops", ())
     post_ops = tuple(str(entry[1]) for entry in entries)
     return NodeReport(

@@ -29,10 +29,13 @@ def interpolate(
     recompute_scale_factor: Any = None,
     antialias: Any = False,
 ) -> Built:
-    """F.interpolate in the modes that ops.resample has; not with aligned corners or antialiasing."""
-    if mode not in MODES or align_corners or recompute_scale_factor or antialias:
+    """F.interpolate in the modes that ops.resample has; not with antialiasing."""
+    if mode not in MODES or recompute_scale_factor or antialias or align_corners not in (None, False, True):
         return None
-    return Call(ops.resample, (input, mode, size, scale_factor))
+    if align_corners is not None and mode == "nearest":  # which eager refuses
+        return None
+    corners = (True,) if align_corners else ()
+    return Call(ops.resample, (input, mode, size, scale_factor, *corners))
 
 
 def _as_exported(mode: str, overload: Any) -> None:

@@ -172,7 +172,11 @@ def adaptive_pool(src: TensorSpec, kind: str, output_size: tuple[int | None, ...
 
 
 def resample(
-    src: TensorSpec, kind: str, size: tuple[int, ...] | int | None, scale_factor: tuple[float, ...] | float | None
+    src: TensorSpec,
+    kind: str,
+    size: tuple[int, ...] | int | None,
+    scale_factor: tuple[float, ...] | float | None,
+    align_corners: bool = False,
 ) -> TensorSpec:
     """ops.resample of a batch of images to a stated size, or by whole factors."""
     check_floating(src)

@@ -52,6 +52,27 @@ def test_other_interpolation_stays_right(options: dict[str, Any]) -> None:
     assert "resampling" not in kinds(found)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    (
+        {"scale_factor": 2, "mode": "bilinear", "align_corners": True},
+        {"size": (7, 9), "mode": "bilinear", "align_corners": True},
+        {"size": (7, 5)},
+        {"scale_factor": 1.3, "mode": "bilinear"},
+    ),
+    ids=str,
+)
+def test_pytorch_s_kernels_read_images_as_they_lie(options: dict[str, Any], dtype: torch.dtype | None) -> None:
+    """Between convolutions they cut no region, and nothing is reordered for them."""
+    model = net(lambda m, x: m[1](F.interpolate(m[0](x), **options)), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3))
+    found = offload(model, noise(2, 8, 9, 8), dtype=dtype)
+    assert [node.became for node in found.nodes].count("convolution") == 2
+    rows = [node for node in found.nodes if node.became == "torch"]
+    assert [node.layout.split()[0] for node in rows] == ["nhwc"]
+    assert "aligned corners" in rows[0].reason or "PyTorch's" in rows[0].reason or "scale factor" in rows[0].reason
+
+
 @pytest.mark.parametrize(("rank", "mode"), ((1, "linear"), (3, "trilinear")))
 def test_resampling_of_other_ranks(rank: int, mode: str) -> None:
     conv = {1: nn.Conv1d, 3: nn.Conv3d}[rank](3, 8, 3)
