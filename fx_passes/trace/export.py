@@ -198,9 +198,9 @@ def _export(
         if attempt.free > sizes.free:
             continue
         traced_root = without_hooks(skeleton(root, own_state=True))
+        write_out_modules(traced_root, literal)  # first: the root may be one of these
         take_outputs_apart(traced_root)
         padded = write_out_padding(traced_root)
-        write_out_modules(traced_root, literal)
         shared = Snapshot(traced_root)
         if once := shared.unrepeatable():
             raise StateChanged(once)

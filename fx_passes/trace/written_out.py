@@ -11,6 +11,7 @@ are computed by PyTorch's own Python code, whose parts are then in the graph.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import operator
@@ -47,11 +48,17 @@ def write_out(gm: fx.GraphModule) -> None:
 def write_out_modules(root: nn.Module, literal: Collection[str] = ()) -> None:
     """Let each nn.MultiheadAttention in root compute by the parts above; root is a copy that is exported.
 
+    Layers of encoders that torch.export follows through PyTorch's Python code leave results as their operator does.
+
     literal  paths of those whose weights are read: PyTorch's own code, which needs them for the result as well
     """
     for path, module in root.named_modules():
-        if type(module) is nn.MultiheadAttention and "forward" not in module.__dict__:
+        if "forward" in module.__dict__:
+            continue
+        if type(module) is nn.MultiheadAttention:
             module.forward = _in_order(module) if path in literal else _forward(module)
+        elif type(module) is nn.TransformerEncoderLayer and _is_one_operator(module):
+            module.forward = _layer_in_order(module)
 
 
 @contextlib.contextmanager
@@ -63,7 +70,7 @@ def modules_written_out(root: nn.Module, literal: Collection[str] = ()) -> Itera
         yield
     finally:
         for module in root.modules():
-            if type(module) is nn.MultiheadAttention and module not in before:
+            if type(module) in (nn.MultiheadAttention, nn.TransformerEncoderLayer) and module not in before:
                 module.__dict__.pop("forward", None)
 
 
@@ -90,6 +97,26 @@ def _in_order(module: nn.MultiheadAttention) -> Callable[..., tuple[Tensor, Tens
     def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         result, weights = own(*args, **kwargs)
         return result.contiguous() if module.batch_first else result, weights
+
+    return forward
+
+
+def _is_one_operator(module: nn.TransformerEncoderLayer) -> bool:
+    """Whether PyTorch computes this layer by torch._transformer_encoder_layer_fwd, of batches without gradients."""
+    attention = module.self_attn
+    is_plain = attention.batch_first and attention.in_proj_bias is not None and attention._qkv_same_embed_dim
+    alike = bool(module.activation_relu_or_gelu) and module.norm1.eps == module.norm2.eps
+    return is_plain and alike and attention.num_heads % 2 == 0
+
+
+def _layer_in_order(module: nn.TransformerEncoderLayer) -> Callable[..., Tensor]:
+    """PyTorch's own forward, whose sums lie as src does: those of the operator lie in order."""
+    own = module.forward
+
+    @functools.wraps(own)
+    def forward(src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = own(src, *args, **kwargs)
+        return result.contiguous() if src.dim() == 3 and not src.is_nested else result
 
     return forward
 
@@ -210,9 +237,9 @@ def encoder_layer(
     def norm_2(x: Tensor) -> Tensor:
         return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
 
-    if norm_first:
-        x = src + attention(norm_1(src))
-        return x + feed_forward(norm_2(x))
+    if norm_first:  # sums lie as the first one does: the operator adds src in place, to what lies in order
+        x = attention(norm_1(src)) + src
+        return feed_forward(norm_2(x)) + x
     x = norm_1(src + attention(src))
     return norm_2(x + feed_forward(x))
 

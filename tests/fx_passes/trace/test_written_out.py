@@ -155,6 +155,21 @@ def test_equal_to_eager_and_offloaded_alike(case: str, batch_first: bool) -> Non
         assert (found["inner_product"], found["attention"], found["outside attention"]) == (linears, attentions, 0)
 
 
+@pytest.mark.parametrize("norm_first", (True, False))
+def test_layers_of_what_is_transposed_lie_in_order(norm_first: bool) -> None:
+    """As what PyTorch's operator returns, of which a view may follow; its Python code adds to src as that lies."""
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 20, batch_first=True, norm_first=norm_first)
+    model, x = nn.Sequential(layer, nn.Flatten()).eval(), noise(LENGTH, BATCH, WIDTH).transpose(0, 1)
+    for example in (x, x.contiguous()):
+        fast = zendnn_cffi.optimize(layer.eval(), (example,), tune="off")
+        viewed = zendnn_cffi.optimize(model, (example,), tune="off")
+        with torch.no_grad():
+            assert fast(x).stride() == layer(x).stride()
+            assert_close(viewed(x), layer(x).view(BATCH, -1), k=64)
+        found = offloaded([fast])
+        assert (found["inner_product"], found["attention"], found["outside attention"]) == (4, 1, 0)
+
+
 def test_sizes_stay_free_through_torch_compile() -> None:
     model = encoder_layer(True).eval()
     compiled = torch.compile(model, backend="zendnn", options={"tune": "off"}, dynamic=True)
