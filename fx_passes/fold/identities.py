@@ -82,7 +82,11 @@ def is_repeated(node: fx.Node) -> bool:
     if not _keeps_integers(kind, alpha, beta) and not _is_floating(node):
         return False
     if kind in _FROM_ZERO and alpha == 0:
-        return before == "abs" or (before in _FROM_ZERO and low == 0) or (before in _BOUNDED and low >= 0)
+        return (
+            (before == "abs" and _has_absolute_values(node.args[0]))
+            or (before in _FROM_ZERO and low == 0)
+            or (before in _BOUNDED and low >= 0)
+        )
     return kind in _BOUNDED and before in _BOUNDED and alpha <= low and high <= beta
 
 
@@ -90,6 +94,16 @@ def _keeps_integers(kind: str, alpha: object, beta: object) -> bool:
     """Whether integers stay such: torch.clamp makes them floating-point numbers where a bound is one."""
     bounds = {"clip": (alpha, beta), "clamp_min": (alpha,)}.get(kind, ())
     return all(type(bound) is int for bound in bounds)
+
+
+def _has_absolute_values(absolute: fx.Node) -> bool:
+    """Whether all absolute values are such: that of the smallest integer is that integer."""
+    if isinstance(absolute.meta.get("val"), torch.Tensor):
+        return _is_floating(absolute)
+    source = absolute.args[0]
+    while isinstance(source, fx.Node) and source.target in ops.MOVEMENT:
+        source = source.args[0]
+    return isinstance(source, fx.Node) and source.target in ops.COMPUTE and not is_call(source, ops.binary)
 
 
 def _is_floating(node: fx.Node) -> bool:

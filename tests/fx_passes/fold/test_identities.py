@@ -93,6 +93,13 @@ def test_what_makes_integers_floating_point_numbers_is_no_repetition() -> None:
     check_equal(model_of(forward), gm, torch.randn(9))
 
 
+@pytest.mark.parametrize("has_example", (False, True))
+def test_the_smallest_integer_has_no_absolute_value(has_example: bool) -> None:
+    model, x = model_of(lambda m, x: x.abs().relu()), torch.tensor([-128, -127, 5], dtype=torch.int8)
+    fast = zendnn_cffi.optimize(model, (x,) if has_example else None, tune="off")
+    assert fast(x).tolist() == model(x).tolist() == [0, 127, 5]
+
+
 def test_relu_of_absolute_values_is_no_operation() -> None:
     """lp_pool has it: the library's relu would make 0 of a NaN."""
     model = model_of(lambda m, x: F.leaky_relu(x, 0.5).abs().relu())
