@@ -19,7 +19,8 @@ import pickle
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -133,26 +134,41 @@ class Channel:
     ) -> None:
         self.end = end
         self._areas, self._copies = (*ours, *theirs), copies
-        self._ours, self._theirs = itertools.cycle(ours or (None,)), itertools.cycle(theirs or (None,))
+        self._ours, self._theirs = tuple(ours), tuple(theirs)
+        self._sent = self._received = 0  # whole messages: both ends count alike, whatever fails before one is sent
         self._read = bytearray()  # and not used yet
 
     def send(self, value: Any) -> None:
-        """Send value. Raises Ended where nobody is there, and what pickle raises for what it does not take."""
+        """Send value. Raises Ended where nobody is there, and what pickle raises for what it does not take.
+
+        Where sending ends in the midst of a message, for want of memory or by an interrupt, the connection does.
+        """
         text, blocks = io.BytesIO(), list[pickle.PickleBuffer]()
         _Pickler(text, protocol=5, buffer_callback=blocks.append).dump(value)
         raw = [block.raw() for block in blocks]
-        area = next(self._ours)
+        area = self._ours[self._sent % len(self._ours)] if self._ours else None
         places = area.put(raw) if area is not None else None
         following = [text.getbuffer(), *(raw if places is None else ())]
         head = _HEAD.pack(area.size_bytes if area is not None else 0, 1 + len(raw))
         head += _PART.pack(following[0].nbytes, _FOLLOWS)
         head += b"".join(map(_PART.pack, (part.nbytes for part in raw), places or [_FOLLOWS] * len(raw)))
-        try:
-            self._send_all(memoryview(head + bytes(following[0])))  # one message, which wakes the other end once
-            for part in following[1:]:
+        following[0] = memoryview(head + bytes(following[0]))  # one message, which wakes the other end once
+        with self._ending_by_what_fails():
+            for part in following:
                 self._send_all(part)
+        self._sent += 1
+
+    @contextmanager
+    def _ending_by_what_fails(self) -> Iterator[None]:
+        """The rest of a message would be taken for the next one."""
+        try:
+            yield
         except OSError as error:
             raise Ended(str(error)) from error
+        except BaseException:
+            self.end.close()
+            self._read.clear()
+            raise
 
     def _send_all(self, data: memoryview) -> None:
         """Send data. What arrives meanwhile is taken in: the other end may read nothing before it has sent all."""
@@ -173,13 +189,15 @@ class Channel:
             self._read += found
 
     def receive(self) -> Any:
-        """Return what the other end sent next. Raises Ended where it is gone."""
-        area_bytes, count = _HEAD.unpack(self._take(_HEAD.size))
-        parts = [*_PART.iter_unpack(self._take(_PART.size * count))]
-        area = next(self._theirs)
-        if area is not None:
-            area.map(area_bytes)
-        text, *blocks = (self._part(area, size, place) for size, place in parts)
+        """Return what the other end sent next. Raises Ended where it is gone, and what pickle raises for it."""
+        with self._ending_by_what_fails():
+            area_bytes, count = _HEAD.unpack(self._take(_HEAD.size))
+            parts = [*_PART.iter_unpack(self._take(_PART.size * count))]
+            area = self._theirs[self._received % len(self._theirs)] if self._theirs else None
+            if area is not None:
+                area.map(area_bytes)
+            text, *blocks = (self._part(area, size, place) for size, place in parts)
+        self._received += 1
         return pickle.loads(text, buffers=blocks)
 
     def _part(self, area: Area | None, size: int, place: int) -> bytearray | memoryview:

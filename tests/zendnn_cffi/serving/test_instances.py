@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -440,6 +441,54 @@ def test_messages_of_all_sizes_take_turns(ends: tuple[Channel, Channel], monkeyp
         wanted.append([each + 1 for each in given])
     thread.join()
     assert all(torch.equal(a, b) for pair in zip(answers, wanted, strict=True) for a, b in zip(*pair, strict=True))
+
+
+def test_what_fails_before_it_is_sent_counts_for_neither_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for a message the next one lay in an area that the other end did not look into."""
+    a, b = channels("areas")
+
+    def refuse(*args: Any) -> bytes:
+        raise MemoryError
+
+    for value in range(6):
+        if value % 3 == 1:
+            with monkeypatch.context() as patch, pytest.raises(MemoryError):
+                patch.setattr(wire, "_HEAD", SimpleNamespace(pack=refuse))
+                a.send(torch.full((1 << 16,), -1.0))
+        a.send(torch.full((1 << 16,), float(value)))
+        found = b.receive()
+        assert found[0] == found[-1] == value
+    for end in (a, b):
+        end.close()
+
+
+@pytest.mark.parametrize("way", ("send", "receive"))
+def test_what_fails_in_the_midst_of_a_message_ends_the_connection(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest was taken for the next message."""
+    a, b = channels("socket")
+    whole = Channel._send_all if way == "send" else Channel._part
+
+    def first_alone(channel: Channel, *args: Any) -> Any:
+        monkeypatch.setattr(Channel, whole.__name__, refuse)
+        return whole(channel, *args)
+
+    def refuse(*args: Any) -> Any:
+        raise MemoryError
+
+    def use() -> None:
+        a.send([torch.ones(1000), torch.ones(2000)])
+        b.receive()
+
+    monkeypatch.setattr(Channel, whole.__name__, first_alone)
+    with pytest.raises(MemoryError):
+        use()
+    monkeypatch.undo()
+    with pytest.raises(Ended):
+        (a if way == "send" else b).receive()
+    with pytest.raises(Ended):
+        (b if way == "send" else a).receive()
+    for end in (a, b):
+        end.close()
 
 
 def test_large_inputs_are_read_where_they_lie_and_answers_are_the_readers() -> None:
