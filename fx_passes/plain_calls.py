@@ -68,9 +68,9 @@ class PlainCalls:
             yield
         finally:
             with self._lock:
-                self._running[me] -= 1
-                if not self._running[me]:
-                    del self._running[me]
+                left = self._running.pop(me, 0) - 1  # none in a child that was forked in the midst of it
+                if left > 0:
+                    self._running[me] = left
 
     def _enter(self, me: int, at_once: bool) -> bool:
         with self._lock:

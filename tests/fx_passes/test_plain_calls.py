@@ -37,6 +37,16 @@ def test_a_call_waits_until_tracing_is_over() -> None:
     assert order == ["traced", "own", "call"]
 
 
+def test_a_call_in_which_a_child_was_forked_ends_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = PlainCalls()
+    with calls.one():
+        monkeypatch.setattr(os, "getpid", lambda: -1)  # as in the child, whose next call begins anew
+        with calls.one():
+            pass
+    with calls.none() as is_alone:
+        assert is_alone
+
+
 def test_tracing_waits_for_calls_that_run() -> None:
     calls, order, inside, go_on = PlainCalls(), list[str](), threading.Event(), threading.Event()
 
