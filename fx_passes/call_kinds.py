@@ -8,6 +8,9 @@ Each is a module over the same tree. Calls that have a graph go on while another
 a forward that runs beside disturbs tracing (fx_passes/plain_calls.py). A call whose code raises is no example. Of calls
 that differ in a number alone (the count of a loop) the second one is: the first of them may be the only one. So is the
 second call of a kind with sizes that the kind's graph is not for, as the model branches on them.
+
+Where an example's sizes decided which way a graph goes, torch.export makes the first further one, as it may be for all
+sizes; that takes longer.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class CallKinds:
         self.modules: list[OptimizedModule] = []
         self.reasons = Reasons()
         self._known: dict[Kind, str] = {}  # that have a graph (""), or cannot have one, and why
+        self._exported: set[Kind] = set()  # whose graph's example decided, and of which another was to be for all sizes
         self._waiting: dict[Kind, None] = {}
         self._tries = 0
         self._by_sizes: dict[Kind, int] = {}  # how many graphs were asked for as others were not for a call's sizes
@@ -81,6 +85,7 @@ class CallKinds:
         """The model was changed: what could not be traced may be now."""
         self._known.clear()
         self._by_sizes.clear()
+        self._exported.clear()
         self._tries = 0
         for module in self.modules:
             self.remember(module._source[0])
@@ -155,13 +160,17 @@ class CallKinds:
         self, kind: Kind, owner: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether a kind has a graph, which could be for other sizes, and is not for those of a call."""
-        if self._known.get(kind) != "" or self._by_sizes.get(kind, 0) >= _MOST_BY_SIZES:
+        alike = self._alike(kind, owner)
+        decides = any(traced.decided_by is not None for traced in alike)
+        if self._known.get(kind) != "" or self._by_sizes.get(kind, 0) >= (MOST_KINDS if decides else _MOST_BY_SIZES):
             return False
-        every = [module._source[0] for module in (owner, *self.modules)]
-        alike = [traced for traced in every if traced.kind == kind]
         return bool(alike) and all(
-            traced.sizes.free is Free.ALL and traced.is_for_other_sizes(args, kwargs) for traced in alike
+            (decides or traced.sizes.free is Free.ALL) and traced.is_for_other_sizes(args, kwargs) for traced in alike
         )
+
+    def _alike(self, kind: Kind, owner: OptimizedModule) -> list[Traced]:
+        """The graphs of a kind."""
+        return [each._source[0] for each in (owner, *self.modules) if each._source[0].kind == kind]
 
     def _let_wait(self, kind: Kind, what: str) -> None:
         """Remember a kind until it comes again."""
@@ -185,6 +194,32 @@ class CallKinds:
         self._traced_in = get_ident()
         return True
 
+    def for_all_sizes(self, owner: OptimizedModule) -> OptimizedModule | None:
+        """The graph that torch.export makes in place of the owner's, for which the example's sizes decided.
+
+        None where none can be made.
+        """
+        traced, watch = owner._source[0], owner._watch
+        example, kind = traced.decided_by, traced.kind
+        if example is None or kind is None or watch is None:
+            return None
+        if (found := self._exported_for(example)) is not None or _alone(owner) or not self._begin():
+            return found
+        try:
+            self._exported.discard(kind)
+            with torch.inference_mode(False), torch.no_grad(), self.plain_calls.none() as is_alone:
+                if is_alone:
+                    self._add(kind, example, owner, watch)
+        finally:
+            self._traced_in = 0
+            self._lock.release()
+        return self._exported_for(example)
+
+    def _exported_for(self, call: Call) -> OptimizedModule | None:
+        """The module whose graph torch.export made, and which is for this call."""
+        exported = [each for each in self.modules if each._source[0].guards is not None]
+        return next((each for each in exported if each._source[0].arrange(*call) is not None), None)
+
     def _add(self, kind: Kind, example: Call, owner: OptimizedModule, watch: Watch) -> None:
         """Make the module for calls of which this is one.
 
@@ -197,7 +232,12 @@ class CallKinds:
         sizes = owner._source[0].sizes
         by_symbols = self._asks_symbols(sizes)
         self._has_asked_symbols |= by_symbols
-        found = trace_kind(private, *example, sizes, by_symbols)
+        decides = any(traced.decided_by is not None for traced in self._alike(kind, owner))
+        if is_second := decides and kind not in self._exported:
+            self._exported.add(kind)
+            found = trace_kind(private, *example, sizes._replace(has_one_graph=True), by_symbols)
+        if not is_second or found.graph is None:
+            found = trace_kind(private, *example, sizes, by_symbols)
         if found.graph is None:
             self._refuse(kind, next(iter(found.leaves.values()), ""))
             return

@@ -19,8 +19,8 @@ from typing import Any
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import is_call, only_user
-from fx_passes.graph.inference import LAYER, RANK, rank, rank_of
+from fx_passes.graph.graph import RANK, is_call, only_user
+from fx_passes.graph.inference import LAYER, rank, rank_of
 from fx_passes.trace.assumptions import Assumption, Path
 
 # The other layers of this kind take several numbers of dimensions.

@@ -22,8 +22,8 @@ from torch import fx, nn
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, finish, get_attribute, is_call, is_constant, only_user
-from fx_passes.graph.inference import RANK, rank
+from fx_passes.graph.graph import RANK, argument, finish, get_attribute, is_call, is_constant, only_user
+from fx_passes.graph.inference import rank
 from fx_passes.graph.inner import is_plain
 from fx_passes.spellings.registry import refusal as refused_module
 

@@ -47,6 +47,8 @@ signature_of = functools.lru_cache(maxsize=1024)(inspect.signature)
 """The signature of a function that lasts; of methods, that of the class's function."""
 
 IN_WORK = "_is_in_work"  # among a module's attributes while passes follow each other
+RANK = "rank"  # in the meta of a node: how many dimensions it has
+DTYPE = "dtype"  # in the meta of a node: the dtype of the tensor that it is
 CREATED = "created"  # in the meta of get_attr nodes: a tensor that forward makes anew, traced as a constant
 
 
@@ -199,7 +201,8 @@ def known_shape(node: Any) -> tuple[Any, ...]:
 def set_example(node: fx.Node, value: Any) -> None:
     """Let `value` be the example of what node computes (meta["val"]); None: there is none."""
     if value is None:
-        node.meta.pop("val", None)
+        for told in ("val",) if node.op == "get_attr" else ("val", RANK, DTYPE):
+            node.meta.pop(told, None)
     else:
         node.meta["val"] = value
 

@@ -1,6 +1,6 @@
 """What a graph itself tells about its values, whatever the inputs: number of dimensions, dtype, being a tensor at all.
 
-Where nodes carry meta["val"] (a traced example), that is believed.
+Where nodes carry meta["val"] (a traced example), that is believed, and so are RANK and DTYPE.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import torch
 from torch import fx, nn
 
 from fx_passes import ops
-from fx_passes.graph.graph import AUGMENTED, argument, get_attribute, is_call, is_stack, is_vocabulary
+from fx_passes.graph.graph import AUGMENTED, DTYPE, RANK, argument, get_attribute, is_call, is_stack, is_vocabulary
 
-RANK = "rank"  # in node.meta: how many dimensions it has
 LAYER = "layer"  # in node.meta: the class of the module that it was
 _SAME_RANK = ops.having(shape="same") | ops.having(shape="rank")
 _FROM_WEIGHT = ops.having(weighted=True)
@@ -45,7 +44,7 @@ def is_tensor(node: Any) -> bool:
     """Whether node is a tensor for certain."""
     if not isinstance(node, fx.Node):
         return False
-    if node.op == "get_attr" or isinstance(node.meta.get("val"), torch.Tensor):
+    if node.op == "get_attr" or isinstance(node.meta.get("val"), torch.Tensor) or DTYPE in node.meta:
         return True
     if node.op == "call_module":
         return _layer(node) in _TENSOR_MODULES
@@ -252,6 +251,8 @@ def _dtype(node: Any, root: nn.Module) -> _Rule:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return value.dtype
+    if DTYPE in node.meta:
+        return node.meta[DTYPE]
     if node.op == "get_attr":
         value = get_attribute(root, node.target)
         return value.dtype if isinstance(value, torch.Tensor) else None

@@ -27,6 +27,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import qualified_name
 from fx_passes.graph.graph import (
     AUGMENTED,
+    RANK,
     argument,
     example,
     finish,
@@ -40,7 +41,7 @@ from fx_passes.graph.graph import (
     replace,
     signature_of,
 )
-from fx_passes.graph.inference import LAYER, RANK, dtype, is_tensor, rank
+from fx_passes.graph.inference import LAYER, dtype, is_tensor, rank
 from fx_passes.graph.inner import is_plain, parts
 from fx_passes.normalize.attention import build_attention
 from fx_passes.normalize.constants import fold_function, is_folded
@@ -343,6 +344,7 @@ def _read_as(node: fx.Node, value: Any) -> None:
 
 
 _BROADCASTING = {"add", "sub", "mul", "div", "truediv", "multiply"}
+_SAME_SHAPE = ops.having(shape="same")
 
 
 def build_expand_as(node: fx.Node) -> Built:
@@ -354,9 +356,17 @@ def build_expand_as(node: fx.Node) -> Built:
     def broadcasts(user: fx.Node) -> bool:
         target: Any = user.target
         name = target._opname if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", target)
-        return name in _BROADCASTING and user.args in ((like, node), (node, like)) and not user.kwargs
+        others = [each for each in user.args if each is not node]
+        return name in _BROADCASTING and len(others) == 1 and _is_shaped_as(others[0], like) and not user.kwargs
 
     return Alias(source) if all(map(broadcasts, node.users)) else None
+
+
+def _is_shaped_as(node: Any, like: fx.Node) -> bool:
+    """Whether a value is like, or what operations on each of its elements made of it."""
+    while node is not like and is_vocabulary(node) and node.target in _SAME_SHAPE:
+        node = node.args[0]
+    return node is like
 
 
 def build_piece(unbind: fx.Node, item: Any) -> Built:

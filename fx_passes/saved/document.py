@@ -75,8 +75,11 @@ def encode_module(
     if any(getattr(gm, name, None) for name in HOOKS):
         raise NotSaved("it has hooks, whose code a file does not hold")
     layouts, packed, held = Layouts(), dict[str, torch.Tensor](), list[torch.Tensor]()
-    graphs, left_out = [_written(gm, layouts, packed)], list[str]()
+    first = _for_all_sizes(gm)
+    graphs, left_out = [_written(first, layouts, packed)], list[str]()
     for module in gm.call_kinds.modules:
+        if module is first:
+            continue
         try:
             graphs.append(_written(module, layouts, packed))
         except NotSaved as reason:
@@ -103,11 +106,28 @@ def encode_module(
     return document, {**{name: padded(tensor) for name, tensor in packed.items()}, **tensors}, left_out
 
 
+def _for_all_sizes(gm: OptimizedModule) -> OptimizedModule:
+    """The module whose graph is to be the file's own: conditions of torch.export's are data."""
+    decided_by = gm._source[0].decided_by
+    if decided_by is None:
+        return gm
+    found = gm.call_kinds.for_all_sizes(gm)
+    if found is None:
+        raise NotSaved("the sizes of its example decided which way it goes, and torch.export makes no graph of it")
+    seen = gm._source[0].refusals
+    for args in () if seen is None or not found._only_reads else seen.calls():
+        if found._source[0].arrange(args, {}) is not None:
+            _run(found, args, {})
+    return found
+
+
 def _written(gm: OptimizedModule, layouts: Layouts, packed: dict[str, torch.Tensor]) -> Written:
     """One graph, without what its regions were lowered to. Raises NotSaved."""
     traced, tree = gm._source[0], gm._tree
     if traced.graph is None and not traced.restored:
         raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
+    if traced.decided_by is not None:
+        raise NotSaved("the sizes of its example decided which way it goes")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}
     described = {name: encode_part(name, part, layouts, packed) for name, part in parts.items()}
     for name in sorted({str(node.target) for node in gm.graph.find_nodes(op="call_module")} - described.keys()):
@@ -127,10 +147,15 @@ def _call_once(graph: Written) -> None:
     regions = [part for part in graph.parts.values() if isinstance(part, ZenRegion)]
     if example is None or not gm._only_reads or not regions or any(region.lowered for region in regions):
         return
+    _run(gm, *example)
+
+
+def _run(gm: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Have regions lowered for a call."""
     rng = torch.get_rng_state()
     with torch.inference_mode(False), torch.no_grad():
         try:
-            gm.run_graph(*example[0], **example[1])
+            gm.run_graph(*args, **kwargs)
         except Exception as error:  # whatever the model raises
             log.info("nothing is lowered for %s: %s: %s", gm._source[0].calls, type(error).__name__, error)
         finally:

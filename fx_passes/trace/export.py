@@ -41,7 +41,7 @@ from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
 from fx_passes.trace.skeleton import Held, have_other_bytes, skeleton
 from fx_passes.trace.state import Snapshot
-from fx_passes.trace.time_limit import MostCalls, TooLong, TooMany
+from fx_passes.trace.time_limit import MOST_CALLS, MostCalls, TooLong, TooMany
 from fx_passes.trace.written_out import read_weights, write_out_modules
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -49,9 +49,6 @@ aten = torch.ops.aten
 
 _REASON = 200  # characters of its messages that are kept
 _ASKS_FOR_DATA = "GuardOnDataDependentSymNode"  # other free sizes would not say what the numbers in a tensor are
-# Functions that a forward may call: torch.export follows 400 a second. The 126 layers of Llama 3.1 405B call 10000,
-# the patches of TimesFM 2.5, one after the other, 28000. Submodules are exported alone then.
-MOST_CALLS = 12_000
 
 
 def fill_tables_of_dynamo() -> None:

@@ -11,6 +11,7 @@ it would read the memory of one. The instruction that the asking frame has come 
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
 import operator
 import sys
@@ -23,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute, TraceError
 
 from fx_passes.graph.graph import AUGMENTED
+from fx_passes.trace.decisions import ByExample, Undecided
 from fx_passes.trace.instructions import (
     callee,
     compares_identity,
@@ -47,11 +49,13 @@ MESSAGES = frozenset(("_assert", "print", "warn", "warning", "warning_once", "de
 class Questions:
     """What one trace answered, and what it could not.
 
-    refused  path of a module -> the question that has no answer; noted though code may catch the exception
+    refused     path of a module -> the question that has no answer; noted though code may catch the exception
+    by_example  answers what is a matter of sizes, dtypes and devices
     """
 
-    def __init__(self, kinds: Kinds, path: Callable[[], str]) -> None:
+    def __init__(self, kinds: Kinds, path: Callable[[], str], by_example: ByExample | None = None) -> None:
         self.kinds = kinds
+        self._by_example = by_example
         self.refused: dict[str, str] = {}
         self._path = path
         self._pending: tuple[types.CodeType, int, str] | None = None
@@ -60,6 +64,19 @@ class Questions:
         """The exception for a question without an answer."""
         self.refused.setdefault(self._path(), what)
         return TraceError(what)
+
+    def decide(self, node: fx.Node, question: str, what: str) -> Any:
+        """What the example answers. Raises TraceError, as for a question without an answer, where it does not."""
+        if self._by_example is not None:
+            with contextlib.suppress(Undecided):
+                return self._by_example.answer(node, question)
+        raise self.refuse(what)
+
+    def is_true(self, node: fx.Node) -> bool:
+        """Whether the example answers so; calls of the graph are to have the same answer then."""
+        with contextlib.suppress(Undecided):
+            return self._by_example is not None and self._by_example.answer(node, "bool") is True
+        return False
 
     def wonder(self, frame: types.FrameType) -> None:
         """C code asked for a class, on behalf of the frame's instruction: an operation, which will be recorded next."""
@@ -145,7 +162,9 @@ class RecordingProxy(fx.Proxy):
         """The class of what this stands for. Raises TraceError where it is unknown."""
         kind = self.kind()
         if kind is None:
-            raise self._refused(f"{frame.f_code.co_name}() asks for the class of {self.node.name}, which is unknown")
+            what = f"{frame.f_code.co_name}() asks for the class of {self.node.name}, which is unknown"
+            found: type = self._decided("class", what)
+            return found
         return kind
 
     def __getattr__(self, name: str) -> Any:
@@ -214,39 +233,54 @@ class RecordingProxy(fx.Proxy):
             if kind is None and questions.kinds.is_given(self.node):
                 raise questions.refuse(f"{frame.f_code.co_name}() compares {self.node.name}, of an argument, by `is`")
         if next_compares_to_none(frame) and self.kind() is None and not questions.kinds.is_never_none(self.node):
-            raise questions.refuse(f"{frame.f_code.co_name}() asks whether {self.node.name} is None, which is unknown")
+            what = f"{frame.f_code.co_name}() asks whether {self.node.name} is None, which is unknown"
+            if questions.decide(self.node, "class", what) is type(None):
+                raise questions.refuse(what)
 
     def __hash__(self) -> int:
         questions = _questions(self)
         if questions is not None and (asking := asking_frame(sys._getframe(1))) is not None:
             kind = self.kind()
             if kind is None or not issubclass(kind, Tensor):
-                raise questions.refuse(f"{asking.f_code.co_name}() looks {self.node.name} up in a set or mapping")
+                what = f"{asking.f_code.co_name}() looks {self.node.name} up in a set or mapping"
+                return hash(questions.decide(self.node, "value", what))
         return object.__hash__(self)
 
     def _refused(self, what: str) -> Exception:
         questions = _questions(self)
         return TraceError(what) if questions is None else questions.refuse(what)
 
-    def _written(self, frame: types.FrameType) -> str:
-        if asking_frame(frame) is not None and not MESSAGES.intersection(frame.f_code.co_names):
-            raise self._refused(f"{frame.f_code.co_name}() writes {self.node.name} out")
-        return repr(self)
+    def _decided(self, question: str, what: str) -> Any:
+        questions = _questions(self)
+        if questions is None:
+            raise TraceError(what)
+        return questions.decide(self.node, question, what)
+
+    def _is_written_out(self, frame: types.FrameType) -> bool:
+        """Whether something may depend on the text, which is none for people."""
+        return asking_frame(frame) is not None and not MESSAGES.intersection(frame.f_code.co_names)
 
     def __str__(self) -> str:
-        return self._written(sys._getframe(1))
+        if not self._is_written_out(frame := sys._getframe(1)):
+            return repr(self)
+        found: str = self._decided("str", f"{frame.f_code.co_name}() writes {self.node.name} out")
+        return found
 
     def __format__(self, spec: str) -> str:
-        return self._written(sys._getframe(1))
+        if not self._is_written_out(frame := sys._getframe(1)):
+            return repr(self)
+        return format(self._decided("value", f"{frame.f_code.co_name}() writes {self.node.name} out"), spec)
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise self._refused(f"a deep copy of {self.node.name}")
 
     def __int__(self) -> int:
-        raise self._refused(f"int() of {self.node.name}")
+        found: int = self._decided("int", f"int() of {self.node.name}")
+        return found
 
     def __float__(self) -> float:
-        raise self._refused(f"float() of {self.node.name}")
+        found: float = self._decided("float", f"float() of {self.node.name}")
+        return found
 
     def __complex__(self) -> complex:
         raise self._refused(f"complex() of {self.node.name}")
@@ -255,18 +289,21 @@ class RecordingProxy(fx.Proxy):
         frame = sys._getframe(1)
         row = instruction_of(frame)
         if row is None or row.opname != "UNPACK_SEQUENCE":
-            raise self._refused(f"{frame.f_code.co_name}() iterates over {self.node.name}")
-        items: list[Any] = [self._record(operator.getitem, i) for i in range(row.argval)]
+            count: int = self._decided("items", f"{frame.f_code.co_name}() iterates over {self.node.name}")
+        else:
+            count = row.argval
+        items: list[Any] = [self._record(operator.getitem, i) for i in range(count)]
         if asking_frame(frame) is frame:
             for item in items:
                 item.check_use(frame)
         return iter(items)
 
     def __len__(self) -> int:
-        raise self._refused(f"len() of {self.node.name}")
+        found: int = self._decided("items", f"len() of {self.node.name}")
+        return found
 
     def __contains__(self, item: Any) -> bool:
-        raise self._refused(f"a question whether something is in {self.node.name}")
+        return item in self._decided("value", f"a question whether something is in {self.node.name}")
 
     def __reversed__(self) -> Any:
         raise self._refused(f"reversed() of {self.node.name}")

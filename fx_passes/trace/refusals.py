@@ -1,18 +1,20 @@
-"""Leave calls to plain PyTorch that it refuses, where the vocabulary's operation would take them.
+"""Leave calls to plain PyTorch that a graph is not for, by their sizes.
+
+Some it refuses, where the vocabulary's operation would take them:
 
     torch.bmm(x, w)   becomes ops.matmul, which takes vectors, and batches that broadcast
     x.view(-1)        becomes ops.reshape, which copies where strides are odd
     x.mul_(self.w)    becomes ops.mul, whose result may be larger than x
 
-Such spellings are strict. Before a graph that has some runs on new sizes, it is computed up to them on meta tensors.
-These have shapes and strides, and no numbers. Unknown functions and modules of the user's are left out there.
+Such spellings are strict. Others take another way through forward than the example took (fx_passes/trace/decisions.py).
+Before a graph that has either runs on new sizes, it is computed up to them on meta tensors
+(fx_passes/trace/on_meta.py).
 """
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,12 +23,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from fx_passes.aliasing.effects import is_known_function
-from fx_passes.graph.graph import get_attribute, is_shape
-from fx_passes.graph.hooks import has_hooks
-from fx_passes.graph.interpreter import call_node
+from fx_passes.graph.graph import is_shape
 from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, STRICT, overload_builder
+from fx_passes.trace.decisions import decided, other_answer
 from fx_passes.trace.guards import Passed
+from fx_passes.trace.on_meta import OnMeta, Values, compute, on_meta, up_to
 from zendnn_cffi.primitives.ambient import is_watched
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -39,21 +40,21 @@ _NUMBERS = frozenset((type(None), bool, int, float, complex, str))
 
 
 class Refusals:
-    """Tells which calls of a graph reach a strict spelling with what it refuses."""
+    """Tells which calls of a graph reach a strict spelling with what it refuses, or have other answers than it took."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph, strict: Mapping[fx.Node, str]) -> None:
-        self._root, self._strict, self._nodes = root, strict, _up_to(strict, graph)
+        self._decided = frozenset(decided(graph))
+        self._on_meta, self._strict, self._nodes = OnMeta(root), strict, up_to({*strict, *self._decided}, graph)
         self._placeholders = [str(node.target) for node in graph.find_nodes(op="placeholder")]
-        self._held: dict[fx.Node, Any] | None = None  # what get_attr and call_module nodes stand for, on meta
         self._passed = Passed()
         self._passed_by_position = Passed()  # of calls with tensors alone
 
     @classmethod
     def of(cls, root: nn.Module, graph: fx.Graph | None, names: Collection[str] | None = None) -> Refusals | None:
-        """Those of a graph over root; None where it has no strict spelling, or none of these names."""
+        """Those of a graph over root; None where it has no strict spelling, or none of these names, and no answers."""
         found = {node: strict_name(node, root) for node in graph.nodes} if graph is not None else {}
         strict = {node: name for node, name in found.items() if name and (names is None or name in names)}
-        return cls(root, graph, strict) if graph is not None and strict else None
+        return cls(root, graph, strict) if graph is not None and (strict or decided(graph)) else None
 
     def allow_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> bool:
         """Whether the graph may compute this call; names: of the model's arguments in order."""
@@ -69,12 +70,12 @@ class Refusals:
     def allow(self, values: Mapping[str, Any]) -> bool:
         """Whether the graph may compute a call with these arguments, by the names of its placeholders."""
         if is_watched():
-            return True
+            return not self._decided
         key = _key(values)
         if key is not None and key in self._passed:
             return True
         if (refused := self._refused(values)) is not None:
-            log.info("a call runs as plain PyTorch, which refuses it: %s", refused)
+            log.info("a call is none that the graph is for: %s", refused)
             return False
         if key is not None:
             self._passed.remember(key)
@@ -84,64 +85,38 @@ class Refusals:
         """The same with the arguments in the order of the placeholders."""
         return self.allow(dict(zip(self._placeholders, values, strict=False)))
 
+    def calls(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Arguments with the sizes, strides and dtypes of calls that were allowed, of tensors by position alone."""
+        for key in self._passed_by_position:
+            yield tuple(torch.empty_strided(shape, strides, dtype=dtype).zero_() for shape, strides, dtype in key)
+
     def forget(self) -> None:
         """What root holds may have another shape or dtype."""
-        self._held = None
+        self._on_meta.forget()
         self._passed.clear()
         self._passed_by_position.clear()
 
     def _refused(self, values: Mapping[str, Any]) -> str | None:
-        """What the first strict node that refuses its operands says."""
-        found: dict[fx.Node, Any] = dict(self._constants())
-        with torch.no_grad(), torch.device("meta"):
+        """What the first strict node that refuses its operands says, or what the first other answer is."""
+        found: Values = {}
+        with on_meta():
             for node in self._nodes:
-                if node.op == "placeholder":
-                    if str(node.target) in values or node.args:
-                        found[node] = _on_meta(values.get(str(node.target), *node.args))
-                elif node.op in ("call_function", "call_method", "call_module") and self._is_computed(node, found):
-                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
-                    if kwargs.get("device") is not None:  # which PyTorch puts above the mode: it would draw numbers
-                        kwargs = {**kwargs, "device": "meta"}
-                    try:
-                        result = self._computed(node, found, args, kwargs)
-                    except Exception as error:  # whatever PyTorch raises: for numbers that are asked for, too
-                        found.pop(node, None)
-                        if node in self._strict:
-                            return f"{node.name}: {error}"
-                    else:
-                        found[node] = _on_meta(result)
+                error = self._on_meta.step(node, found, values, self._computed)
+                if error is not None and node in self._strict:
+                    return f"{node.name}: {error}"
+                if node in self._decided and (other := other_answer(node, found.get(node), values)) is not None:
+                    return other
         return None
 
-    def _computed(
-        self, node: fx.Node, found: Mapping[fx.Node, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        module: Any = found.get(node)
-        if module is not None:
-            if node in self._strict:
-                _rms_norm(args[0], module.normalized_shape, module.weight)
-            return module(*args, **kwargs)
-        if self._strict.get(node) == IN_PLACE:
+    def _computed(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], module: Any) -> Any:
+        name = self._strict.get(node, "")
+        if module is not None and name:
+            _rms_norm(args[0], module.normalized_shape, module.weight)
+        elif name == IN_PLACE:
             _check_fits(*args)
-        stricter = _STRICTER.get(self._strict.get(node, ""))
-        return call_node(node, args, kwargs) if stricter is None else stricter(*args, **kwargs)
-
-    @staticmethod
-    def _is_computed(node: fx.Node, found: Mapping[fx.Node, Any]) -> bool:
-        is_known = (
-            node in found if node.op == "call_module" else node.op != "call_function" or is_known_function(node.target)
-        )
-        return is_known and all(source in found for source in node.all_input_nodes)
-
-    def _constants(self) -> dict[fx.Node, Any]:
-        if self._held is None:
-            held = {}
-            for node in self._nodes:
-                if node.op == "get_attr":
-                    held[node] = _on_meta(get_attribute(self._root, str(node.target)))
-                elif node.op == "call_module" and (module := _module_on_meta(self._root, str(node.target))) is not None:
-                    held[node] = module
-            self._held = held
-        return self._held
+        elif name in _STRICTER:
+            return _STRICTER[name](*args, **kwargs)
+        return compute(node, args, kwargs, module)
 
 
 def strict_name(node: fx.Node, root: nn.Module) -> str:
@@ -213,15 +188,6 @@ _STRICTER: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
 )
 
 
-def _up_to(wanted: Collection[fx.Node], graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that these depend on, and they themselves, in order."""
-    found, waiting = set(wanted), list(wanted)
-    while waiting:
-        waiting += (sources := set(waiting.pop().all_input_nodes) - found)
-        found |= sources
-    return [node for node in graph.nodes if node in found]
-
-
 def _sizes_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What of plain tensors decides: found in less time than `_key` takes; None where other values are among them."""
     key = []
@@ -249,26 +215,3 @@ def _key(values: Mapping[str, Any]) -> tuple[Any, ...] | None:
             else:
                 return None
     return tuple(key)
-
-
-def _on_meta(value: Any) -> Any:
-    """The same with meta tensors in place of tensors."""
-    if isinstance(value, torch.Tensor):
-        return (
-            value
-            if value.is_meta
-            else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        )
-    return pytree.tree_map_only(torch.Tensor, _on_meta, value)
-
-
-def _module_on_meta(root: nn.Module, path: str) -> nn.Module | None:
-    """A copy of one of PyTorch's modules over meta tensors; None of others, which may do anything."""
-    module = root.get_submodule(path)
-    for part in module.modules():
-        if not type(part).__module__.startswith("torch.nn.modules.") or "forward" in part.__dict__ or has_hooks(part):
-            return None
-    try:
-        return copy.deepcopy(module, {id(t): _on_meta(t) for t in (*module.parameters(), *module.buffers())})
-    except Exception:  # whatever a module's state raises
-        return None

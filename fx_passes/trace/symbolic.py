@@ -20,6 +20,8 @@ from fx_passes.trace.arrays import shared
 from fx_passes.trace.aside import writes_aside
 from fx_passes.trace.asked import GRADIENTS, states_told
 from fx_passes.trace.computed import computing_noted
+from fx_passes.trace.constant_tensors import make_constants
+from fx_passes.trace.decisions import ByExample, decided, depend_on_sizes_set_in_place
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.in_place import buffers_kept
 from fx_passes.trace.kinds import Kinds
@@ -30,11 +32,14 @@ from fx_passes.trace.reached import Reached
 from fx_passes.trace.recurrent import graph_of_recurrent
 from fx_passes.trace.repeated import first_difference
 from fx_passes.trace.seeding import refuse_seeding
+from fx_passes.trace.settled import settle
 from fx_passes.trace.skeleton import Held, skeleton
 from fx_passes.trace.state import Snapshot, arrays_of
 from fx_passes.trace.states import States, settings_kept
+from fx_passes.trace.time_limit import MOST_CALLS
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from fx_passes.trace.tuples import in_tuples
+from fx_passes.trace.wrapped import wrapped_followed
 
 CHANGES = "its forward computes something else each time"
 LEFT_OUT = ", which a graph would leave out"
@@ -51,9 +56,11 @@ class SubmoduleTracer(fx.Tracer):
         leaves: Mapping[str, str],
         specialized: Mapping[str, Any],
         example: Mapping[str, Any] | None,
+        decides: bool,
     ) -> None:
         super().__init__()
-        self.questions = Questions(Kinds(root, example), lambda: self.scope.module_path)
+        by_example = ByExample(root, example) if decides and example is not None else None
+        self.questions = Questions(Kinds(root, example), lambda: self.scope.module_path, by_example)
         self.reached = reached
         # Without this a buffer is read, and written, as the tensor it is while tracing.
         self.proxy_buffer_attributes = True
@@ -68,7 +75,9 @@ class SubmoduleTracer(fx.Tracer):
         return RecordingProxy(node, self)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        raise self.questions.refuse("symbolically traced variables cannot be used as inputs to control flow")
+        what = "symbolically traced variables cannot be used as inputs to control flow"
+        found: bool = self.questions.decide(obj.node, "bool", what)
+        return found
 
     def refuse_state(self, name: str) -> None:
         """A graph is called in whatever state."""
@@ -187,13 +196,18 @@ def trace_symbolically(
     specialized: Mapping[str, Any],
     given: frozenset[str],
     example: Mapping[str, Any] | None,
+    decides: bool = False,
+    follows_wrapped: bool = False,
 ) -> Traced:
-    """Return the graph of root. Raises Untraceable. Within writes_refused: a forward could write to root's memory."""
+    """Return the graph of root. Raises Untraceable. Within writes_refused: a forward could write to root's memory.
+
+    decides          whether the example answers what forward asks of sizes: the graph is for calls with these answers
+    follows_wrapped  whether functions that torch.fx.wrap hides are followed as well
+    """
     if has_own_forward(root):
         raise Untraceable({WHOLE: "it has a forward in place of its class's, which torch.fx traces"})
     traced_root = skeleton(root, own_state=True)
-    tracer = SubmoduleTracer(traced_root, reached, leaves, specialized, example)
-    again = SubmoduleTracer(traced_root, reached, leaves, specialized, example) if reached.has_near_code else None
+    tracer, again = (SubmoduleTracer(traced_root, reached, leaves, specialized, example, decides) for _ in range(2))
     before, rng, states = Snapshot(traced_root), torch.get_rng_state(), States()
     inside = tuple(f"{leaf}." for leaf in leaves)
     once = {path: why for path, why in before.unrepeatable().items() if not f"{path}.".startswith(inside)}
@@ -205,7 +219,9 @@ def trace_symbolically(
         asking = states_told(tracer.refuse_state, reached.spaces)
         comparing = tracer.reached.comparisons_told(tracer.note_comparison)
         answered, hearing = reached.answered("type", "callable"), states.heard(reached.spaces)
+        following = wrapped_followed(reached.spaces) if follows_wrapped else contextlib.nullcontext()
         with (
+            following,
             refuse_seeding(),
             extremes_recorded(),
             answered,
@@ -219,7 +235,7 @@ def trace_symbolically(
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())
             changed = before.changed()
-            if again is not None and not (draws or changed or tracer.questions.refused):
+            if reached.has_near_code and not (draws or changed or tracer.questions.refused):
                 with buffers_kept(traced_root):
                     second = again.trace(traced_root)
                 _refuse_another(graph, second, traced_root)
@@ -242,6 +258,7 @@ def trace_symbolically(
         raise Untraceable(changed, tuple(changed))
     if computed:
         raise Untraceable({WHOLE: f"its forward calls {computed[0]}() on parameters that a graph would freeze"})
+    _settle_decisions(tracer, graph, example or {})
     held = list(graph.find_nodes(op="get_attr"))
     # those that forward creates, which the tracer left on its root
     created = {node.target for node in held if "." not in node.target and not hasattr(root, node.target)}
@@ -301,6 +318,24 @@ def _refuse_writes_to_created(graph: fx.Graph, root: nn.Module) -> None:
         if any(written.meta.get(CREATED) for written in writes(node, root, unknown=False)):
             path = next(reversed(node.meta.get("nn_module_stack") or {"": None}))
             raise Untraceable({path: "its forward writes to a tensor that it makes, which a graph makes once"})
+
+
+def _settle_decisions(tracer: SubmoduleTracer, graph: fx.Graph, example: Mapping[str, Any]) -> None:
+    """Let the example's answers stand for assertions, too.
+
+    Raises Untraceable where its answers may be wrong, or led to a graph of very many operations.
+    """
+    if not decided(graph):
+        return
+    for node in graph.find_nodes(op="call_function", target=torch._assert):
+        if isinstance(node.args[0], fx.Node) and tracer.questions.is_true(node.args[0]):
+            graph.erase_node(node)
+    if len(graph.nodes) > MOST_CALLS:
+        raise Untraceable({WHOLE: f"the sizes of the example make it more than {MOST_CALLS} operations"})
+    if depend_on_sizes_set_in_place(graph):
+        raise Untraceable({WHOLE: "its forward asks for sizes, and changes sizes of a tensor in place"})
+    settle(graph, tracer.root, example)
+    make_constants(graph, tracer.root)
 
 
 def refuse_writes_beside_arrays(graph: fx.Graph, root: nn.Module) -> None:

@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+# Functions that a forward may call: torch.export follows 400 a second. The 126 layers of Llama 3.1 405B call 10000,
+# the patches of TimesFM 2.5, one after the other, 28000. Submodules are exported alone then.
+MOST_CALLS = 12_000
+
 
 class TooLong(BaseException):
     """The limit is over. No Exception: what models catch and go on after must not be this."""

@@ -31,6 +31,7 @@ from fx_passes.graph.hooks import hooked_inside, let_outputs_be_collected
 from fx_passes.trace.asked import GRADIENTS, states_told, ways_told
 from fx_passes.trace.call_kind import kind_of
 from fx_passes.trace.compared import differs_on_example
+from fx_passes.trace.decisions import decided
 from fx_passes.trace.export import StateChanged, export, fill_tables_of_dynamo, is_exported
 from fx_passes.trace.guards import Arguments, Call
 from fx_passes.trace.named import Named
@@ -53,6 +54,7 @@ from fx_passes.trace.symbolic import (
     writes_refused,
 )
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
+from fx_passes.trace.wrapped import has_wrapped
 from zendnn_cffi.locks import making
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -155,10 +157,10 @@ def retrace(traced: Traced) -> Traced:
     if traced.restored:
         return traced
     with making():
-        taken = (traced.specialized, traced.given)
-        if traced.example is not None:
-            taken = _specialize(traced.root, traced.example)
-        again = _trace(traced.root, traced.example, *taken, traced.sizes, TimeLeft())
+        taken, example = (traced.specialized, traced.given), traced.own_example
+        if example is not None:
+            taken = _specialize(traced.root, example)
+        again = _trace(traced.root, example, *taken, traced.sizes, TimeLeft())
     again.awaits_call, again.kind = traced.awaits_call and again.wants_example, traced.kind
     return again
 
@@ -203,7 +205,15 @@ def _trace_root(
     while True:
         try:
             with writes_refused(root):
-                traced = trace_symbolically(root, reached, leaves, specialized, given, _by_name(root, example))
+                traced = _by_symbols(
+                    root,
+                    reached,
+                    leaves=leaves,
+                    specialized=specialized,
+                    given=given,
+                    example=_by_name(root, example),
+                    decides=example is not None and not sizes.has_one_graph and not _detectors(root),
+                )
             unseen, several = ("", False) if refused or leaves else _unseen(traced.graph)
             if unseen and (several or not sizes.has_one_graph):
                 because = f"torch.fx does not look into {unseen}()"
@@ -213,7 +223,10 @@ def _trace_root(
                     free = sizes if several else sizes.by_example(because)
                     with contextlib.suppress(Untraceable):
                         return _trace_by_export(root, reached, example, free, left)
-            return replace(traced, stateful=stateful, written=written, sizes=sizes, wants_example=wants_example)
+            by = example if decided(traced.graph) else None
+            return replace(
+                traced, stateful=stateful, written=written, sizes=sizes, wants_example=wants_example, decided_by=by
+            )
         except Untraceable as failure:
             is_for_export = not (leaves or failure.stateful or failure.is_final)
             wants_example = wants_example or (is_for_export and example is None)
@@ -232,6 +245,14 @@ def _trace_root(
                 return Traced(
                     root, None, leaves, sizes=sizes, stateful=stateful, written=written, wants_example=wants_example
                 )
+
+
+def _by_symbols(root: nn.Module, reached: Reached, *, decides: bool, **given: Any) -> Traced:
+    """The graph that symbolic tracing makes; of functions that torch.fx.wrap hides, too, where the example decides."""
+    if decides and has_wrapped(reached.spaces):
+        with contextlib.suppress(Untraceable):
+            return trace_symbolically(root, reached, decides=True, follows_wrapped=True, **given)
+    return trace_symbolically(root, reached, decides=decides, **given)
 
 
 def _unseen(graph: fx.Graph | None) -> tuple[str, bool]:
@@ -276,7 +297,7 @@ def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[st
 
 def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: FreeSizes, left: TimeLeft) -> Traced:
     """The exported graph."""
-    if detectors := [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]:
+    if detectors := _detectors(root):
         raise Untraceable({detectors[0]: _DETECTOR})
     if hooked := hooked_inside(root):
         raise Untraceable({WHOLE: f"torch.export: {hooked} has hooks, which a graph would not run"})
@@ -317,6 +338,11 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: Fr
         raise Untraceable({WHOLE: f"its forward asks for {others[0]}, which is another while torch.export traces"})
     named = Named.of(root, reached)
     return Traced(root, graph, guards=guards, example=example, sizes=guards.sizes, states=read, named=named)
+
+
+def _detectors(root: nn.Module) -> list[str]:
+    """Modules whose results depend on the numbers in pictures; parts of them are graphs for pictures of all sizes."""
+    return [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]
 
 
 def _remedy(example: Call | None) -> str:

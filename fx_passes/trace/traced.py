@@ -73,6 +73,7 @@ class Traced:
     named        globals and the like that its code names
     guards       conditions on the inputs that torch.export found the graph to rest on
     example      the example inputs, where the graph was made from them
+    decided_by   the example inputs, where the graph was made by torch.fx, and they answered what forward asked of sizes
     kind         of calls that the example is one of
     sizes        which ones torch.export may leave free
     stateful     submodules whose forward was seen to change more than its result
@@ -95,6 +96,7 @@ class Traced:
     named: Named | None = None
     guards: Guards | None = None
     example: Call | None = None
+    decided_by: Call | None = None
     kind: Kind | None = None
     sizes: FreeSizes = ALL
     stateful: tuple[str, ...] = ()
@@ -115,6 +117,11 @@ class Traced:
         return not rests_on
 
     @property
+    def own_example(self) -> Call | None:
+        """The example inputs that the graph rests on; None where it is for all that it was traced for."""
+        return self.decided_by if self.example is None else self.example
+
+    @property
     def calls(self) -> str:
         """Which calls the graph is for, for people."""
         if self.kind is not None:
@@ -125,7 +132,7 @@ class Traced:
 
     @cached_property
     def refusals(self) -> Refusals | None:
-        """Tells calls that eager PyTorch refuses, where the graph would compute them; None where it never does."""
+        """Tells calls that the graph would compute, and eager PyTorch refuses, or computes otherwise; None for none."""
         return Refusals.of(self.root, self.graph)
 
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_ask: bool = False) -> Call | None:
@@ -171,10 +178,12 @@ class Traced:
 
     def is_for_other_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether sizes alone keep the graph from being right for a call: the model branches on them."""
-        if self.guards is None or self.example is None or not all(state.holds() for state in self.states):
+        if not all(state.holds() for state in self.states) or not (self.named is None or self.named.unchanged()):
             return False
-        ordered = self._as_in_example(args, kwargs) if self.named is None or self.named.unchanged() else None
-        return ordered is not None and self.guards.resemble(*ordered)
+        if self.decided_by is not None:
+            return self._agrees(args, kwargs)
+        ordered = None if self.guards is None or self.example is None else self._as_in_example(args, kwargs)
+        return ordered is not None and self.guards is not None and self.guards.resemble(*ordered)
 
     @cached_property
     def _refusals_of_sizes(self) -> Refusals | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import zendnn_cffi
 from fx_passes.memoize.memoised import Memoised
+from tests.support.exported import needs_export
 
 
 class Encoder(nn.Module):
@@ -22,7 +23,7 @@ class Encoder(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Looking at a size makes it one for torch.export, which knows what is a tensor of integers."""
-        assert ids.shape[1] < 60
+        assert needs_export(ids) and ids.shape[1] < 60
         x: Tensor = self.linear(self.tokens(ids))
         return x
 

@@ -276,6 +276,8 @@ def test_sums_of_products_can_be_viewed_as_eagers_can(equation: str, samples: in
     (
         (lambda x, gate: x * gate.expand_as(x), 0),
         (lambda x, gate: gate.expand_as(x).mul(x), 0),
+        (lambda x, gate: x.relu().sigmoid() * gate.expand_as(x), 0),
+        (lambda x, gate: x.mean(1, keepdim=True) * gate.expand_as(x), 1),
         (lambda x, gate: torch.sub(x, gate.expand_as(x)), 0),
         (lambda x, gate: torch.sub(x, gate.expand_as(x), alpha=2), 1),
         (lambda x, gate: x[:, :, 1:] * gate.expand_as(x)[:, :, 1:], 1),

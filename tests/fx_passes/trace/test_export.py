@@ -22,6 +22,7 @@ from fx_passes.trace.export import _constant_of_root
 from fx_passes.trace.guards import Guards
 from fx_passes.trace.skeleton import Held
 from fx_passes.trace.traced import WHOLE
+from tests.support.exported import needs_export
 from tests.support.graphs import check_equal, count, image, model_of, outside
 
 SHIFT = torch.linspace(-1, 1, 8, dtype=torch.float64)
@@ -39,10 +40,10 @@ def _serves(gm: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def _branching(function: Any, **children: nn.Module) -> nn.Module:
-    """A model that torch.fx cannot trace: it asks for a size in a condition."""
+    """A model that torch.fx cannot trace: for a question of its own."""
 
     def forward(m: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.shape[-1] > 1000:
+        if needs_export(x) and x.shape[-1] > 1000:
             raise ValueError("too wide")
         return function(m, x, *args, **kwargs)
 
@@ -217,7 +218,7 @@ def test_sizes_that_passed_are_not_checked_again() -> None:
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_a_zero_of_the_other_sign_is_another_number(zero: float) -> None:
     def forward(m: Any, x: Tensor, factor: float) -> Tensor:
-        y = m.l(x) if x.shape[0] < 100 else x  # symbolic tracing ends here
+        y = m.l(x) if needs_export(x) and x.shape[0] < 100 else x  # symbolic tracing ends here
         return y * factor
 
     model = model_of(forward, l=nn.Linear(5, 4))
@@ -231,7 +232,7 @@ def test_a_zero_of_the_other_sign_is_another_number(zero: float) -> None:
 
 def test_arguments_that_are_no_tensors_are_part_of_the_graph() -> None:
     def forward(m: Any, x: Tensor, *, scale: float = 1.0, extra: Any = None) -> dict[str, Any]:
-        y = m.l(x) * scale if x.shape[0] < 100 else m.l(x)
+        y = m.l(x) * scale if needs_export(x) and x.shape[0] < 100 else m.l(x)
         return {"y": y if extra is None else y + extra["mask"], "none": None}
 
     model = model_of(forward, l=nn.Linear(5, 4))
@@ -310,7 +311,7 @@ def test_a_constant_that_forward_makes_of_an_attribute_that_was_changed() -> Non
             self.first, self.scale = nn.Linear(8, 8), 0.5
 
         def forward(self, x: Tensor) -> Tensor:
-            if x.shape[-1] > 1000:
+            if needs_export(x) and x.shape[-1] > 1000:
                 raise ValueError("too wide")
             return self.first(x) * torch.tensor([self.scale, 2.0 * self.scale] * 4)
 
@@ -536,14 +537,14 @@ def test_containers_of_the_caller_that_are_changed(kind: str) -> None:
 
 
 class Padded(nn.Module):
-    """Asks for a size, so torch.fx cannot trace it; its layer's weight is computed by a hook before each call."""
+    """torch.fx cannot trace it; its layer's weight is computed by a hook before each call."""
 
     def __init__(self, computing: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
         self.conv = computing(nn.Conv1d(4, 8, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[-1] < 10:
+        if needs_export(x) and x.shape[-1] < 10:
             x = F.pad(x, (0, 10))
         return F.relu(self.conv(x))
 

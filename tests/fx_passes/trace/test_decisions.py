@@ -1,0 +1,296 @@
+"""The example answers what a forward asks of sizes, dtypes and devices; the graph is for calls with these answers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import zendnn_cffi
+from fx_passes.trace.decisions import DECIDED, QUESTIONS, Undecided, decided
+from fx_passes.trace.trace import retrace
+from tests.tolerance import assert_close
+
+Ask = Callable[[Tensor], Any]
+SHAPE = (2, 4, 6, 6)
+
+
+class Asking(nn.Module):
+    """A convolution, then what the answer to a question about its result makes of that."""
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__()
+        self.conv, self.ask = nn.Conv2d(4, 4, 3, padding=1), ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return y * 2 if self.ask(y) else y.relu()
+
+
+class Padding(nn.Module):
+    """Pads to whole windows, and attends within each."""
+
+    def __init__(self, window: int = 4) -> None:
+        super().__init__()
+        self.window, self.linear = window, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [N, L, 8]"""
+        n, length, width = x.shape
+        if missing := (self.window - length % self.window) % self.window:
+            x = F.pad(x, (0, 0, 0, missing))
+        x = self.linear(x).view(n, -1, self.window, width)
+        x = (x @ x.transpose(-1, -2)).softmax(-1) @ x
+        return x.reshape(n, -1, width)[:, :length]
+
+
+def _key(y: Tensor) -> bool:
+    return {"6x6": True}.get(f"{y.shape[2]}x{y.shape[3]}", False)
+
+
+def _looked_up(y: Tensor) -> bool:
+    return {(6, 6): True}.get((y.shape[2], y.shape[3]), False)
+
+
+def _loops(y: Tensor) -> bool:
+    total = 0
+    for size in y.shape[2:]:
+        total = total + size
+    return total == 12
+
+
+# a question -> sizes for which the answer is the example's, and for which it is another
+ASKED: dict[str, tuple[Ask, tuple[int, ...], tuple[int, ...]]] = {
+    "bool": (lambda y: y.shape[-1] > 5, (3, 4, 9, 9), (2, 4, 5, 5)),
+    "size as bool": (lambda y: y.size(3) % 5, (3, 4, 6, 6), (2, 4, 5, 5)),
+    "int": (lambda y: int(math.sqrt(y.shape[2] * y.shape[3])) == 6, (3, 4, 4, 9), (2, 4, 5, 5)),
+    "float": (lambda y: float(y.shape[2]) == 6.0, (3, 4, 6, 2), (2, 4, 5, 5)),
+    "len": (lambda y: len(y) == 2, (2, 4, 3, 3), (3, 4, 6, 6)),
+    "len of sizes": (lambda y: len(y.shape) == 4, (3, 4, 7, 7), (4, 6, 6)),
+    "text": (lambda y: str(y.shape[2]) == "6", (3, 4, 6, 2), (2, 4, 5, 5)),
+    "formatted": (_key, (3, 4, 6, 6), (2, 4, 5, 5)),
+    "hash": (_looked_up, (3, 4, 6, 6), (2, 4, 5, 5)),
+    "sizes one after the other": (_loops, (3, 4, 6, 6), (2, 4, 5, 5)),
+    "contains": (lambda y: 6 in y.shape, (2, 4, 6, 6), (2, 4, 5, 5)),
+    "unpacked": (lambda y: [*y.shape][2] == 6, (3, 4, 6, 2), (2, 4, 5, 5)),
+    "rows": (lambda y: [row + 0 for row in y][-1].shape[0] == 4, (2, 4, 3, 3), (3, 4, 6, 6)),
+    "numel": (lambda y: y.numel() == 288, (1, 4, 12, 6), (2, 4, 5, 5)),
+    "dim": (lambda y: y.dim() == 4, (3, 4, 7, 7), (4, 6, 6)),
+    "class of a part": (lambda y: isinstance(y.size()[1:][0], int) and y.shape[3] == 6, (3, 4, 2, 6), (2, 4, 5, 5)),
+}  # fmt: skip
+
+
+def optimized(model: nn.Module, *example: Tensor, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return zendnn_cffi.optimize(model.eval(), example, tune="off", **options)
+
+
+def serves(gm: Any, *args: Tensor) -> bool:
+    """Whether the module's own graph computes this call."""
+    return gm._source[0].arrange(args, {}) is not None
+
+
+def same(gm: Any, model: nn.Module, *args: Tensor) -> None:
+    with torch.no_grad():
+        result, expected = gm(*args), model(*args)
+    assert result.dtype == expected.dtype and result.shape == expected.shape
+    assert_close(result, expected.double(), k=64)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_example_answers(name: str) -> None:
+    ask, alike, other = ASKED[name]
+    model = Asking(ask)
+    gm = optimized(model, torch.randn(SHAPE))
+    assert decided(gm._source[0].graph) and gm._source[0].decided_by is not None
+    assert len(gm.regions()) == 1 and not gm.leaves
+    for shape, by_graph in ((SHAPE, True), (alike, True), (other, False)):
+        x = torch.randn(shape)
+        assert serves(gm, x) == by_graph, shape
+        same(gm, model, x)
+
+
+def test_devices_and_dtypes() -> None:
+    model = Asking(lambda y: str(y.device) == "cpu" and y.device.type == "cpu" and y.dtype == torch.float32)
+    gm = optimized(model, torch.randn(SHAPE))
+    answers = [answer for node in decided(gm._source[0].graph) for answer in node.meta[DECIDED].values()]
+    assert "cpu" in answers and len(gm.regions()) == 1
+    same(gm, model, torch.randn(SHAPE))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    (
+        lambda y: y.sum() > 0,
+        lambda y: int(y.sum()) > 0,
+        lambda y: y.stride(0) > 1,
+        lambda y: y.is_contiguous(),
+        lambda y: y.requires_grad,
+        lambda y: torch.equal(y, y),
+        lambda y: y.sum().item() > 0,
+        lambda y: y.element_size() == 4,
+    ),
+)
+def test_what_no_size_tells_is_not_answered(ask: Ask) -> None:
+    """Meta tensors have other strides, or none of the numbers."""
+    model, x = Asking(ask), torch.randn(SHAPE)
+    gm = optimized(model, x)
+    assert gm._source[0].decided_by is None
+    for each in (x, -x, torch.randn(3, 4, 5, 5), x.transpose(2, 3)):
+        same(gm, model, each)
+
+
+def test_sizes_changed_in_place() -> None:
+    class Squeezing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            y.unsqueeze_(0)
+            return y + 1 if y.shape[0] == 1 else y
+
+    model, x = Squeezing(), torch.randn(3, 4)
+    gm = optimized(model, x)
+    assert gm._source[0].decided_by is None
+    torch.testing.assert_close(gm(x), model(x), rtol=0, atol=0)
+
+
+@settings(deadline=None, max_examples=12)
+@given(sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=2, max_size=5))
+def test_calls_of_all_sizes(sizes: list[tuple[int, int]]) -> None:
+    model = Padding()
+    gm = optimized(model, torch.randn(*sizes[0], 8))
+    assert gm.regions()
+    for n, length in (*sizes, *sizes):
+        same(gm, model, torch.randn(n, length, 8))
+
+
+def test_other_sizes_have_further_graphs() -> None:
+    """torch.export makes the second, which may be for more sizes; the example decides again for those that follow."""
+    model = Asking(lambda y: int(math.sqrt(y.shape[2])) % 2)
+    gm = optimized(model, torch.randn(SHAPE))
+    for size in (9, 16, 25):
+        for _ in range(2):
+            same(gm, model, torch.randn(2, 4, size, size))
+    further = [module._source[0] for module in gm.call_kinds.modules]
+    assert [traced.guards is not None for traced in further][0]
+    assert len(further) >= 2 and not gm._calls_of_others
+
+
+def test_a_batch_of_another_size_keeps_the_graph() -> None:
+    model = Padding()
+    gm = optimized(model, torch.randn(2, 6, 8))
+    for n in (1, 2, 5):
+        assert serves(gm, torch.randn(n, 6, 8))
+        same(gm, model, torch.randn(n, 6, 8))
+    assert serves(gm, torch.randn(2, 7, 8)) and not serves(gm, torch.randn(2, 8, 8))
+    assert not serves(gm, torch.randn(2, 6, 8).to(torch.bfloat16))
+
+
+def test_copies_and_changed_layers_keep_the_answers() -> None:
+    model, x, other = Padding(), torch.randn(2, 6, 8), torch.randn(2, 8, 8)
+    gm = optimized(model, x)
+    for copied in (copy.deepcopy(gm), pickle.loads(pickle.dumps(gm)), copy.copy(gm)):
+        assert serves(copied, x) and not serves(copied, other)
+        same(copied, model, x)
+        same(copied, model, other)
+    again = retrace(gm._source[0])
+    assert again.decided_by is not None and decided(again.graph)  # type: ignore[arg-type]
+    gm.linear = nn.Linear(8, 8)
+    changed = Padding().eval()
+    changed.linear = gm.linear
+    for _ in range(3):
+        same(gm, changed, x)
+        same(gm, changed, other)
+
+
+def test_a_file_has_a_graph_for_all_sizes(tmp_path: Path) -> None:
+    model = Padding()
+    gm = optimized(model, torch.randn(2, 6, 8))
+    same(gm, model, torch.randn(3, 6, 8))
+    zendnn_cffi.save(gm, tmp_path / "padding.zen")
+    loaded: Any = zendnn_cffi.load(tmp_path / "padding.zen")
+    assert loaded._source[0].decided_by is None and loaded.regions()
+    for n in (1, 2, 3, 5):
+        same(loaded, model, torch.randn(n, 6, 8))
+    assert serves(gm, torch.randn(2, 6, 8))
+    same(gm, model, torch.randn(2, 6, 8))
+
+
+def test_where_there_is_one_graph_it_is_for_all_sizes() -> None:
+    """Without parameters there is no other graph."""
+    model = Asking(lambda y: y.shape[-1] > 5)
+    gm = optimized(model, torch.randn(SHAPE), release_weights=True)
+    assert gm._source[0].decided_by is None
+
+
+def test_without_an_example_the_first_call_is_one() -> None:
+    model = Padding().eval()
+    gm: Any = zendnn_cffi.optimize(model, tune="off")
+    same(gm, model, torch.randn(2, 6, 8))
+    assert gm._source[0].decided_by is not None and len(gm.regions()) == 1
+
+
+def test_under_a_mode_plain_pytorch_runs() -> None:
+    """Sizes may be symbols there."""
+    gm = optimized(Padding(), torch.randn(2, 6, 8))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert gm(mode.from_tensor(torch.randn(2, 7, 8))).shape == (2, 7, 8)
+    assert torch.func.vmap(gm)(torch.randn(3, 2, 6, 8)).shape == (3, 2, 6, 8)
+
+
+def test_assertions_of_sizes_are_answers() -> None:
+    class Checking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            torch._assert(y.shape[1] % 2 == 0, "odd")
+            return self.b(y if y.shape[1] > 3 else y.relu())
+
+    model, x = Checking(), torch.randn(2, 6, 8)
+    gm = optimized(model, x)
+    assert len(gm.regions()) == 1 and not gm.graph.find_nodes(op="call_function", target=torch._assert)
+    same(gm, model, x)
+    with pytest.raises(AssertionError, match="odd"):
+        gm(torch.randn(2, 7, 8))
+
+
+def test_no_endless_graph() -> None:
+    class Counting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(int(x.shape[0])):
+                x = x + 1
+            return x
+
+    model = Counting()
+    gm = optimized(model, torch.zeros(13_000, 1))
+    assert gm._source[0].graph is None
+    x = torch.zeros(3, 1)
+    assert torch.equal(gm(x), model(x))
+
+
+def _values() -> Iterator[tuple[str, Any]]:
+    for question in QUESTIONS:
+        for value in (3, 0, 2.5, "a", True, None, torch.Size((2, 3)), (), torch.float32, torch.zeros(2, 3)):
+            yield question, value
+
+
+@pytest.mark.parametrize(("question", "value"), [*_values()], ids=str)
+def test_questions_have_plain_answers(question: str, value: Any) -> None:
+    try:
+        answer = QUESTIONS[question](value)
+    except (Undecided, TypeError, ValueError, AttributeError):
+        return
+    assert not isinstance(answer, Tensor)
