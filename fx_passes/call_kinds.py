@@ -162,7 +162,7 @@ class CallKinds:
         """Whether a kind has a graph, which could be for other sizes, and is not for those of a call."""
         alike = self._alike(kind, owner)
         decides = any(traced.decided_by is not None for traced in alike)
-        if self._known.get(kind) != "" or self._by_sizes.get(kind, 0) >= (MOST_KINDS if decides else _MOST_BY_SIZES):
+        if self._known.get(kind) != "" or self._by_sizes.get(kind, 0) >= _MOST_BY_SIZES:
             return False
         return bool(alike) and all(
             (decides or traced.sizes.free is Free.ALL) and traced.is_for_other_sizes(args, kwargs) for traced in alike

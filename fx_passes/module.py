@@ -293,7 +293,7 @@ class OptimizedModule(WatchedModule):
         if traced.guards is not None and traced.sizes.note:
             about.append(traced.sizes.note)
         if traced.decided_by is not None:
-            about.append("Its example's sizes decided which way forward goes: calls of other sizes may have further graphs.")
+            about.append("Its example's sizes decided which way forward goes: other sizes may have further graphs.")
         if self._kept_because:
             about.append(f"release_weights=True keeps all parameters: {self._kept_because}")
         if self._seen is None:

@@ -108,7 +108,8 @@ def on_meta_device(value: Any) -> Any:
             if value.is_meta
             else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         )
-    return pytree.tree_map_only(torch.Tensor, on_meta_device, value)
+    # a torch.Size would be a tuple after it
+    return value if isinstance(value, torch.Size) else pytree.tree_map_only(torch.Tensor, on_meta_device, value)
 
 
 def _is_computed(node: fx.Node, found: Values, held: Any) -> bool:

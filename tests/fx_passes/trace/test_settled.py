@@ -83,6 +83,22 @@ def test_ranks_and_dtypes_are_known() -> None:
     assert not serves(gm, torch.randn(2, 3, 12, 12).double())
 
 
+def test_sizes_as_a_whole() -> None:
+    class Whole(Heads):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            if y.shape[3] != 6:
+                y = y.relu()
+            return y.new_ones(y.shape) + y.sum(1, keepdim=True).expand(y.shape) + y
+
+    model = Whole()
+    gm = optimized(model, torch.randn(2, 3, 12, 12))
+    assert (Tied("x", 0), 8, 6, 6) in tied(gm)
+    for n in (1, 2, 5):
+        assert serves(gm, torch.randn(n, 3, 12, 12))
+        same(gm, model, torch.randn(n, 3, 12, 12))
+
+
 def test_pieces_read_as_a_whole() -> None:
     model = Pieces()
     gm = optimized(model, torch.randn(2, 5, 8))
