@@ -236,6 +236,9 @@ class CallKinds:
         if is_second := decides and kind not in self._exported:
             self._exported.add(kind)
             found = trace_kind(private, *example, sizes._replace(has_one_graph=True), by_symbols)
+            if found.graph is None or found.sizes.free is not Free.ALL:
+                for traced in self._alike(kind, owner):
+                    traced.serve_all_sizes()
         if not is_second or found.graph is None:
             found = trace_kind(private, *example, sizes, by_symbols)
         if found.graph is None:

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch.fx import _symbolic_trace as fx_tracing
 from torch.utils import _pytree as pytree
 
-from fx_passes.trace.on_meta import OnMeta, Values, on_meta, up_to
+from fx_passes.trace.on_meta import OnMeta, Values, on_meta
 
 DECIDED = "decided"  # in the meta of nodes: question -> answer
 SIZES = "sizes"  # a question that has Tied sizes in its answer
@@ -167,11 +167,9 @@ def decided(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if DECIDED in node.meta]
 
 
-def depend_on_sizes_set_in_place(graph: fx.Graph) -> bool:
+def sets_sizes_in_place(graph: fx.Graph) -> bool:
     """Whether answers may be wrong: a tensor's sizes change without a new tensor."""
-    nodes = up_to(decided(graph), graph)
-    tensors = {node for each in nodes for node in (each, *each.all_input_nodes)}
-    return any(user.op == "call_method" and user.target in RESHAPING for node in tensors for user in node.users)
+    return any(node.op == "call_method" and node.target in RESHAPING for node in graph.nodes)
 
 
 def other_answer(node: fx.Node, value: Any, inputs: Mapping[str, Any]) -> str | None:

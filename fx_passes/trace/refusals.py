@@ -36,6 +36,7 @@ log = logging.getLogger("zendnn_cffi.passes")
 CAPTURED = frozenset(("addmm", "einsum"))
 IN_PLACE = "in place"
 _OF_MODULES: Mapping[type[nn.Module], str] = MappingProxyType({nn.RMSNorm: "rms_norm"})
+MOST_SIZES = 3  # but for first dimensions, that a graph with answers of an example is for before there is another one
 _NUMBERS = frozenset((type(None), bool, int, float, complex, str))
 
 
@@ -48,6 +49,8 @@ class Refusals:
         self._placeholders = [str(node.target) for node in graph.find_nodes(op="placeholder")]
         self._passed = Passed()
         self._passed_by_position = Passed()  # of calls with tensors alone
+        self._others = Passed()  # that have other answers
+        self._few: set[tuple[Any, ...]] | None = set() if self._decided else None  # sizes but the first, see allow()
 
     @classmethod
     def of(cls, root: nn.Module, graph: fx.Graph | None, names: Collection[str] | None = None) -> Refusals | None:
@@ -68,18 +71,36 @@ class Refusals:
         return True
 
     def allow(self, values: Mapping[str, Any]) -> bool:
-        """Whether the graph may compute a call with these arguments, by the names of its placeholders."""
+        """Whether the graph may compute a call with these arguments, by the names of its placeholders.
+
+        One with answers of an example is for few sizes, as each is followed for some 10 to 100 ms.
+        """
         if is_watched():
             return not self._decided
-        key = _key(values)
+        key = key_of(values)
         if key is not None and key in self._passed:
             return True
+        if self._decided and (key in self._others or self._has_too_many_sizes(key)):
+            return False
         if (refused := self._refused(values)) is not None:
             log.info("a call is none that the graph is for: %s", refused)
+            if self._decided and key is not None:
+                self._others.remember(key)
             return False
         if key is not None:
             self._passed.remember(key)
+            if self._few is not None:
+                self._few.add(_but_first(key))
         return True
+
+    def serve_all_sizes(self) -> None:
+        """There is no other graph that could be for more."""
+        self._few = None
+
+    def _has_too_many_sizes(self, key: tuple[Any, ...] | None) -> bool:
+        """Whether it came with many sizes: following each anew takes longer than conditions of torch.export's."""
+        is_limited = self._few is not None and key is not None and len(self._few) >= MOST_SIZES
+        return is_limited and _but_first(key) not in self._few  # type: ignore[arg-type,operator]
 
     def allow_flat(self, values: Sequence[Any]) -> bool:
         """The same with the arguments in the order of the placeholders."""
@@ -95,6 +116,7 @@ class Refusals:
         self._on_meta.forget()
         self._passed.clear()
         self._passed_by_position.clear()
+        self._others.clear()
 
     def _refused(self, values: Mapping[str, Any]) -> str | None:
         """What the first strict node that refuses its operands says, or what the first other answer is."""
@@ -198,7 +220,12 @@ def _sizes_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return tuple(key)
 
 
-def _key(values: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def _but_first(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The sizes in a key of key_of's, without those of first dimensions."""
+    return tuple(each[0][1:] for each in key if type(each) is tuple and each and type(each[0]) is torch.Size)
+
+
+def key_of(values: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """What of a call's arguments decides; None where that cannot be told."""
     key: list[Any] = [*values]
     for value in values.values():

@@ -21,7 +21,7 @@ from fx_passes.trace.aside import writes_aside
 from fx_passes.trace.asked import GRADIENTS, states_told
 from fx_passes.trace.computed import computing_noted
 from fx_passes.trace.constant_tensors import make_constants
-from fx_passes.trace.decisions import ByExample, decided, depend_on_sizes_set_in_place
+from fx_passes.trace.decisions import ByExample, decided, sets_sizes_in_place
 from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.in_place import buffers_kept
 from fx_passes.trace.kinds import Kinds
@@ -332,7 +332,7 @@ def _settle_decisions(tracer: SubmoduleTracer, graph: fx.Graph, example: Mapping
             graph.erase_node(node)
     if len(graph.nodes) > MOST_CALLS:
         raise Untraceable({WHOLE: f"the sizes of the example make it more than {MOST_CALLS} operations"})
-    if depend_on_sizes_set_in_place(graph):
+    if sets_sizes_in_place(graph):
         raise Untraceable({WHOLE: "its forward asks for sizes, and changes sizes of a tensor in place"})
     settle(graph, tracer.root, example)
     make_constants(graph, tracer.root)

@@ -39,6 +39,7 @@ from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.own_memory import own_what_is_written
 from fx_passes.trace.quantized_layers import ask_for_dtype
 from fx_passes.trace.reached import Reached
+from fx_passes.trace.refusals import key_of
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.sizes import ALL, ASKED_FOR_NONE, FreeSizes, TimeLeft
 from fx_passes.trace.skeleton import skeleton
@@ -205,14 +206,16 @@ def _trace_root(
     while True:
         try:
             with writes_refused(root):
+                values = _by_name(root, example)
+                decides = values is not None and not sizes.has_one_graph and key_of(values) is not None
                 traced = _by_symbols(
                     root,
                     reached,
                     leaves=leaves,
                     specialized=specialized,
                     given=given,
-                    example=_by_name(root, example),
-                    decides=example is not None and not sizes.has_one_graph and not _detectors(root),
+                    example=values,
+                    decides=decides and not _detectors(root),
                 )
             unseen, several = ("", False) if refused or leaves else _unseen(traced.graph)
             if unseen and (several or not sizes.has_one_graph):

@@ -135,6 +135,11 @@ class Traced:
         """Tells calls that the graph would compute, and eager PyTorch refuses, or computes otherwise; None for none."""
         return Refusals.of(self.root, self.graph)
 
+    def serve_all_sizes(self) -> None:
+        """Be for calls of all sizes with the answers of the example, as torch.export has no graph for these."""
+        if self.decided_by is not None and self.refusals is not None:
+            self.refusals.serve_all_sizes()
+
     def arrange(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_ask: bool = False) -> Call | None:
         """The call's arguments as the graph takes them; None where it does not compute what the model would.
 

@@ -188,6 +188,24 @@ def test_other_sizes_have_further_graphs() -> None:
     assert "decided which way forward goes" in str(zendnn_cffi.explain(gm))
 
 
+def test_many_sizes_have_a_graph_of_torch_export() -> None:
+    """Which compares symbols; sizes without answers are followed once."""
+    model = Asking(lambda y: y.shape[-1] > 1)
+    gm = optimized(model, torch.randn(SHAPE))
+    refusals = gm._source[0].refusals
+    for size in (6, 7, 8, 9, 10, 11, 7, 12):
+        same(gm, model, torch.randn(2, 4, size, size))
+        same(gm, model, torch.randn(3, 4, size, size))
+    assert [serves(gm, torch.randn(2, 4, size, size)) for size in (6, 7, 8, 9, 13)] == [True, True, True, False, False]
+    (further,) = gm.call_kinds.modules
+    assert further._source[0].guards is not None and serves(further, torch.randn(2, 4, 13, 13))
+    assert gm._calls_of_others == 1
+    assert not serves(gm, torch.randn(2, 4, 6, 1))
+    refusals.serve_all_sizes()
+    assert serves(gm, torch.randn(2, 4, 13, 13)) and not serves(gm, torch.randn(2, 4, 6, 1))
+    assert len(refusals._others) == 1
+
+
 def test_a_batch_of_another_size_keeps_the_graph() -> None:
     model = Padding()
     gm = optimized(model, torch.randn(2, 6, 8))
@@ -196,6 +214,8 @@ def test_a_batch_of_another_size_keeps_the_graph() -> None:
         same(gm, model, torch.randn(n, 6, 8))
     assert serves(gm, torch.randn(2, 7, 8)) and not serves(gm, torch.randn(2, 8, 8))
     assert not serves(gm, torch.randn(2, 6, 8).to(torch.bfloat16))
+    for n in range(6, 16):
+        assert serves(gm, torch.randn(n, 6, 8))
 
 
 def test_copies_and_changed_layers_keep_the_answers() -> None:
