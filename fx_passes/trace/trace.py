@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.effects import is_known_function, may_write_to_held, qualified_name
 from fx_passes.graph.graph import is_call
@@ -207,7 +208,7 @@ def _trace_root(
         try:
             with writes_refused(root):
                 values = _by_name(root, example)
-                decides = values is not None and not sizes.has_one_graph and key_of(values) is not None
+                decides = values is not None and not sizes.has_one_graph and _takes_images(root, values)
                 traced = _by_symbols(
                     root,
                     reached,
@@ -341,6 +342,16 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: Fr
         raise Untraceable({WHOLE: f"its forward asks for {others[0]}, which is another while torch.export traces"})
     named = Named.of(root, reached)
     return Traced(root, graph, guards=guards, example=example, sizes=guards.sizes, states=read, named=named)
+
+
+def _takes_images(root: nn.Module, values: Mapping[str, Any]) -> bool:
+    """Whether a network of convolutions is given images, and nothing else: they have few sizes.
+
+    Sequences have many, and so have caches: torch.export's graphs serve these by one program.
+    """
+    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    has_images = len(leaves) == 1 and leaves[0].ndim == 4 and key_of(values) is not None
+    return has_images and any(isinstance(module, nn.Conv2d) for module in root.modules())
 
 
 def _detectors(root: nn.Module) -> list[str]:

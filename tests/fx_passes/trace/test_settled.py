@@ -39,13 +39,13 @@ class Pieces(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.last = nn.Linear(8, 8), nn.Linear(4, 4)
+        self.first, self.last = nn.Conv2d(8, 8, 1), nn.Conv2d(4, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        if y.shape[1] > 100:
+        y = self.first(x)
+        if y.shape[2] > 100:
             y = y.relu()
-        return self.last(torch.cat(torch.split(y, 4, dim=-1), dim=0))
+        return self.last(torch.cat(torch.split(y, 4, dim=1), dim=0))
 
 
 def tied(gm: Any) -> list[Any]:
@@ -101,9 +101,9 @@ def test_sizes_as_a_whole() -> None:
 
 def test_pieces_read_as_a_whole() -> None:
     model = Pieces()
-    gm = optimized(model, torch.randn(2, 5, 8))
+    gm = optimized(model, torch.randn(2, 8, 5, 3))
     assert len(gm.regions()) == 1
-    for shape in ((2, 5, 8), (3, 7, 8), (1, 1, 8)):
+    for shape in ((2, 8, 5, 3), (3, 8, 7, 1), (1, 8, 1, 2)):
         assert serves(gm, torch.randn(shape))
         same(gm, model, torch.randn(shape))
 

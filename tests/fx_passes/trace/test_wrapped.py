@@ -16,8 +16,8 @@ SPACES = [vars(sys.modules[__name__])]
 
 @fx.wrap
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    middle = int(x.shape[-1]) // 2
-    return x[..., :middle], x[..., middle:]
+    middle = int(x.shape[1]) // 2
+    return x[:, :middle], x[:, middle:]
 
 
 @fx.wrap
@@ -28,7 +28,7 @@ def largest_first(x: Tensor) -> Tensor:
 class Halving(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(4, 4)
+        self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(4, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = halves(self.a(x))
@@ -38,7 +38,7 @@ class Halving(nn.Module):
 class Choosing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(largest_first(self.a(x)))
@@ -46,19 +46,19 @@ class Choosing(nn.Module):
 
 def test_its_operations_are_in_one_region() -> None:
     model = Halving()
-    gm = optimized(model, torch.randn(3, 8))
+    gm = optimized(model, torch.randn(3, 8, 2, 2))
     assert len(gm.regions()) == 1 and gm._source[0].guards is None
     assert not gm.graph.find_nodes(op="call_function", target=halves)
     for n in (1, 3, 5):
-        same(gm, model, torch.randn(n, 8))
+        same(gm, model, torch.randn(n, 8, 2, 2))
 
 
 def test_one_that_asks_for_numbers_stays_hidden() -> None:
     model = Choosing()
-    gm = optimized(model, torch.randn(3, 8))
+    gm = optimized(model, torch.randn(3, 8, 2, 2))
     assert gm.graph.find_nodes(op="call_function", target=largest_first)
     for _ in range(4):
-        same(gm, model, torch.randn(3, 8))
+        same(gm, model, torch.randn(3, 8, 2, 2))
 
 
 def test_they_are_hidden_again() -> None:
