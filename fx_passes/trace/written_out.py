@@ -56,7 +56,8 @@ def write_out_modules(root: nn.Module, literal: Collection[str] = ()) -> None:
         if "forward" in module.__dict__:
             continue
         if type(module) is nn.MultiheadAttention:
-            module.forward = _in_order(module) if path in literal else _forward(module)
+            own = module.forward
+            module.forward = functools.wraps(own)(_in_order(module) if path in literal else _forward(module))
         elif type(module) is nn.TransformerEncoderLayer and _is_one_operator(module):
             module.forward = _layer_in_order(module)
 
