@@ -560,6 +560,7 @@ class Padded(nn.Module):
 )
 def test_weights_that_hooks_compute_are_in_exported_graphs(computing: Any, parameter: str) -> None:
     """They counted as state that a forward changes: the layer stayed plain PyTorch."""
+    torch.manual_seed(0)
     model, x = nn.Sequential(Padded(computing)).eval(), torch.randn(2, 4, 40)
     fast = zendnn_cffi.optimize(model, (x,), tune="off")
     with torch.no_grad():
