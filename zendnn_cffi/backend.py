@@ -96,21 +96,6 @@ def is_training(gm: fx.GraphModule) -> bool:
     return any(node.op == "call_function" and trains(node) for node in gm.graph.nodes)
 
 
-def turns_gradients_on(gm: fx.GraphModule) -> bool:
-    """Whether the graph has parts that keep gradients where the call does not: under enable_grad(), as guidance is."""
-
-    def enables(node: fx.Node) -> bool:
-        if node.target is torch._C._set_grad_enabled:
-            return node.args[0] is True
-        return node.target is torch.autograd.grad_mode._enter_inference_mode and node.args[0] is False
-
-    return any(node.op == "call_function" and enables(node) for node in gm.graph.nodes)
-
-
-def _require_gradients(args: Sequence[Any]) -> bool:
-    return any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-
-
 class CompiledGraph:
     """A captured graph, bound on demand to the parameters it is called with."""
 
@@ -126,7 +111,6 @@ class CompiledGraph:
         self.constants = [i for i, node in enumerate(placeholders) if is_static(node)]
         of_layers = {node for pair in running_statistics(gm) for node in pair}
         self._of_layers = {i for i in self.constants if placeholders[i] in of_layers}
-        self._turns_gradients_on = turns_gradients_on(gm)
         self._changes = dict.fromkeys(self.constants, 0)
         self._bindings: OrderedDict[tuple[Any, ...], Binding] = OrderedDict()
         self._latest: Binding | None = None
@@ -137,9 +121,8 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on dynamo's inputs; parameters are among them."""
-        if (torch.is_grad_enabled() or self._turns_gradients_on) and _require_gradients(args):
-            advice = "call the model under torch.no_grad()" if torch.is_grad_enabled() else "forward turns them on"
-            _warn_once(f"gradients are required, so this runs as plain PyTorch: {advice}")
+        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            _warn_once("gradients are required, so this runs as plain PyTorch: call the model under torch.no_grad()")
             return self.captured.forward(*args)
         if torch.is_autocast_enabled("cpu"):  # other dtypes than the passes know
             return self.captured.forward(*args)

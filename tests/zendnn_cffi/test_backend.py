@@ -268,26 +268,6 @@ def test_training_and_gradients_stay_plain_with_one_warning() -> None:
         compiled(model)(x)
 
 
-def test_gradients_that_forward_turns_on_stay() -> None:
-    guide, x = nn.Linear(4, 4), torch.randn(2, 4)
-
-    def slope(x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            (slope,) = torch.autograd.grad(guide(x).sum(), guide.weight)
-        return slope
-
-    def guided(x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            y = guide(x)
-        return y, guide(y)
-
-    backend._warned.clear()
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="forward turns them on"):
-        assert_close(compiled(slope)(x), slope(x))
-        results = compiled(guided)(x)
-    assert [y.requires_grad for y in results] == [True, False]
-
-
 def test_options() -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(4, 64)
     with torch.no_grad():
