@@ -160,10 +160,10 @@ class CallKinds:
         self, kind: Kind, owner: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether a kind has a graph, which could be for other sizes, and is not for those of a call."""
-        alike = self._alike(kind, owner)
-        decides = any(traced.decided_by is not None for traced in alike)
         if self._known.get(kind) != "" or self._by_sizes.get(kind, 0) >= _MOST_BY_SIZES:
             return False
+        alike = self._alike(kind, owner)
+        decides = any(traced.decided_by is not None for traced in alike)
         return bool(alike) and all(
             (decides or traced.sizes.free is Free.ALL) and traced.is_for_other_sizes(args, kwargs) for traced in alike
         )
@@ -232,12 +232,13 @@ class CallKinds:
         sizes = owner._source[0].sizes
         by_symbols = self._asks_symbols(sizes)
         self._has_asked_symbols |= by_symbols
-        decides = any(traced.decided_by is not None for traced in self._alike(kind, owner))
+        alike = self._alike(kind, owner)
+        decides = any(traced.decided_by is not None for traced in alike)
         if is_second := decides and kind not in self._exported:
             self._exported.add(kind)
             found = trace_kind(private, *example, sizes._replace(has_one_graph=True), by_symbols)
             if found.graph is None or found.sizes.free is not Free.ALL:
-                for traced in self._alike(kind, owner):
+                for traced in alike:
                     traced.serve_all_sizes()
         if not is_second or found.graph is None:
             found = trace_kind(private, *example, sizes, by_symbols)

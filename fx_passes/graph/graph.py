@@ -207,6 +207,14 @@ def set_example(node: fx.Node, value: Any) -> None:
         node.meta["val"] = value
 
 
+def read_instead(readers: Iterable[fx.Node], node: fx.Node, found: Any) -> None:
+    """Let readers of a node read something else in its place: a number, a node, or several."""
+    for reader in readers:
+        reader.args, reader.kwargs = fx.node.map_arg(
+            (reader.args, reader.kwargs), lambda each: found if each is node else each
+        )
+
+
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
     """Return an argument of a call, given by position or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)

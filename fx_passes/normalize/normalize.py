@@ -38,6 +38,7 @@ from fx_passes.graph.graph import (
     is_unbind,
     is_vocabulary,
     nodes_in,
+    read_instead,
     replace,
     signature_of,
 )
@@ -335,11 +336,7 @@ def bind(builder: Callable[..., Built], args: tuple[Any, ...], kwargs: dict[str,
 def _read_as(node: fx.Node, value: Any) -> None:
     """Let a value stand wherever node was read, and take node out."""
 
-    def instead(argument: fx.Node) -> Any:
-        return value if argument is node else argument
-
-    for user in list(node.users):
-        user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), instead)
+    read_instead(list(node.users), node, value)
     node.graph.erase_node(node)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fx_passes.graph.graph import DTYPE, RANK
+from fx_passes.graph.graph import DTYPE, RANK, read_instead
 from fx_passes.trace.decisions import DECIDED, SIZES, Tied, other_answer, tells
 from fx_passes.trace.on_meta import OnMeta, Values, on_meta, on_meta_device
 
@@ -52,7 +52,7 @@ def settle(graph: fx.Graph, root: nn.Module, example: Mapping[str, Any]) -> None
     for node, tied in settled.items():
         if readers := [user for user in node.users if user not in settled and DECIDED not in user.meta]:
             node.meta.setdefault(DECIDED, {})[SIZES] = tied
-            _read_instead(readers, node, _told(tied, readers[0], placeholders))
+            read_instead(readers, node, _told(tied, readers[0], placeholders))
     _note_ranks(graph, runs)
     for node in list(graph.nodes):
         if count := _pieces(node, runs):
@@ -163,13 +163,7 @@ def _take_apart(node: fx.Node, count: int) -> None:
     readers = [user for user in node.users if user.target is not operator.getitem and user.op != "output"]
     with node.graph.inserting_after(node):
         pieces = [node.graph.call_function(operator.getitem, (node, i)) for i in reversed(range(count))][::-1]
-    _read_instead(readers, node, pieces)
-
-
-def _read_instead(readers: Sequence[fx.Node], node: fx.Node, found: Any) -> None:
-    for reader in readers:
-        args, kwargs = fx.node.map_arg((reader.args, reader.kwargs), lambda each: found if each is node else each)
-        reader.args, reader.kwargs = args, kwargs
+    read_instead(readers, node, pieces)
 
 
 def _told(tied: Any, reader: fx.Node, placeholders: Mapping[str, fx.Node]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -207,7 +208,8 @@ def trace_symbolically(
     if has_own_forward(root):
         raise Untraceable({WHOLE: "it has a forward in place of its class's, which torch.fx traces"})
     traced_root = skeleton(root, own_state=True)
-    tracer, again = (SubmoduleTracer(traced_root, reached, leaves, specialized, example, decides) for _ in range(2))
+    make_tracer = functools.partial(SubmoduleTracer, traced_root, reached, leaves, specialized, example, decides)
+    tracer, again = make_tracer(), make_tracer() if reached.has_near_code else None
     before, rng, states = Snapshot(traced_root), torch.get_rng_state(), States()
     inside = tuple(f"{leaf}." for leaf in leaves)
     once = {path: why for path, why in before.unrepeatable().items() if not f"{path}.".startswith(inside)}
@@ -235,7 +237,7 @@ def trace_symbolically(
             tracer.questions.settle()
             draws = not torch.equal(rng, torch.get_rng_state())
             changed = before.changed()
-            if reached.has_near_code and not (draws or changed or tracer.questions.refused):
+            if again is not None and not (draws or changed or tracer.questions.refused):
                 with buffers_kept(traced_root):
                     second = again.trace(traced_root)
                 _refuse_another(graph, second, traced_root)

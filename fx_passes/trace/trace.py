@@ -201,14 +201,14 @@ def _trace_root(
             return _trace_by_export(root, reached, example, sizes, left)
         except Untraceable as failure:
             refused = str(failure)
+    values = _by_name(root, example)
+    decides = not sizes.has_one_graph and _takes_images(root, values) and not _detectors(root)
     leaves: dict[str, str] = {}
     stateful: tuple[str, ...] = ()
     written: tuple[tuple[str, str], ...] = ()
     while True:
         try:
             with writes_refused(root):
-                values = _by_name(root, example)
-                decides = values is not None and not sizes.has_one_graph and _takes_images(root, values)
                 traced = _by_symbols(
                     root,
                     reached,
@@ -216,7 +216,7 @@ def _trace_root(
                     specialized=specialized,
                     given=given,
                     example=values,
-                    decides=decides and not _detectors(root),
+                    decides=decides,
                 )
             unseen, several = ("", False) if refused or leaves else _unseen(traced.graph)
             if unseen and (several or not sizes.has_one_graph):
@@ -344,13 +344,13 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: Fr
     return Traced(root, graph, guards=guards, example=example, sizes=guards.sizes, states=read, named=named)
 
 
-def _takes_images(root: nn.Module, values: Mapping[str, Any]) -> bool:
+def _takes_images(root: nn.Module, values: Mapping[str, Any] | None) -> bool:
     """Whether a network of convolutions is given images, and nothing else: they have few sizes.
 
     Sequences have many, and so have caches: torch.export's graphs serve these by one program.
     """
     leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    has_images = len(leaves) == 1 and leaves[0].ndim == 4 and key_of(values) is not None
+    has_images = values is not None and len(leaves) == 1 and leaves[0].ndim == 4 and key_of(values) is not None
     return has_images and any(isinstance(module, nn.Conv2d) for module in root.modules())
 
 
