@@ -109,7 +109,9 @@ class Refusals:
     def calls(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Arguments with the sizes, strides and dtypes of calls that were allowed, of tensors by position alone."""
         for key in self._passed_by_position:
-            yield tuple(torch.empty_strided(shape, strides, dtype=dtype).zero_() for shape, strides, dtype in key)
+            yield tuple(
+                torch.empty_strided(shape, strides, dtype=dtype, device="cpu").zero_() for shape, strides, dtype in key
+            )
 
     def forget(self) -> None:
         """What root holds may have another shape or dtype."""
