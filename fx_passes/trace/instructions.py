@@ -7,12 +7,13 @@ instruction that the frame has come to.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import functools
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _CALLS = ("CALL", "PRECALL", "CALL_FUNCTION", "CALL_METHOD")
 _LOCAL = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLASSDEREF")
@@ -20,6 +21,7 @@ _TWO_LOCAL = ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE
 _VALUES = (*_CALLS, *_LOCAL, *_TWO_LOCAL, "BINARY_SUBSCR")
 _OF_IDENTITY = frozenset(("id", "is_", "is_not"))
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 _NO_EFFECT = ("NOP", "PUSH_NULL", "COPY_FREE_VARS")
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL")
 _TO_NONE = ("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE",
@@ -60,17 +62,23 @@ def is_call(row: dis.Instruction) -> bool:
 
 def callee(frame: types.FrameType) -> Any:
     """What the frame's present instruction calls, where its code names it; None where it is not that plain."""
-    name = _callee_name(frame.f_code, frame.f_lasti)
-    if name is None:
+    path = _callee_path(frame.f_code, frame.f_lasti)
+    if path is None or len(path.names) > 1:
         return None
-    where, what = name
-    if where == "local":
-        return frame.f_locals.get(what)
-    return frame.f_globals.get(what, getattr(builtins, what, None))
+    if path.is_local:
+        return frame.f_locals.get(path.names[0])
+    return frame.f_globals.get(path.names[0], getattr(builtins, path.names[0], None))
+
+
+class _Path(NamedTuple):
+    """A name, and attributes after it: torch.autocast."""
+
+    is_local: bool
+    names: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=2048)
-def _callee_name(code: types.CodeType, offset: int) -> tuple[str, str] | None:
+def _callee_path(code: types.CodeType, offset: int) -> _Path | None:
     """Walk back over the arguments to what pushed the callable."""
     listing = _listing(code)
     i = listing.index.get(offset)
@@ -84,15 +92,24 @@ def _callee_name(code: types.CodeType, offset: int) -> tuple[str, str] | None:
     while i >= 0:
         row = listing.rows[i]
         if height == below and row.opname not in _NO_EFFECT:
-            if row.opname in _LOCAL:
-                return "local", str(row.argval)
-            return ("global", str(row.argval)) if row.opname in _GLOBAL else None
+            return _path_to(listing.rows, i)
         if row.opcode in dis.hasjrel or row.opcode in dis.hasjabs or row.is_jump_target:
             return None
         if row.opname != "PUSH_NULL" or height != below:
             height -= dis.stack_effect(row.opcode, row.arg if row.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
         i -= 1
     return None
+
+
+def _path_to(rows: Sequence[dis.Instruction], i: int) -> _Path | None:
+    """What a row loads: a name, or attributes of what the rows before it load."""
+    names: list[str] = []
+    while rows[i].opname in _ATTRIBUTE and not rows[i].is_jump_target:
+        names.append(str(rows[i].argval))
+        i -= 1
+    if rows[i].opname not in (*_LOCAL, *_GLOBAL):
+        return None
+    return _Path(rows[i].opname in _LOCAL, (str(rows[i].argval), *reversed(names)))
 
 
 def next_compares_to_none(frame: types.FrameType) -> bool:
@@ -187,13 +204,29 @@ def matches_structure(code: types.CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def catches_exceptions(code: types.CodeType) -> bool:
-    """Whether there is an `except` in a function."""
+def catches_exceptions(function: types.FunctionType) -> bool:
+    """Whether a function has an `except`, a `with` that may suppress exceptions, or a `finally` that returns."""
+    code = function.__code__
     if sys.version_info >= (3, 11) and not code.co_exceptiontable:
         return False
-    found = code.co_code[::2]
-    pops, of_with = dis.opmap["POP_EXCEPT"], dis.opmap["WITH_EXCEPT_START"]
-    return found.count(pops) > found.count(of_with)
+    rows = without_caches(code)
+    caught = sum(
+        row.opname == "POP_EXCEPT" and after.opname != "RERAISE" for row, after in zip(rows, rows[1:], strict=False)
+    )
+    return caught > 0 and caught > sum(_passes_on(function, i) for i in range(1, len(rows)))
+
+
+def _passes_on(function: types.FunctionType, i: int) -> bool:
+    """Whether a row begins a `with` of a context that suppresses no exceptions: PyTorch's, and nullcontext()."""
+    rows = without_caches(function.__code__)
+    path = _callee_path(function.__code__, rows[i - 1].offset) if rows[i].opname == "BEFORE_WITH" else None
+    if path is None or path.is_local:
+        return False
+    try:
+        found = functools.reduce(getattr, path.names[1:], function.__globals__[path.names[0]])
+    except (KeyError, AttributeError):
+        return False
+    return found is contextlib.nullcontext or getattr(found, "__module__", "").partition(".")[0] == "torch"
 
 
 def _is_none(row: dis.Instruction) -> bool:

@@ -45,6 +45,8 @@ _NO_TENSORS = ("grad", "grad_fn", "_base", "names")  # of a tensor: each may be 
 # Names in functions that write values out for people: no branch depends on that.
 MESSAGES = frozenset(("_assert", "print", "warn", "warning", "warning_once", "debug", "info", "error"))
 
+_UNTOLD = object()
+
 
 class Questions:
     """What one trace answered, and what it could not.
@@ -67,16 +69,17 @@ class Questions:
 
     def decide(self, node: fx.Node, question: str, what: str) -> Any:
         """What the example answers. Raises TraceError, as for a question without an answer, where it does not."""
+        answer = self.told(node, question, _UNTOLD)
+        if answer is _UNTOLD:
+            raise self.refuse(what)
+        return answer
+
+    def told(self, node: fx.Node, question: str, otherwise: Any = None) -> Any:
+        """What the example answers, where it does; calls of the graph are to have the same answer then."""
         if self._by_example is not None:
             with contextlib.suppress(Undecided):
                 return self._by_example.answer(node, question)
-        raise self.refuse(what)
-
-    def is_true(self, node: fx.Node) -> bool:
-        """Whether the example answers so; calls of the graph are to have the same answer then."""
-        with contextlib.suppress(Undecided):
-            return self._by_example is not None and self._by_example.answer(node, "bool") is True
-        return False
+        return otherwise
 
     def wonder(self, frame: types.FrameType) -> None:
         """C code asked for a class, on behalf of the frame's instruction: an operation, which will be recorded next."""
@@ -196,6 +199,8 @@ class RecordingProxy(fx.Proxy):
                 )
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         found = RecordingAttribute(self, name)
+        if name == "type" and self.kind() is torch.device:  # torch.autocast(x.device.type) takes text alone
+            return questions.told(found.node, "value", otherwise=found)
         if name in _NO_TENSORS:
             raise questions.refuse(f"{asking.f_code.co_name}() asks for {name}")
         if asking is frame:

@@ -156,20 +156,21 @@ class Reached:
     @property
     def catches_exceptions(self) -> bool:
         """Whether a function of the user's, or one beside a module's class, has an `except`."""
-        return any(catches_exceptions(code) for code in self._own_codes())
+        return any(catches_exceptions(function) for function in self._own_functions())
 
     @cached_property
     def comparing(self) -> frozenset[types.CodeType]:
         """Functions of the user's, or beside a module's class, that ask whether two values are one object."""
-        codes = (inner for code in self._own_codes() for inner in with_inner(code))
+        codes = (inner for function in self._own_functions() for inner in with_inner(function.__code__))
         return frozenset(code for code in codes if compares_values(code))
 
-    def _own_codes(self) -> Iterator[types.CodeType]:
-        for code in (function.__code__ for function in self.functions):
+    def _own_functions(self) -> Iterator[types.FunctionType]:
+        for function in self.functions:
+            code = function.__code__
             place = code.co_filename
             is_near = place in self._files or not ("site-packages" in place or place.startswith(_LIBRARY))
             if is_near and (not code.co_name.startswith("__") or code.co_name == "__call__"):
-                yield code
+                yield function
 
     @contextlib.contextmanager
     def comparisons_told(self, asked: Callable[[str], None]) -> Iterator[None]:
@@ -200,7 +201,7 @@ class Reached:
     def compared_arguments(self, forward: Any) -> set[str] | None:
         """Arguments of forward that may be compared by `is` with constants or globals; None where all may be."""
         own: set[str] = set()
-        for code in (inner for outer in self._own_codes() for inner in with_inner(outer)):
+        for code in (inner for function in self._own_functions() for inner in with_inner(function.__code__)):
             arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             names = compared_to_objects(code)
             if names and (code is not getattr(forward, "__code__", None) or not names.issubset(arguments)):
@@ -213,7 +214,7 @@ class Reached:
         first = len(self.functions)
         forward = vars(cls).get("forward")
         is_their_own = isinstance(forward, types.FunctionType) and not hasattr(forward, "__wrapped__")
-        if is_their_own and catches_exceptions(forward.__code__):  # type: ignore[union-attr]
+        if is_their_own and catches_exceptions(forward):
             self.unclear[cls] = "forward() catches exceptions, and a graph goes one way"
         for value in vars(cls).values():
             self._look_at(value)

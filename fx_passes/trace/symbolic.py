@@ -330,7 +330,7 @@ def _settle_decisions(tracer: SubmoduleTracer, graph: fx.Graph, example: Mapping
     if not decided(graph):
         return
     for node in graph.find_nodes(op="call_function", target=torch._assert):
-        if isinstance(node.args[0], fx.Node) and tracer.questions.is_true(node.args[0]):
+        if isinstance(node.args[0], fx.Node) and tracer.questions.told(node.args[0], "bool") is True:
             graph.erase_node(node)
     if len(graph.nodes) > MOST_CALLS:
         raise Untraceable({WHOLE: f"the sizes of the example make it more than {MOST_CALLS} operations"})
