@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fx_passes import first_call
 from fx_passes.call_kinds import Source, is_as_watched
 from fx_passes.changes import Watch, in_functional_call
+from fx_passes.graph.bindings import code_by_bindings
 from fx_passes.graph.graph import IN_WORK, lint
 from fx_passes.graph.hooks import outputs_are_collected
 from fx_passes.memoize.watched import are_elsewhere, changes_functions, is_traced_by_fx, is_watched, override_functions
@@ -104,7 +105,8 @@ class OptimizedModule(WatchedModule):
             return None
         if self.__dict__.get("_watch") is not None:
             self._awaits_call = 0  # somebody edited the graph, which another would do away with
-        code = super().recompile()
+        with code_by_bindings(self):
+            code = super().recompile()
         cls: Any = type(self)
         run_graph = cls.forward
 

@@ -64,7 +64,7 @@ from fx_passes.ops.quantized import (
 )
 from fx_passes.ops.recurrent import GATES, holding, recurrent, recurrent_cell, recurrent_layer
 from fx_passes.ops.registry import TRAITS, Traits, having
-from fx_passes.ops.rows import batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
+from fx_passes.ops.rows import REDUCTIONS, batch_norm, group_norm, l2_normalize, layer_norm, reduce, rms_norm, softmax
 from fx_passes.ops.sampling import weighted_samples
 from fx_passes.ops.scans import selective_scan, selective_scan_and_state
 from fx_passes.ops.sizes import rank, size

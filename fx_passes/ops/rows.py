@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -84,8 +85,12 @@ def softmax(src: Tensor, dim: int, log: bool = False) -> Tensor:
     return F.log_softmax(src, dim) if log else F.softmax(src, dim)
 
 
+REDUCTIONS: Mapping[str, Callable[[Tensor, Sequence[int], bool], Tensor]] = MappingProxyType(
+    {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}
+)
+
+
 @op(kind=COMPUTE, light=True, torch_candidate=True, row_major=True)
 def reduce(src: Tensor, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Return src reduced over dims; kind "mean", "sum", "max" or "min"."""
-    function = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}[kind]
-    return function(src, dims, keepdim)
+    return REDUCTIONS[kind](src, dims, keepdim)
