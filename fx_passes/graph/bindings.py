@@ -21,6 +21,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.graph.graph import copy_graph, is_call
+from fx_passes.graph.structure_code import with_structure_code
 
 
 class Written(NamedTuple):
@@ -71,7 +72,10 @@ UNARY: Mapping[str, Callable[..., Any]] = MappingProxyType({
 def code_by_bindings(gm: fx.GraphModule) -> Iterator[None]:
     """Within this, gm.recompile() writes code of a graph whose calls are PyTorch's; gm.graph is as it was."""
     own = gm._graph
-    object.__setattr__(gm, "_graph", by_bindings(own))
+    called = by_bindings(own)
+    called = copy_graph(own) if called is own else called
+    with_structure_code(called)
+    object.__setattr__(gm, "_graph", called)
     try:
         yield
     finally:

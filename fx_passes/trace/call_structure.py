@@ -14,6 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fx_passes.graph.graph import finish
+from fx_passes.graph.structure_code import is_of_displays
 
 
 def write_out_structure(gm: fx.GraphModule) -> fx.GraphModule:
@@ -24,7 +25,7 @@ def write_out_structure(gm: fx.GraphModule) -> fx.GraphModule:
     names = [name for name in info.orig_args if name != "self"]
     placeholders = gm.graph.find_nodes(op="placeholder")
     output = next(iter(gm.graph.find_nodes(op="output")))
-    if not _is_of_displays(info.out_spec):
+    if not is_of_displays(info.out_spec):
         return gm
     result = pytree.tree_unflatten(list(output.args[0]), info.out_spec)
     if not (_takes_values(info.in_spec) and _is_plain(result)):
@@ -43,11 +44,6 @@ def _takes_values(spec: Any) -> bool:
     if spec.type is not tuple or len(spec.children()) != 2:
         return False
     return all(child.is_leaf() for arguments in spec.children() for child in arguments.children())
-
-
-def _is_of_displays(spec: Any) -> bool:
-    """Whether containers are Python's own: others may compute something of what they are made of."""
-    return spec.is_leaf() or (spec.type in (tuple, list, dict) and all(map(_is_of_displays, spec.children())))
 
 
 def _is_plain(value: Any) -> bool:

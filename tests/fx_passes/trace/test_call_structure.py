@@ -88,19 +88,38 @@ def test_arguments_by_position_and_by_name(by_name: bool) -> None:
     assert all(region.lowered.values())
 
 
-def test_containers_among_the_arguments_go_by_pytree() -> None:
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
 
-        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-            assert needs_export(pair[0])
-            result: Tensor = self.linear(pair[0] + pair[1])
-            return result
+    def forward(self, pair: Any, others: Any = None) -> Any:
+        first, second = pair if isinstance(pair, tuple | list) else (pair.first, pair.second)
+        assert needs_export(first)
+        y = self.linear(first + second)
+        return y if others is None else {"y": y + others["a"][0], "others": [others["b"]]}
 
-    model, pair = Sum().eval(), (noise(2, 8), noise(2, 8))
-    gm = zendnn_cffi.optimize(model, (pair,), tune="off")
-    assert "pytree" in gm.code
+
+@pytest.mark.parametrize("kind", (tuple, list, Pair, Record))
+def test_containers_among_the_arguments(kind: Any) -> None:
+    """Python's own are taken apart by their places, others by pytree."""
+    model, parts = Sum().eval(), (noise(2, 8), noise(2, 8))
+    pair = kind(parts) if kind in (tuple, list) else kind(*parts)
+    gm: Any = zendnn_cffi.optimize(model, (pair,), tune="off")
+    assert ("pytree" in gm.code) == (kind in (Pair, Record))
     with torch.no_grad():
         assert_close(gm(pair), model(pair), k=8)
+        assert_close(gm(pair=pair), model(pair), k=8)
+    assert len(gm.regions()) == 1 and not gm.call_kinds.reasons.counted
+
+
+def test_dictionaries_among_the_arguments() -> None:
+    model, pair = Sum().eval(), (noise(2, 8), noise(2, 8))
+    others = {"a": [noise(2, 8)], "b": noise(3)}
+    gm: Any = zendnn_cffi.optimize(model, {"pair": pair, "others": others}, tune="off")
+    assert "pytree" not in gm.code and len(gm.regions()) == 1
+    with torch.no_grad():
+        for given in (others, {"b": others["b"], "a": others["a"]}):
+            result, expected = gm(pair, others=given), model(pair, others=given)
+            assert_close(result["y"], expected["y"], k=8)
+            assert list(result) == list(expected) and torch.equal(result["others"][0], others["b"])
