@@ -339,7 +339,7 @@ def prepare(gm: fx.GraphModule) -> None:
         if node.op == "call_function" and node.target is torch._C._log_api_usage_once and not node.users:
             gm.graph.erase_node(node)
     write_out(gm)
-    call_grouped_products(gm)
+    call_grouped_products(gm.graph)
     gm.recompile()
 
 

@@ -52,6 +52,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType({
     aten.zeros_like.default: torch.zeros_like, aten.ones_like.default: torch.ones_like,
     aten.full_like.default: torch.full_like, aten.empty_like.default: torch.empty_like,
     aten.fft_rfft.default: torch.fft.rfft, aten.fft_irfft.default: torch.fft.irfft,
+    aten._grouped_mm.default: torch._grouped_mm,
 })  # fmt: skip
 # These return named tuples, which is another type where it is handed out as a whole.
 TUPLES: frozenset[Any] = frozenset((aten.topk.default, aten.sort.default))

@@ -1,9 +1,9 @@
-"""Products of experts: let PyTorch's own operator compute what Transformers computes in a loop under TorchDynamo.
+"""Products of experts: let PyTorch's own operator compute what Transformers computes in a loop where it is traced.
 
 Before: transformers.grouped_mm_fallback(rows, weights, offs)      rows [S, K] sorted by expert, weights [E, K, N]
 After:  aten._grouped_mm(rows, weights, offs)
 
-Transformers calls PyTorch's operator in eager mode, and under TorchDynamo where weights are bf16. Inductor has none of
+Transformers calls PyTorch's operator in eager mode, and where it is traced and weights are bf16. Inductor has none of
 other dtypes, so a custom operator does it there, whose call alone takes 40 us. Both give the same bits.
 """
 
@@ -20,12 +20,12 @@ _SINCE = "2.11"  # before, PyTorch's operator raises for tensors whose addresses
 _ALIGNED_BYTES = 16  # PyTorch's operator wants distances that are multiples of it
 
 
-def call_grouped_products(gm: fx.GraphModule) -> None:
+def call_grouped_products(graph: fx.Graph) -> None:
     """Replace each such call of float32 tensors whose rows PyTorch's operator takes."""
     operator = getattr(torch.ops.aten, "_grouped_mm", None)
     if operator is None or TorchVersion(torch.__version__) < _SINCE:
         return
-    for node in gm.graph.nodes:
+    for node in graph.nodes:
         if node.op == "call_function" and str(node.target) in _FALLBACKS and _is_taken(node):
             names = ("input", "weight", "offs")
             given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}

@@ -28,6 +28,7 @@ from fx_passes.graph.hooks import computed_weights, without_hooks
 from fx_passes.trace.asked import Asked, listening, sizes_written
 from fx_passes.trace.assumptions import own_attributes
 from fx_passes.trace.compared import apart
+from fx_passes.trace.experts import call_grouped_products
 from fx_passes.trace.fake_tensors import without_cache
 from fx_passes.trace.guards import Guards
 from fx_passes.trace.inline import inline_modes
@@ -126,6 +127,7 @@ def export(
             node.target = _constant_of_root(root, node.target, gm, held)
         elif node.op == "call_function" and node.target in (aten.detach.default, aten.detach_.default):
             _drop_detach(node)
+    call_grouped_products(graph)
     return graph, Guards(check, (args, kwargs), without_gradients, asked, sizes)
 
 

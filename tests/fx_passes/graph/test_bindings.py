@@ -67,6 +67,7 @@ CALLS: Mapping[Any, tuple[Any, ...]] = MappingProxyType(
         aten.zeros_like.default: (X, {"pin_memory": False}),
         aten.ones_like.default: (X, {"dtype": torch.bool, "memory_format": torch.preserve_format}),
         aten.full_like.default: (X, 2, {"pin_memory": False}),
+        aten._grouped_mm.default: (SQUARE, X[:, :, :4].contiguous(), torch.tensor([1, 3, 4], dtype=torch.int32)),
         aten.fft_rfft.default: (X, 5, 1),
         aten.fft_irfft.default: (PAIRS, 6, -1),
         aten.topk.default: (X, 2, 1),

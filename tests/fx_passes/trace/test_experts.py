@@ -1,4 +1,4 @@
-"""Transformers' products of experts under TorchDynamo become PyTorch's operator."""
+"""Transformers' products of experts become PyTorch's operator, by both entries."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi.backend
+from tests.support.exported import needs_export
 from zendnn_cffi.cli.libraries import imported
 
 FALLBACK, OPERATOR = "transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"
@@ -26,32 +27,38 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weights.mT if self.transposed else self.weights
+        assert needs_export(x)
         result: Tensor = torch.ops.transformers.grouped_mm_fallback(x, weights, offs=self.offs)
         return result
 
 
-def targets(model: nn.Module, x: Tensor) -> list[str]:
-    """Check that the compiled model equals eager; the operators it calls."""
+def targets(model: nn.Module, x: Tensor, entry: str) -> list[str]:
+    """Check that the compiled, or exported, model equals eager; the operators it calls."""
     torch._dynamo.reset()
     with torch.no_grad():
         expected = model(x)
-        torch.testing.assert_close(torch.compile(model, backend="zendnn")(x), expected)
-    module: Any = zendnn_cffi.backend.compiled_modules()[-1]
+        module: Any = zendnn_cffi.optimize(model, (x,), tune="off") if entry == "optimize" else None
+        fast = module or torch.compile(model, backend="zendnn")
+        torch.testing.assert_close(fast(x), expected)
+    module = module or zendnn_cffi.backend.compiled_modules()[-1]
     return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
 
 
+pytestmark = pytest.mark.parametrize("entry", ("compile", "optimize"))
+
+
 @pytest.mark.parametrize("transposed", (False, True))
-def test_it_is_one_operator(transposed: bool) -> None:
-    called = targets(Experts(12, transposed).eval(), torch.randn(4, 12))
+def test_it_is_one_operator(transposed: bool, entry: str) -> None:
+    called = targets(Experts(12, transposed).eval(), torch.randn(4, 12), entry)
     assert OPERATOR in called and FALLBACK not in called
 
 
-def test_what_the_operator_does_not_take_stays() -> None:
+def test_what_the_operator_does_not_take_stays(entry: str) -> None:
     """Rows of 10 float32 numbers: PyTorch's operator raises where 16 does not divide their distance."""
-    called = targets(Experts(10, True).eval(), torch.randn(4, 10))
+    called = targets(Experts(10, True).eval(), torch.randn(4, 10), entry)
     assert FALLBACK in called and OPERATOR not in called
 
 
-def test_another_dtype_stays() -> None:
-    called = targets(Experts(12, False).eval().double(), torch.randn(4, 12, dtype=torch.float64))
+def test_another_dtype_stays(entry: str) -> None:
+    called = targets(Experts(12, False).eval().double(), torch.randn(4, 12, dtype=torch.float64), entry)
     assert FALLBACK in called and OPERATOR not in called
