@@ -43,6 +43,7 @@ METHODS: frozenset[Any] = frozenset((
     aten.le.Tensor, aten.gt.Scalar, aten.gt.Tensor, aten.ge.Scalar, aten.ge.Tensor, aten.argmax.default,
     aten.roll.default, aten.flip.default, aten.triu.default, aten.tril.default, aten.any.dim, aten.all.dim,
     aten.any.default, aten.all.default, aten.diagonal.default, aten.fill_.Scalar, aten.zero_.default,
+    aten.histc.default, aten.floor_divide.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default,
 ))  # fmt: skip
 # Functions that reach an overload with the same arguments.
@@ -131,6 +132,10 @@ def _of_overload(node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict
     if target is aten.select.int and type(args[1]) is int and args[1] >= 0 and not kwargs:
         src, dim, index = args
         return Written("call_function", operator.getitem, (src, (*[slice(None)] * dim, index)), {})
+    if target is aten.to.dtype and len(args) == 2 and not kwargs:
+        return Written("call_method", "to", args, {})
+    if target is aten.index.Tensor and all(map(_has_rows, args[1])):
+        return Written("call_function", operator.getitem, (args[0], tuple(args[1])), {})
     if kwargs.get("pin_memory", True) in (False, None):
         del kwargs["pin_memory"]
     if target in FUNCTIONS:
@@ -193,6 +198,12 @@ def _item_of_item(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> tuple[Any, 
             else:
                 return None
     return (*found, *rest)
+
+
+def _has_rows(index: Any) -> bool:
+    """Whether an index is known to be a tensor of one dimension or more: one number is a view for Python's brackets."""
+    value = index.meta.get("val") if isinstance(index, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.ndim > 0
 
 
 def _have_one_shape(a: fx.Node, b: fx.Node) -> bool:

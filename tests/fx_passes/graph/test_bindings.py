@@ -56,6 +56,8 @@ CALLS: Mapping[Any, tuple[Any, ...]] = MappingProxyType(
         aten.diagonal.default: (X, 0, 1, 2),
         aten.fill_.Scalar: (X, 3),
         aten.zero_.default: (X,),
+        aten.histc.default: (X, 4, 0, 1),
+        aten.floor_divide.default: (X, OTHER),
         aten.new_zeros.default: (X, [2, 3], {"dtype": torch.int64, "pin_memory": False}),
         aten.new_ones.default: (X, [2, 3]),
         aten.new_full.default: (X, [2], 7.0, {"pin_memory": False}),
@@ -74,6 +76,8 @@ CALLS: Mapping[Any, tuple[Any, ...]] = MappingProxyType(
         aten.sort.default: (X, -1, True),
         aten.slice.Tensor: (X, 1, -3, 9223372036854775807),
         aten.select.int: (X, 1, -1),
+        aten.to.dtype: (X, torch.float64),
+        aten.index.Tensor: (X, [INDEX.flatten(), INDEX.flatten()]),
     }
 )
 EMPTY = {aten.new_empty.default: (X, [2, 3], {"pin_memory": False}), aten.empty_like.default: (X,)}
@@ -109,19 +113,23 @@ class Recorded(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def graph_of(target: Any, *arguments: Any, **kwargs: Any) -> tuple[fx.Graph, list[Tensor]]:
+def graph_of(
+    target: Any, *arguments: Any, is_read_in_pieces: bool = True, **kwargs: Any
+) -> tuple[fx.Graph, list[Tensor]]:
     """A graph of one call, and the tensors that it takes; what is a tuple is read in pieces."""
     graph, tensors = fx.Graph(), list[Tensor]()
 
     def placed(value: Any) -> Any:
         if isinstance(value, Tensor):
             tensors.append(value)
-            return graph.placeholder(f"x{len(tensors)}")
+            node = graph.placeholder(f"x{len(tensors)}")
+            node.meta["val"] = value
+            return node
         return [placed(each) for each in value] if isinstance(value, list) else value
 
     node = graph.call_function(target, tuple(map(placed, arguments)), kwargs)
-    pieces = tuple(graph.call_function(operator.getitem, (node, i)) for i in range(2)) if target in TUPLES else node
-    graph.output(pieces)
+    is_read = target in TUPLES and is_read_in_pieces
+    graph.output(tuple(graph.call_function(operator.getitem, (node, i)) for i in range(2)) if is_read else node)
     return graph, tensors
 
 
@@ -138,7 +146,15 @@ def arguments_of(call: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def test_every_call_has_an_example() -> None:
-    assert {*METHODS, *FUNCTIONS, *TUPLES, aten.slice.Tensor, aten.select.int} == CALLS.keys() | EMPTY.keys()
+    assert {
+        *METHODS,
+        *FUNCTIONS,
+        *TUPLES,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.to.dtype,
+        aten.index.Tensor,
+    } == CALLS.keys() | EMPTY.keys()
     assert OWN_METHODS.keys() <= VOCABULARY.keys()
 
 
@@ -171,15 +187,16 @@ def test_element_wise_operations(kind: str) -> None:
         (aten.topk.default, (X, 2)),  # handed out as a whole: a tuple, not a named one
         (aten.mul.Scalar, (X, 2.0)),  # torch.mul takes another overload
         (aten.slice.Tensor, (X, 1, 0, 4, 2)),
+        (aten.to.dtype, (X, torch.float64, False, True)),
+        (aten.index.Tensor, (X, [torch.tensor(1)])),
+        (aten.index.Tensor, (X, [None, INDEX.flatten()])),
         (ops.binary, (X, OTHER[:1], "mul")),  # may broadcast in short loops
         (ops.eltwise, (X, "clip", 0.0, 1.0)),
     ),
 )
 def test_others_stay(target: Any, call: tuple[Any, ...]) -> None:
     arguments, kwargs = arguments_of(call)
-    graph = fx.Graph()
-    given = [graph.placeholder(f"x{i}") if isinstance(value, Tensor) else value for i, value in enumerate(arguments)]
-    graph.output(graph.call_function(target, tuple(given), kwargs))
+    graph, _ = graph_of(target, *arguments, is_read_in_pieces=False, **kwargs)
     assert by_bindings(graph) is graph
 
 
