@@ -18,6 +18,7 @@ from fx_passes.candidates.candidates import (
 )
 from fx_passes.candidates.layouts import Layout, Quantized, contiguous_strides, in_memory, row_major, strided
 from zendnn_cffi.primitives.attributes import ARG_ATTR_ZERO_POINTS, ARG_DST, ARG_SRC, Attr
+from zendnn_cffi.primitives.checks import strides_overlap
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 from zendnn_cffi.primitives.verification.check import check
@@ -44,7 +45,7 @@ def in_steps(have: Layout, want: Layout) -> list[tuple[Layout, Layout]]:
     where PyTorch converts float16 and the library the layout.
 
     Reorders that change the order of dimensions ignore zero points for some sizes (17 channels of 64 pixels). Two
-    change the order and the numbers apart.
+    change the order and the numbers apart. An expanded value is laid out first: nothing is written to its layout.
     """
     if (between := _beside_float16(have, want)) is not None:
         return [(have, between), (between, want)]
@@ -53,6 +54,9 @@ def in_steps(have: Layout, want: Layout) -> list[tuple[Layout, Layout]]:
             moved = Quantized(_ordered_like(want, have.numerics.dtype), have.numerics)
             return [(in_memory(have), in_memory(moved)), (moved, want)]
         assert isinstance(want, Quantized)
+        if _is_expanded(have):
+            laid_out = _ordered_like(want, have.dtype)
+            return [(have, laid_out), (laid_out, want)]
         kept = Quantized(_ordered_like(have, want.numerics.dtype), want.numerics)
         return [(have, kept), (in_memory(kept), in_memory(want))]
     return [(have, want)]
@@ -72,14 +76,21 @@ def _ordered_like(other: Layout, dtype: torch.dtype) -> MemoryDesc:
 
 @functools.lru_cache(maxsize=4096)
 def _loses_zero_points(have: Layout, want: Layout, threads: int) -> bool:
-    """Whether the reorder has zero points, changes the order of plain dimensions, and gives wrong numbers on noise."""
+    """Whether the reorder has zero points, changes the order of plain dimensions, and gives wrong numbers on noise.
+
+    Those of expanded values count, too: no check writes its noise to such.
+    """
     numbers = [desc.numerics for desc in (have, want) if isinstance(desc, Quantized)]
     if not any(n.zero_point for n in numbers) or have.strides == want.strides or None in (have.strides, want.strides):
         return False
-    if have.size_bytes + want.size_bytes > LIMIT_BYTES:
+    if have.size_bytes + want.size_bytes > LIMIT_BYTES or _is_expanded(have):
         return True
     with unchecked():
         return not check(conversion(have, want).pd).right
+
+
+def _is_expanded(have: Layout) -> bool:
+    return have.strides is not None and strides_overlap(tuple(have.dims), tuple(have.strides))
 
 
 def is_by_torch(have: Layout, want: Layout) -> bool:

@@ -126,3 +126,24 @@ def test_zero_points_survive_another_order(
 def _kept(real: torch.Tensor, numerics: Numerics) -> torch.Tensor:
     limits = torch.iinfo(numerics.dtype)
     return (real / numerics.scale).round().add(numerics.zero_point).clamp(limits.min, limits.max).to(numerics.dtype)
+
+
+@pytest.mark.parametrize("dtypes", [(F32, U8), (U8, F32), (U8, S8)], ids=str)
+@pytest.mark.parametrize("steps", [(0, 0, 0, 0), (0, 64, 8, 1), (64, 0, 8, 1), (17, 1, 0, 0)], ids=str)
+def test_expanded_values_are_laid_out_on_the_way(
+    steps: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    shape, numerics = (2, 17, 8, 8), [Numerics(dtype, 0.5, zero) for dtype, zero in zip(dtypes, (0, 5), strict=True)]
+    have, want = strided(shape, dtypes[0], steps), strided(shape, dtypes[1], _strides(shape, "acdb"))
+    real = noise(2 * 17 * 64) * 20
+    memory = real if dtypes[0] is F32 else _kept(real, numerics[0])
+    source = memory.as_strided(shape, steps)
+    real = source if dtypes[0] is F32 else source.float() * 0.5
+    target = torch.empty_strided(shape, want.strides, dtype=want.dtype)
+    numbers = None if dtypes[0] is F32 else Quantized(have, numerics[0])
+    goal = want if dtypes[1] is F32 else Quantized(want, numerics[1])
+    with unchecked():
+        reorder_into(Memory(have, source), target.as_strided((target.numel(),), (1,)), goal, numbers=numbers)
+    expected = real if dtypes[1] is F32 else _kept(real, numerics[1]).float()
+    assert (target.float() - expected).abs().max() <= (1e-5 if dtypes[1] is F32 else 1)
+    assert (target.float() - expected).abs().mean() < 0.1  # midway numbers alone
