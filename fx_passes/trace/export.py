@@ -38,6 +38,7 @@ from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
 from fx_passes.trace.quantized_layers import as_operators
 from fx_passes.trace.quiet import kept_quiet
+from fx_passes.trace.recurrent_sizes import lengths_free
 from fx_passes.trace.seeding import refuse_seeding
 from fx_passes.trace.sizes import ALL, Free, FreeSizes, TimeLeft, attempts
 from fx_passes.trace.skeleton import Held, have_other_bytes, skeleton
@@ -306,7 +307,7 @@ def _name_keywords(root: nn.Module, names: Iterable[str]) -> None:
 @contextlib.contextmanager
 def _followed(root: nn.Module, mode: AbstractContextManager[Any]) -> Iterator[None]:
     """In the mode of an attempt, what holds while torch.export follows root: it does what it does in eager."""
-    with written_out(), refuse_seeding(), sizes_written(), mode, without_cache(), as_operators(root):
+    with written_out(), refuse_seeding(), sizes_written(), mode, without_cache(), lengths_free(), as_operators(root):
         yield
 
 
