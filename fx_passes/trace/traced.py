@@ -204,8 +204,7 @@ class Traced:
         """Whether the arguments are those that the trace took for granted."""
         values = self._named(args, kwargs)
         for name, value in self.specialized.items():
-            other = values.get(name, self.parameters[name])
-            if other is not value and not (type(other) is type(value) and is_plain(value) and other == value):
+            if not _is_one(values.get(name, self.parameters[name]), value):
                 return False
         if not all(values.get(name) is not None for name in self.given):
             return False
@@ -234,10 +233,24 @@ class Traced:
             return args, {name: kwargs[name] for name in by_name}
         expected = [*list(self.parameters)[: len(by_position)], *by_name]
         values = self._named(args, kwargs)
+        if values.keys() != set(expected):
+            values = self._with_defaults(values, expected)
         if self._has_var_positional or values.keys() != set(expected) or not self._may_be_called(args, kwargs):
             return None
         n = len(by_position)
         return tuple(values[name] for name in expected[:n]), {name: values[name] for name in expected[n:]}
+
+    def _with_defaults(self, values: dict[str, Any], expected: Sequence[str]) -> dict[str, Any]:
+        """Arguments by name, where one that is left out and one that is its default are the same."""
+        empty = inspect.Parameter.empty
+        defaults = {name: default for name, default in self.parameters.items() if default is not empty}
+        left_out = {name: defaults[name] for name in expected if name in defaults and name not in values}
+        given = {
+            name: value
+            for name, value in values.items()
+            if name in expected or not _is_one(value, defaults.get(name, empty))
+        }
+        return given | left_out
 
     def _may_be_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether no argument is given twice, or by position where it has to be named: forward raises for these."""
@@ -279,6 +292,11 @@ class Traced:
             self.graph, self.guards = export(self.root, *self.example, self.sizes)
         if (values := state["named"]) is not None:
             self.named = Named.read_again(self.root, values, is_new=self.example is not None and not self.restored)
+
+
+def _is_one(value: Any, other: Any) -> bool:
+    """Whether two values are the same to whoever reads them."""
+    return value is other or (type(value) is type(other) and is_plain(other) and bool(value == other))
 
 
 def _is_dense(value: Any) -> bool:

@@ -55,6 +55,7 @@ class LayerReport:
     gain_ms       time that integers save this layer and what runs behind it, by the profiles of both models; negative
                   where they take longer, None where nothing was timed
     why           what decided between integers and float
+    place         the submodule, its weight where that has several layers, and which call where it is called again
     """
 
     name: str
@@ -65,6 +66,11 @@ class LayerReport:
     alone_db: float | None = None
     gain_ms: float | None = None
     why: str = ""
+    place: str = ""
+
+
+def _place(row: LayerReport) -> str:
+    return row.place or row.module or row.name
 
 
 class FrontierPoint(NamedTuple):
@@ -107,11 +113,11 @@ class QuantizationReport:
     bits: int = 8
 
     def __str__(self) -> str:
-        width = max([len(row.module or row.name) for row in self.layers], default=5)
+        width = max([len(_place(row)) for row in self.layers], default=5)
         searched = any(row.alone_db is not None for row in self.layers)
         lines = [f"{'layer':{width}}  {'operator':16}  {'SQNR dB':>7}  {'alone dB  gain ms  ' * searched}computes in"]
         for row in self.layers:
-            line = f"{row.module or row.name:{width}}  {row.kind:16}  {row.sqnr_db:7.1f}  "
+            line = f"{_place(row):{width}}  {row.kind:16}  {row.sqnr_db:7.1f}  "
             if searched:
                 line += " " * 19 if row.alone_db is None else f"{row.alone_db:8.1f}  {row.gain_ms:7.3f}  "
             lines.append(line + row.computes_in + f" ({row.why})" * bool(row.why))
@@ -155,7 +161,7 @@ class QuantizationReport:
         return Path(path)
 
     def _draw_layers(self, axes: Any) -> None:
-        names = [row.module or row.name for row in self.layers]
+        names = [_place(row) for row in self.layers]
         colours = ["#2e86ab" if row.computes_in == INT8 else "#9aa1a9" for row in self.layers]
         axes.barh(range(len(names)), [min(row.sqnr_db, _FULL_DB) for row in self.layers], color=colours)
         axes.set_yticks(range(len(names)), names, fontsize=7)

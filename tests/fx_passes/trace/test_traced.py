@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fx_passes.pipeline import compile_graph
+from fx_passes.trace.export import export
 from fx_passes.trace.trace import trace
 from fx_passes.trace.traced import Traced, forward_signature
 from tests.support.exported import needs_export
@@ -46,6 +47,23 @@ def test_example_inputs_say_which_options_are_given() -> None:
         assert post_ops(gm) == [("binary:mul", "binary:mul")]
         check_equal(model, gm, image(), image(7))
         check_equal(model, gm, image())
+
+
+@pytest.mark.parametrize("example", [(), (None,), (None, False), {"scale": 2.0}], ids=str)
+def test_a_default_is_as_good_as_nothing_for_a_graph_by_an_example(example: Any) -> None:
+    """Calls of one kind, whatever of their arguments the example gave: none of them needs a graph of its own."""
+
+    torch.manual_seed(0)
+    model, x = model_of(_options, c=nn.Conv2d(3, 3, 1)), image()
+    args, kwargs = ((x,), example) if isinstance(example, dict) else ((x, *example), {})
+    graph, guards = export(model, args, kwargs)
+    traced = Traced(model, graph, guards=guards, example=(args, kwargs))
+    for call in [((x,), {}), ((x, None), {}), ((), {"x": x}), ((x,), {"scale": 2.0, "flag": False})]:
+        arranged = traced.arrange(*call)
+        assert arranged is not None and len(arranged[0]) == len(args) and arranged[1].keys() == kwargs.keys()
+        assert all(leaf is x or leaf in (None, False, 2.0) for leaf in (*arranged[0], *arranged[1].values()))
+    for call in [((x, x), {}), ((x,), {"flag": True}), ((x,), {"scale": 3.0}), ((x,), {"other": None}), ((), {})]:
+        assert traced.arrange(*call) is None
 
 
 class Scaled(nn.Module):

@@ -97,11 +97,11 @@ def test_static(name: str, batch: int) -> None:
 
 
 class Recurrent(nn.Module):
-    """Of its batch torch.export asks whether it is 1."""
+    """A recurrent network before a classifier."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM) -> None:
         super().__init__()
-        self.sequence, self.head = nn.LSTM(24, 32, batch_first=True), nn.Linear(32, 8)
+        self.sequence, self.head = kind(24, 32, batch_first=True), nn.Linear(32, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.sequence(x)[0])
@@ -168,6 +168,26 @@ def test_other_batches_than_those_of_the_calibration(model: nn.Module, dynamic: 
             x = noise(batch, 7, 24)
             assert sqnr_db(model(x), converted(x)) > 20
             torch.testing.assert_close(fast(x), converted(x), atol=0.05, rtol=0.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 32, 32), (2, 1, 32, 32)], ids=str)
+def test_a_first_input_that_is_expanded(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, x = Net().eval(), noise(*shape).expand(2, 3, 32, 32)
+    module, report, _ = zendnn_cffi.quantize(model, [x, noise(2, 3, 32, 32)], tune="off", compare=False)
+    assert {row.computes_in for row in report.layers} == {"int8"}
+    assert sqnr_db(called(model, x), called(module, x)) > 25
+
+
+@pytest.mark.parametrize("kind", (nn.LSTM, nn.GRU, nn.RNN))
+def test_sequences_of_other_lengths(kind: type[nn.RNNBase]) -> None:
+    torch.manual_seed(0)
+    model = Recurrent(kind).eval()
+    module, report, _ = zendnn_cffi.quantize(model, [noise(2, 7, 24)], tune="off", compare=False)
+    assert [row.computes_in for row in report.layers] == ["int8"]
+    for shape in ((2, 7, 24), (1, 1, 24), (3, 12, 24)):
+        x = noise(*shape)
+        assert sqnr_db(called(model, x), called(module, x)) > 25
 
 
 def test_the_report_compares_times_and_is_drawn(tmp_path: Path) -> None:

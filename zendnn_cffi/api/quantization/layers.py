@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from fx_passes.graph.graph import get_attribute
 from fx_passes.graph.interpreter import call_node, run
 from fx_passes.trace.quiet import structures_copied
+from zendnn_cffi.api.quantization.called_alike import flat_arguments
 from zendnn_cffi.errors import interrupts
 
 _PRODUCTS = frozenset(
@@ -30,6 +31,8 @@ _PRODUCTS = frozenset(
 )
 ATTENTION = "scaled_dot_product_attention"  # one more where its operands are rounded
 SUMS = frozenset(("add", "add_"))
+# How TorchDynamo came to a layer whose forward stands for another one (fx_passes.trace.written_out)
+_REPLACED_FORWARD = re.compile(r"\.?forward\.__closure__\[\d+\]\.cell_contents(\.__self__)?")
 _NOT_FINITE = ("is not finite", "should be less than max")  # what observers say of NaN and infinity
 ANNOTATION = "quantization_annotation"  # PT2E's key in node.meta
 Edge = tuple[fx.Node, fx.Node]  # an observer and one of its readers
@@ -46,8 +49,7 @@ def watch(gm: fx.GraphModule, calls: Iterable[Call], see: Callable[..., None]) -
     with torch.no_grad():
         for number, (args, kwargs) in enumerate(calls, 1):
             with calibrating_with(number):
-                inputs = inspect.signature(gm.forward).bind(*args, **kwargs).args
-                run(gm.graph, gm, gm.graph.process_inputs(*inputs), computed)
+                run(gm.graph, gm, flat_arguments(gm, args, kwargs), computed)
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def module_path(node: fx.Node) -> str:
     """The submodule that a node comes from, "" where the graph does not say."""
     stack = node.meta.get("nn_module_stack")
     path: str = list(stack.values())[-1][0] if stack else ""
-    return path.removeprefix("L['self'].")
+    return _REPLACED_FORWARD.sub("", path.removeprefix("L['self'].")).strip(".")
 
 
 def observer_of(gm: fx.GraphModule, node: Any) -> Any:

@@ -18,9 +18,11 @@ from fx_passes.graph.graph import example
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
+from fx_passes.trace.recurrent_sizes import lengths_free
 from fx_passes.trace.sizes import Free, attempts
 from fx_passes.trace.written_out import modules_written_out, read_weights
 from zendnn_cffi.api.quantization.attention import OBSERVED
+from zendnn_cffi.api.quantization.called_alike import call_alike
 from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants, of_constants
 from zendnn_cffi.api.quantization.inputs import FIRST, check_cache, copied, why_not_exported
 from zendnn_cffi.api.quantization.layers import (
@@ -34,6 +36,7 @@ from zendnn_cffi.api.quantization.layers import (
 )
 from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_norms
 from zendnn_cffi.api.quantization.padding import write_out_padding
+from zendnn_cffi.api.quantization.places import note_weights
 from zendnn_cffi.api.quantization.products import name_products
 from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
 from zendnn_cffi.api.quantization.sources import name_sources
@@ -189,7 +192,7 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
             break
         try:
             shapes = attempt.shapes(model, example)
-            with torch.no_grad(), attempt.mode, written_out(), warnings.catch_warnings(), kept_quiet():
+            with torch.no_grad(), attempt.mode, written_out(), lengths_free(), warnings.catch_warnings(), kept_quiet():
                 warnings.simplefilter("ignore")
                 exported = _exported(model, example, shapes)
                 if literal := read_weights(exported.graph):
@@ -205,6 +208,7 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
                 raise
             refused = error
     if found is not None:
+        call_alike(found, model, example)
         return _as_quantizable(found)
     raise ValueError(why_not_exported(model, example, name, refused)) from refused
 
@@ -248,6 +252,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _as_quantizable(exported: fx.GraphModule) -> fx.GraphModule:
     """In the form that torchao's quantizer takes, in place."""
     exported.graph.eliminate_dead_code()  # it fails on layers that nobody reads
+    note_weights(exported)
     name_products(exported)
     fold_constants(exported)
     fold_norms(exported)

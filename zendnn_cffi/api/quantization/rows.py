@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 import time
@@ -14,6 +15,7 @@ from torch import fx, nn
 from fx_passes.fuse.projections import PARTS
 from zendnn_cffi.api.quantization.choose import Choice
 from zendnn_cffi.api.quantization.layers import Call, is_product, kind, module_path, watch
+from zendnn_cffi.api.quantization.places import places
 from zendnn_cffi.api.quantization_report import INT8, LayerReport, noise_db, sqnr_db
 
 _ROUNDS, _ENOUGH_SECONDS = 15, 5.0
@@ -57,6 +59,7 @@ def layer_rows(
     floats, integers = _results(reference, examples[0]), _results(converted, examples[0])
     dtypes = _dtypes(fast)
     nodes = {node.name: node for node in converted.graph.nodes}
+    names = places(nodes[name] for name in integers if name in floats)
     for name, value in integers.items():
         if name in floats:
             computed = dtypes.get(name)
@@ -64,22 +67,25 @@ def layer_rows(
             if computed is None and choice is not None and name not in choice.layers:
                 where = "float"
             near = sqnr_db(floats[name], value)
-            row = LayerReport(name, module_path(nodes[name]), kind(nodes[name]), near, where.removeprefix("torch."))
+            node = nodes[name]
+            row = LayerReport(
+                name, module_path(node), kind(node), near, where.removeprefix("torch."), place=names[name]
+            )
             yield row if choice is None else _with_choice(row, choice)
 
 
 def _with_choice(row: LayerReport, choice: Choice) -> LayerReport:
     if row.name not in choice.gains:
         return row
-    where = row.name, row.module, row.kind, row.sqnr_db, row.computes_in
     gain_ms = choice.gains[row.name]
     if row.name not in choice.alone:  # times alone decided
-        return LayerReport(*where, None, gain_ms, "" if row.name in choice.layers else "faster in float")
+        why = "" if row.name in choice.layers else "faster in float"
+        return dataclasses.replace(row, gain_ms=gain_ms, why=why)
     if row.name in choice.layers:
         why = "its error is worth its gain" if gain_ms else "there was room"
     else:
         why = "its error is too large for its gain" if gain_ms else "no gain"
-    return LayerReport(*where, noise_db(choice.alone[row.name]), gain_ms, why)
+    return dataclasses.replace(row, alone_db=noise_db(choice.alone[row.name]), gain_ms=gain_ms, why=why)
 
 
 def compared_ms(plain: nn.Module, fast: nn.Module, example: Call) -> tuple[float, float]:
