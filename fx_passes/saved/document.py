@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from fx_passes.graph.hooks import HOOKS
+from fx_passes.graph.int8_tensor import is_int8_tensor
 from fx_passes.module import OptimizedModule
 from fx_passes.region.call_time import share_call_time
 from fx_passes.region.keep import lowered_to_keep, saved_keys
@@ -168,10 +169,13 @@ def _check_layer(gm: OptimizedModule, name: str) -> None:
         encode_layer(gm.get_submodule(name))
     except NotSaved as reason:
         because = f", as {gm.leaves[name]}" if gm.leaves.get(name) else ""
-        kind = type(gm.get_submodule(name)).__name__
+        module = gm.get_submodule(name)
+        way = "optimize what torch.export.export(model, example_inputs) returns, which holds PyTorch's operators alone"
+        if any(map(is_int8_tensor, module.parameters(recurse=False))):  # torchao's operators would be in there
+            way = "torchao's quantize_() of a model in float32 makes layers that files hold"
         raise NotSaved(
-            f"its submodule {name} ({kind}) stays plain PyTorch{because}, and a file does not hold {reason}: optimize"
-            " what torch.export.export(model, example_inputs) returns, which holds PyTorch's operators alone"
+            f"its submodule {name} ({type(module).__name__}) stays plain PyTorch{because}, and a file does not hold"
+            f" {reason}: {way}"
         ) from None
 
 

@@ -41,8 +41,10 @@ def encode_layer(module: nn.Module) -> list[Any]:
         raise NotSaved("its code")
     if any(getattr(module, hooks, None) for hooks in HOOKS):
         raise NotSaved("its hooks")
-    if any(parameter is not None and parts(parameter) for parameter in module._parameters.values()):
-        raise NotSaved("a parameter that is made of others in a layer")
+    for parameter in module._parameters.values():
+        if parameter is not None and parts(parameter):
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise NotSaved(f"a parameter that is made of others in a layer (its {type(parameter).__name__} of {dtype})")
     own = {key: value for key, value in module.__dict__.items() if key not in _OF_MODULES}
     values = {}
     for key, value in own.items():

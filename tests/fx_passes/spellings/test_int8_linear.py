@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import zendnn_cffi
 import zendnn_cffi.backend
 from fx_passes import ops
 from fx_passes.lower.products import scales
+from fx_passes.saved.errors import NotSaved
 from tests.fx_passes.lower.products.test_dynamic import products
 from tests.support.int8_tensors import CONFIGS, DYNAMIC, WEIGHTS_ALONE, Block, block, quantized
 from tests.support.lowering import noise
@@ -111,12 +113,14 @@ def test_float16_where_inputs_stay_float(config: str, entry: str) -> None:
 
 
 @pytest.mark.parametrize("config", ["rows", "whole, asymmetric", "rows, asymmetric, 4 bits"])
-def test_float16_inputs_that_become_integers_stay_torchaos(config: str) -> None:
+def test_float16_inputs_that_become_integers_stay_torchaos(config: str, tmp_path: Path) -> None:
     model, x = block(config, F16), noise(3, 5, 64, dtype=F16)
     fast = zendnn_cffi.optimize(model, tune="off")
     with torch.no_grad():
         assert noise_db(fast(x), model(x)) > LEAST_DB[F16]
     assert not products(fast) and "Tensor" in str(zendnn_cffi.explain(fast))
+    with pytest.raises(NotSaved, match=r"Tensor of float16\): torchao's quantize_\(\) of a model in float32 makes"):
+        zendnn_cffi.save(fast, tmp_path / "module.safetensors")
 
 
 def test_bf16_is_nearer_to_exact_arithmetic_than_eager() -> None:
