@@ -478,6 +478,19 @@ def test_buffers_that_forward_writes_are_left_as_they_were(in_place: bool, optio
     assert model.calls is buffer and model.calls.item() == 0
 
 
+@pytest.mark.parametrize("options", ({}, {"budget": 20.0}), ids=str)
+def test_tables_that_look_ups_shorten_are_left_as_they_were(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 16, max_norm=1.0), nn.Linear(16, 8)).eval()
+    before = model[0].weight.detach().clone()
+    words = torch.randint(0, 30, (2, 7))
+    module, _, converted = zendnn_cffi.quantize(model, [words], tune="off", compare=False, **options)
+    for each in (model, converted, module):
+        assert torch.equal(each.state_dict()["0.weight"], before)
+    expected = called(copy.deepcopy(model), words)
+    assert sqnr_db(expected, called(module, words)) > 25 and sqnr_db(expected, called(converted, words)) > 25
+
+
 def test_another_default_device() -> None:
     """As of who makes large models on it; torchao's observers would lie there."""
     model, x = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(4, 16)

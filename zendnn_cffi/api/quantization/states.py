@@ -16,6 +16,8 @@ from torch import fx, nn
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import get_attribute
 
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
 
 class State:
     """The buffers that an exported graph writes to; it gets buffers of its own for these, apart from the model's.
@@ -53,16 +55,21 @@ def buffers_restored(model: nn.Module) -> Iterator[None]:
     """Leave buffers that forward writes to, such as counters, as they were: calibration calls it many times.
 
     They are the same tensors afterwards, too, where forward puts others in their place (`self.calls = self.calls + 1`).
+    So are tables of embeddings with max_norm, whose rows each look-up makes shorter.
     """
     places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    held = [buffer for buffer in model.buffers() if type(buffer) is torch.Tensor and buffer.layout is torch.strided]
-    before = [buffer.clone() for buffer in held]
+    tables = [
+        module.weight for module in model.modules() if isinstance(module, _TABLES) and module.max_norm is not None
+    ]
+    written = (*model.buffers(), *dict.fromkeys(tables))
+    held = [x for x in written if type(x) in (torch.Tensor, nn.Parameter) and x.layout is torch.strided]
+    before = [x.detach().clone() for x in held]
     try:
         yield
     finally:
         for buffers, these in places:
             buffers.update(these)
         with torch.no_grad():
-            for buffer, was in zip(held, before, strict=True):
-                if not torch.equal(buffer, was):
-                    buffer.copy_(was)
+            for x, was in zip(held, before, strict=True):
+                if not torch.equal(x, was):
+                    x.copy_(was)
