@@ -19,7 +19,8 @@ from zendnn_cffi.api.quantization.layers import Call
 from zendnn_cffi.errors import interrupts
 
 _IN_RESULTS = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_CAUSE = re.compile(r"^ *Explanation: .*?: got (.*)$", re.MULTILINE)  # of TorchRuntimeError, behind all arguments
+# Of TorchRuntimeError, behind all arguments, and of what TorchDynamo does not support
+_CAUSE = re.compile(r"^ *Explanation: (?:.*?: got )?(.*)$", re.MULTILINE)
 FIRST = "the first calibration input"
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 2**28
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -191,6 +192,19 @@ def test_why_export_fails_is_told() -> None:
         return m[0](x) + (torch.zeros(5, 1) if torch.compiler.is_compiling() else 0.0)
 
     message = r"cannot follow .*The size of tensor a .* must match .*\)\. Quantize those of its submodules"
+    with pytest.raises(ValueError, match=message):
+        zendnn_cffi.quantize(net(forward, nn.Linear(3, 3)), [torch.ones(2, 3)], tune="off", compare=False)
+
+
+def test_what_export_does_not_support_is_named() -> None:
+    """As of SegFormer, whose backbone takes a lock."""
+    lock = threading.Lock()
+
+    def forward(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return m[0](x)
+
+    message = r"cannot follow .*: Unsupported context manager: .*`lock` context manager\. Quantize those"
     with pytest.raises(ValueError, match=message):
         zendnn_cffi.quantize(net(forward, nn.Linear(3, 3)), [torch.ones(2, 3)], tune="off", compare=False)
 
