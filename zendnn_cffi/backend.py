@@ -96,11 +96,16 @@ def is_training(gm: fx.GraphModule) -> bool:
     return any(node.op == "call_function" and trains(node) for node in gm.graph.nodes)
 
 
+def _require_gradients(args: Sequence[Any]) -> bool:
+    return any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+
+
 class CompiledGraph:
     """A captured graph, bound on demand to the parameters it is called with."""
 
     def __init__(self, gm: fx.GraphModule, options: dict[str, Any]) -> None:
         from fx_passes.graph.graph import copy_graph
+        from fx_passes.trace.modes import turns_gradients_on
 
         self.captured = gm  # what is plain PyTorch runs as it was captured
         self.gm = gm = fx.GraphModule(gm, copy_graph(gm.graph))
@@ -111,6 +116,7 @@ class CompiledGraph:
         self.constants = [i for i, node in enumerate(placeholders) if is_static(node)]
         of_layers = {node for pair in running_statistics(gm) for node in pair}
         self._of_layers = {i for i in self.constants if placeholders[i] in of_layers}
+        self._turns_gradients_on = turns_gradients_on(gm)
         self._changes = dict.fromkeys(self.constants, 0)
         self._bindings: OrderedDict[tuple[Any, ...], Binding] = OrderedDict()
         self._latest: Binding | None = None
@@ -121,8 +127,9 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph on dynamo's inputs; parameters are among them."""
-        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-            _warn_once("gradients are required, so this runs as plain PyTorch: call the model under torch.no_grad()")
+        if (torch.is_grad_enabled() or self._turns_gradients_on) and _require_gradients(args):
+            advice = "call the model under torch.no_grad()" if torch.is_grad_enabled() else "forward turns them on"
+            _warn_once(f"gradients are required, so this runs as plain PyTorch: {advice}")
             return self.captured.forward(*args)
         if torch.is_autocast_enabled("cpu"):  # other dtypes than the passes know
             return self.captured.forward(*args)

@@ -22,6 +22,7 @@ from fx_passes.graph.graph import nodes_in, unique_name
 from fx_passes.trace.mapped import write_out_map
 
 _TRANSFORM = re.compile(r"_(vmap|grad|jvp|func)_(increment|decrement)_nesting")
+_ENABLING = ((torch._C._set_grad_enabled, (True,)), (torch.autograd.grad_mode._enter_inference_mode, (False,)))
 
 
 class UnderMode(fx.GraphModule):
@@ -43,6 +44,27 @@ def keep_modes_whole(root: nn.Module, graph: fx.Graph) -> None:
         if not write_out_map(graph, part):
             _move(root, graph, part)
     graph.lint()
+
+
+def turns_gradients_on(gm: fx.GraphModule) -> bool:
+    """Whether a captured graph keeps gradients where the call does not: in parts under enable_grad(), as guidance is.
+
+    Transforms (grad, vjp, jacrev) switch gradients on for themselves: what they return has none of the graph around.
+    """
+    graphs = (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule))
+    return any(_turns_gradients_on(graph) for graph in graphs)
+
+
+def _turns_gradients_on(graph: fx.Graph) -> bool:
+    depth = 0
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if transform := _TRANSFORM.fullmatch(getattr(node.target, "__name__", "")):
+            depth += (1 if transform[2] == "increment" else -1) if transform[1] == "grad" else 0
+        elif depth == 0 and (node.target, node.args[:1]) in _ENABLING:
+            return True
+    return False
 
 
 def _parts(graph: fx.Graph) -> list[list[fx.Node]]:

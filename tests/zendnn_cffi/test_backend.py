@@ -268,6 +268,56 @@ def test_training_and_gradients_stay_plain_with_one_warning() -> None:
         compiled(model)(x)
 
 
+def test_gradients_that_forward_turns_on_stay() -> None:
+    guide, x = nn.Linear(4, 4), torch.randn(2, 4)
+
+    def slope(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(guide(x).sum(), guide.weight)
+        return slope
+
+    def guided(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            y = guide(x)
+        return y, guide(y)
+
+    backend._warned.clear()
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="forward turns them on"):
+        assert_close(compiled(slope)(x), slope(x))
+        results = compiled(guided)(x)
+    assert [y.requires_grad for y in results] == [True, False]
+
+
+@pytest.mark.parametrize("transform", ("grad", "vjp", "jacrev"))
+def test_transforms_turn_gradients_on_for_themselves(transform: str) -> None:
+    """Their captured graphs switch as enable_grad() does; the layers beside them are for the engine."""
+    inner, outer, x = nn.Linear(8, 8), nn.Linear(8, 8), torch.randn(8)
+    make: dict[str, Any] = {
+        "grad": lambda x: torch.func.grad(lambda v: inner(v).pow(2).sum())(x),
+        "vjp": lambda x: torch.func.vjp(lambda v: inner(v).tanh(), x)[1](x)[0],
+        "jacrev": lambda x: torch.func.jacrev(lambda v: inner(v).tanh())(x),
+    }
+
+    def beside(x: Tensor) -> Tensor:
+        return outer(make[transform](outer(x)))
+
+    def inside(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return make[transform](outer(x)) * inner.weight
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        result = compiled(beside)(x)
+        assert not result.requires_grad
+        assert_close(result, beside(x))
+    assert backend.compiled_modules()[-1].regions()
+    backend._warned.clear()
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="forward turns them on"):
+        result = compiled(inside)(x)
+    assert result.requires_grad
+    assert_close(result, inside(x))
+
+
 def test_options() -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(4, 64)
     with torch.no_grad():
