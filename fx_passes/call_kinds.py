@@ -252,7 +252,7 @@ class CallKinds:
                 traced = found.copy(owner._tree)
                 _graft(private, owner._tree)
                 if not owner._owns_storage:
-                    own_what_is_written((traced,), (), [each._source[0] for each in (owner, *self.modules)])
+                    own_what_is_written((traced,), (), owner._source[0].shared)
                 module = self._made(owner, (traced, *owner._source[1:]))
             if module._source[0].arrange(*example) is None:
                 self._refuse(kind, "its graph is not for its own example")
@@ -271,6 +271,7 @@ class CallKinds:
         """Let a module over the owner's tree be one of its further graphs."""
         module._follows_tree = True
         module._owner = weakref.ref(owner)
+        module.write_first_by(owner.first_writes)
         module.call_kinds.plain_calls = self.plain_calls
         module.begin_watch()
         module._is_open = True

@@ -87,6 +87,7 @@ class OptimizedModule(WatchedModule):
             # whoever has this module may replace what is in them, in the tree
             optimized.__dict__["_is_open"] = optimized.__dict__["_follows_tree"] = True
             optimized.begin_watch()
+        self.write_first_by(self.first_writes)
 
     @contextmanager
     def compiled_once(self) -> Iterator[None]:
@@ -222,7 +223,10 @@ class OptimizedModule(WatchedModule):
 
     def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
         with self.call_kinds.plain_calls.one():
-            return plain_forward(self.root)(*args, **kwargs)
+            forward = plain_forward(self.root)
+            if self.first_writes is None:
+                return forward(*args, **kwargs)
+            return self.first_writes.run(self._source[0], forward, args, kwargs)
 
     def _is_traced(self) -> bool:
         """Whether torch.fx traces: its flag is one for all threads, of which one may make a further graph of this."""

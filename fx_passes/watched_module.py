@@ -19,6 +19,7 @@ from fx_passes import first_call
 from fx_passes.aliasing.inputs import WrittenInputs
 from fx_passes.call_kinds import CallKinds
 from fx_passes.changes import Watch, changes_graph, count_fused_steps, has_global_hooks
+from fx_passes.first_writes import FirstWrites
 from fx_passes.graph.graph import copy_graph
 from fx_passes.graph.hooks import HOOKS
 from fx_passes.graph.skeleton_module import SkeletonModule
@@ -56,6 +57,7 @@ class WatchedModule(SkeletonModule):
     _only_reads: bool  # calls change nothing that lasts
     optimized_submodules: dict[str, WatchedModule]  # of a model that stays PyTorch's as a whole
     call_kinds: CallKinds  # further graphs
+    first_writes: FirstWrites | None  # None: calls of the model's own forward write where they do
     _owner: weakref.ref[Any] | None  # the module whose further graph this one is
     written_inputs: WrittenInputs | None
 
@@ -69,6 +71,7 @@ class WatchedModule(SkeletonModule):
         self._awaits_call = first_call.TRIES if traced.awaits_call else 0
         self.optimized_submodules = {}
         self.call_kinds, self._owner = CallKinds(), None
+        self.first_writes = FirstWrites(traced.root, traced.shared) if traced.shared else None
         self._read_from(traced, None if traced.graph is None else copy_graph(traced.graph))
 
     def _read_from(self, traced: Traced, graph: fx.Graph | None) -> None:
@@ -76,6 +79,8 @@ class WatchedModule(SkeletonModule):
         self._is_whole = WHOLE in traced.leaves
         self._checked = not traced.is_for_all or (self._is_whole and traced.kind is not None)
         self.call_kinds.remember(traced)
+        if self.first_writes is not None:
+            self.first_writes.remember(traced)
         self.graph = whole_model_graph(traced.root) if graph is None else graph
         written = None if graph is None else WrittenInputs(self)
         self.written_inputs = written or None
@@ -120,10 +125,13 @@ class WatchedModule(SkeletonModule):
         log.info("%s was changed: it is traced again", type(self._tree).__name__)
         self.call_kinds.forget_tried()
         try:
-            fresh = build(retrace(traced), **options)
+            again = retrace(traced)
+            again.shared = traced.shared
+            fresh = build(again, **options)
         except Exception as error:  # whatever a tree raises that does not fit together any longer
             reason = f"it was changed, and cannot be traced again: {type(error).__name__}: {error}".splitlines()[0]
-            fresh = build(Traced(traced.root, None, {WHOLE: reason}, kind=traced.kind), **options)
+            again = Traced(traced.root, None, {WHOLE: reason}, kind=traced.kind, shared=traced.shared)
+            fresh = build(again, **options)
         self._take_over(fresh)
 
     def _take_over(self, fresh: WatchedModule) -> None:
@@ -135,10 +143,16 @@ class WatchedModule(SkeletonModule):
         self._source = fresh._source
         self._read_from(fresh._source[0], fresh.graph)
         self.optimized_submodules.update(fresh.optimized_submodules)
+        self.write_first_by(self.first_writes)
         self._awaits_call = awaits_call
         owner = self if self._owner is None else self._owner()
         if owner is not None:
             owner.call_kinds.share_packed(owner)
+
+    def write_first_by(self, first_writes: FirstWrites | None) -> None:
+        """Let it tell what calls of the model's own forward write to; None: it is that model that they write to."""
+        for module in (self, *self.call_kinds.modules, *self.optimized_submodules.values()):
+            module.first_writes = first_writes
 
     def begin_watch(self) -> None:
         """The graph and its regions are as they will be: notice from now on what is changed."""

@@ -45,6 +45,7 @@ ORDER = (
     "fx_passes.search",
     "fx_passes.region",  # drives those from candidates on
     "fx_passes.changes",  # what was changed on a module since
+    "fx_passes.first_writes",  # what calls of a model's own forward write to
     "fx_passes.first_call",  # arguments that a model is traced with once more
     "fx_passes.plain_calls",  # which other threads make while a model is traced
     "fx_passes.call_kinds",  # further graphs of a module, for other calls

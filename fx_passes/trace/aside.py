@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fx_passes.trace.arrays import shared as arrays_beside
 from fx_passes.trace.skeleton import held_by, tensors_in, tensors_of
+from fx_passes.trace.state import arrays_of
 from zendnn_cffi.runtime.uncompiled import nothing_compiled
 
 
@@ -39,7 +42,7 @@ class Aside(TorchDispatchMode):
         self._root = root
         self._held: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors_of(root):
-            if place := _place(tensor):
+            if place := storage_of(tensor):
                 self._held.setdefault(place, []).append(tensor)
         self._copies: dict[int, torch.Tensor] = {}  # bytes of a storage, by its address
         self._versions: list[Any] = []
@@ -50,7 +53,7 @@ class Aside(TorchDispatchMode):
             (path, name)
             for path, module in self._root.named_modules()
             for name, value in held_by(module).items()
-            if self._copies and any(_place(tensor) in self._copies for tensor in tensors_in(value))
+            if self._copies and any(storage_of(tensor) in self._copies for tensor in tensors_in(value))
         ]
 
     def __torch_dispatch__(
@@ -60,23 +63,16 @@ class Aside(TorchDispatchMode):
         if isinstance(func, torch._ops.OpOverload):
             if torch.Tag.inplace_view in func.tags:  # writes to no memory, but to what a tensor says of itself
                 return func(*args, **kwargs)
-            if func._schema.is_mutable:
-                for i, row in enumerate(func._schema.arguments):
-                    if row.alias_info is not None and row.alias_info.is_write:
-                        written = args[i] if i < len(args) else kwargs.get(row.name)
-                        for tensor in pytree.tree_leaves(written):
-                            self._set_aside(tensor)
+            for tensor in pytree.tree_leaves(_written(func, args, kwargs)):
+                self._set_aside(tensor)
         if not self._copies:
             return func(*args, **kwargs)
         given: dict[int, tuple[Any, Any]] = {}  # what an operator that writes returns is what it was given
 
         def copied(value: Any) -> Any:
-            copy = self._copies.get(_place(value))
-            if copy is None:
-                return value
-            result = torch.empty(0, dtype=value.dtype, device="cpu")
-            result.set_(copy.untyped_storage(), value.storage_offset(), value.shape, value.stride())
-            given[id(result)] = result, value
+            result = self.now(value)
+            if result is not value:
+                given[id(result)] = result, value
             return result
 
         args, kwargs = pytree.tree_map(copied, (args, kwargs))
@@ -84,8 +80,16 @@ class Aside(TorchDispatchMode):
             lambda value: given[id(value)][1] if id(value) in given else value, func(*args, **kwargs)
         )
 
+    def now(self, value: Any) -> Any:
+        """A tensor that lies in memory of which there is a copy, as it lies in that; others as they are."""
+        copy = self._copies.get(storage_of(value))
+        if copy is None:
+            return value
+        result = torch.empty(0, dtype=value.dtype, device="cpu")
+        return result.set_(copy.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
     def _set_aside(self, tensor: Any) -> None:
-        place = _place(tensor)
+        place = storage_of(tensor)
         if place not in self._held or place in self._copies:
             return
         storage = tensor.untyped_storage()
@@ -99,7 +103,40 @@ class Aside(TorchDispatchMode):
             version.__exit__()
 
 
-def _place(tensor: Any) -> int:
+def _written(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an operator writes to."""
+    if func is torch.ops.aten.native_batch_norm.default and args[5]:  # training: its schema does not say so
+        return [*args[3:5]]  # running mean and variance
+    if not func._schema.is_mutable:
+        return []
+    rows = [(i, row) for i, row in enumerate(func._schema.arguments) if row.alias_info and row.alias_info.is_write]
+    return [args[i] if i < len(args) else kwargs.get(row.name) for i, row in rows]
+
+
+class Moving(Aside):
+    """As Aside, but what is written to lies in its copy from then on: the model that was copied keeps its values.
+
+    shared  addresses of the memory that the tree has of that model's; other memory is written to where it lies
+    """
+
+    def __init__(self, root: nn.Module, shared: frozenset[int]) -> None:
+        super().__init__(root)
+        beside = chain.from_iterable(arrays_beside(tensors_of(root), arrays_of(root)))
+        stay = set(map(storage_of, beside))  # an array would not move with them
+        self._held = {place: held for place, held in self._held.items() if place in shared - stay}
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether something was written to; views from before lie where now() says."""
+        return bool(self._copies)
+
+    def _set_aside(self, tensor: Any) -> None:
+        super()._set_aside(tensor)
+        for each in self._held.pop(storage_of(tensor), ()):
+            each.data = self.now(each)
+
+
+def storage_of(tensor: Any) -> int:
     """The address of the memory that a tensor lies in; 0 where there is none that can be copied."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return 0

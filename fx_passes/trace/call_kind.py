@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+_TOLD_APART = (bool, str, type(None))
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -43,19 +45,42 @@ class Kind:
         """Whether sizes of 1 alone are elsewhere."""
         return self != other and (self.structure, self.leaves) == (other.structure, other.leaves)
 
+    @property
+    def ways(self) -> tuple[Any, ...]:
+        """What of it forwards branch on: numbers, and objects of one class, are not told apart."""
+        return self.structure, *map(_way, self.leaves)
+
     def _but_numbers(self) -> list[tuple[Any, ...]]:
         return [leaf[:1] if leaf[0] in (int, float) else leaf for leaf in self.leaves]
 
 
 def kind_of(parameters: Iterable[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kind:
     """The kind of a call; by position and by name is the same. parameters  names of forward's, in order"""
+    given, leaves, structure = _taken_apart(parameters, args, kwargs)
+    text = ", ".join(f"{name}{_text(value)}" for name, value in given.items())
+    ones = tuple(_ones(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return Kind(structure, tuple(map(_leaf, leaves)), ones, text)
+
+
+def ways_of(parameters: Iterable[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Kind.ways of a call, whose arguments may be any objects."""
+    _, leaves, structure = _taken_apart(parameters, args, kwargs)
+    return structure, *(_way(_leaf(leaf)) for leaf in leaves)
+
+
+def _taken_apart(
+    parameters: Iterable[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Any], str]:
+    """Arguments by name, what is in them, and how they hold it."""
     names = list(parameters)
     by_name = {**dict(zip(names, args, strict=False)), **kwargs}
     given = {name: by_name[name] for name in sorted(by_name)}
     leaves, spec = pytree.tree_flatten((given, args[len(names) :]))
-    text = ", ".join(f"{name}{_text(value)}" for name, value in given.items())
-    ones = tuple(_ones(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return Kind(str(spec), tuple(map(_leaf, leaves)), ones, text)
+    return given, leaves, str(spec)
+
+
+def _way(leaf: tuple[Any, ...]) -> tuple[Any, ...]:
+    return leaf if isinstance(leaf[0], torch.dtype) or leaf[0] in _TOLD_APART else leaf[:1]
 
 
 def _ones(tensor: torch.Tensor) -> tuple[bool, ...]:

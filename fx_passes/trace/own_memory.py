@@ -6,12 +6,14 @@ Those that lie in one piece of memory, as a buffer and a view of it in another o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
 from fx_passes.aliasing.effects import may_write_to_held
 from fx_passes.graph.graph import get_attribute
 from fx_passes.trace.arrays import shared
+from fx_passes.trace.aside import storage_of
 from fx_passes.trace.skeleton import (
     held_by,
     own_arrays,
@@ -28,15 +30,30 @@ from fx_passes.trace.traced import Traced
 
 
 def own_what_is_written(
-    every: Sequence[Traced], written: Sequence[tuple[str, str]], before: Sequence[Traced] = ()
+    every: Sequence[Traced], written: Sequence[tuple[str, str]], shared_before: frozenset[int] | None = None
 ) -> None:
     """Give what a call writes to storage of its own: the model that was copied keeps its values.
 
-    every    the graph of a tree, and those of submodules
-    written  (path of a module, name) of tensors that a call of the model was seen to write to
-    before   other graphs of that tree: what they write to has storage of its own, and views that callers were given
+    every          the graph of a tree, and those of submodules; they note what is that model's still (Traced.shared)
+    written        (path of a module, name) of tensors that a call of the model was seen to write to
+    shared_before  addresses of the memory that is that model's (None: all): other graphs write to the rest, of which
+                   callers have views
     Tensors in whose memory an array lies that no copy has, as one in a global, stay there.
     """
+    places = {each.root: _storages(each.root, shared_before) for each in every}
+    _move(every, written, shared_before)
+    for each in every:
+        each.shared = places[each.root] & _storages(each.root, None)
+
+
+def _storages(root: nn.Module, among: frozenset[int] | None) -> frozenset[int]:
+    """The addresses of the memory that a tree's tensors lie in, those among these."""
+    found = frozenset(filter(None, map(storage_of, tensors_of(root))))
+    return found if among is None else found & among
+
+
+def _move(every: Sequence[Traced], written: Sequence[tuple[str, str]], shared_before: frozenset[int] | None) -> None:
+    """As own_what_is_written(), which notes what stays."""
     root = every[0].root
     written = list(dict.fromkeys([*written, *_written_while_traced(every)]))
     if not written and not any(each.stateful or _writes(each) for each in every):
@@ -46,8 +63,9 @@ def own_what_is_written(
     kept = {id(value) for value in (*own, *(value for group in beside for value in group))}
     writing = [each for each in every if _writes(each)]
     targets = [(each.root, name) for each in writing for name in written_attributes(each.graph, each.root)]
-    known = {name for each in before if _writes(each) for name in written_attributes(each.graph, each.root)}
-    targets = [(tree, name) for tree, name in targets if name not in known]
+    if shared_before is not None:
+        kept.update(id(each) for each in tensors_of(root) if storage_of(each) not in shared_before)
+        targets = [(tree, name) for tree, name in targets if _is_shared(get_attribute(tree, name), shared_before)]
     stateful = [each.root.get_submodule(path) for each in every for path in each.stateful]
     values = [get_attribute(tree, target) for tree, target in targets]
     values += [held_by(root.get_submodule(path))[name] for path, name in written]
@@ -60,6 +78,11 @@ def own_what_is_written(
         owner, _, name = target.rpartition(".")
         if id(get_attribute(tree, target)) not in moved:
             own_tensor(tree.get_submodule(owner), name)
+
+
+def _is_shared(value: Any, places: frozenset[int]) -> bool:
+    """Whether a tensor in value lies in memory at these addresses."""
+    return any(storage_of(each) in places for each in tensors_in(value))
 
 
 def _written_while_traced(every: Sequence[Traced]) -> list[tuple[str, str]]:

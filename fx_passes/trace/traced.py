@@ -78,6 +78,7 @@ class Traced:
     sizes        which ones torch.export may leave free
     stateful     submodules whose forward was seen to change more than its result
     written      (path of a module, name) of tensors that forward would have written to while it was traced
+    shared       addresses of the memory that root has of the model's that it is a copy of
     restored     whether the graph comes from a file, and cannot be made again
     submodules   path -> a submodule that is a graph, where the model is none
     wants_example  whether more would have been tried, had there been an example: torch.export, or submodules by it
@@ -100,6 +101,7 @@ class Traced:
     sizes: FreeSizes = ALL
     stateful: tuple[str, ...] = ()
     written: tuple[tuple[str, str], ...] = ()
+    shared: frozenset[int] = frozenset()
     restored: bool = False
     submodules: dict[str, Traced] = field(default_factory=dict)
     wants_example: bool = False
@@ -274,11 +276,13 @@ class Traced:
     def copy(self, root: nn.Module) -> Traced:
         """The same graph over another module tree of the same structure."""
         submodules = {path: traced.copy(root.get_submodule(path)) for path, traced in self.submodules.items()}
-        return replace(self, root=root, graph=self.graph and copy_graph(self.graph), submodules=submodules)
+        graph = self.graph and copy_graph(self.graph)
+        return replace(self, root=root, graph=graph, submodules=submodules, shared=frozenset())
 
     def __getstate__(self) -> dict[str, Any]:
         """An exported graph is not picklable; it is made again from the example."""
         state = {key: value for key, value in self.__dict__.items() if "refusals" not in key}
+        state["shared"] = frozenset()
         state["named"] = None if self.named is None else self.named.values()
         if self.example is not None and not self.restored:
             state.update(graph=None, guards=None)

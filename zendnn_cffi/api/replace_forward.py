@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +42,7 @@ class ReplacedForward:
         self._reasons = Reasons()
         self._fast: OptimizedModule | None = None
         self._refused = 0  # so many times
-        self._looked_at: Traced | None = None  # that changes nothing of its own
+        self._looked_at: list[Traced] = []  # that change nothing of their own
         self._watch: ModelWatch | None = None  # the model as it was optimized
         self._sample: list[Any] = []  # of its numbers then
         self._seen: ModelWatch | None = None  # as the last call found it, where that is another
@@ -103,11 +104,12 @@ class ReplacedForward:
                 fast.trace_by(args, kwargs)
                 if fast._awaits_call:
                     return self._plain("no graph can be made of it: the next call is tried")
-            traced = fast._source[0]
-            if traced is not self._looked_at and (state := _own_state(self.model, fast)):
+            every = [module._source[0] for module in self.modules]
+            is_known = len(every) == len(self._looked_at) and all(map(operator.is_, every, self._looked_at))
+            if not is_known and (state := _own_state(self.model, fast)):
                 self._fast, self._refused = None, _TRIES
                 return self._plain(f"its forward changes {state}, which whoever has the model may read and set")
-            self._looked_at = traced
+            self._looked_at = every
             return fast
 
     def _is_settled(self) -> bool:
@@ -141,6 +143,7 @@ class ReplacedForward:
                 fast: Any = made(self.model, **self.options)
         finally:
             self.model.__dict__["forward"] = held  # this, or what others put around it
+        fast.write_first_by(None)  # whoever has the model reads what calls write
         return fast
 
     def _plain(self, reason: str) -> OptimizedModule | None:
@@ -155,7 +158,7 @@ class ReplacedForward:
         numbers in large arrays and dictionaries among attributes.
         """
         with self._lock:
-            self._fast, self._watch, self._looked_at, self._seen = None, None, None, None
+            self._fast, self._watch, self._looked_at, self._seen = None, None, [], None
             self._earlier = EarlierStates()
 
     def undo(self) -> None:
@@ -175,7 +178,7 @@ def _own_state(model: nn.Module, fast: OptimizedModule) -> str:
     """What calls of the optimized module change in memory of its own: the model would neither see it nor reset it."""
     from fx_passes.trace.scripted import sets_attributes
 
-    if changing := fast._source[0].stateful:
+    if changing := [path for each in (fast, *fast.call_kinds.modules) for path in each._source[0].stateful]:
         return ", ".join(path or "attributes" for path in dict.fromkeys(changing[:4]))
     if scripted := [path for path, module in model.named_modules() if sets_attributes(module)]:
         return f"attributes of {scripted[0]}, a ScriptModule"
