@@ -12,6 +12,7 @@ captured graph, and parameters may be loaded or moved between calls.
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import warnings
 from collections import OrderedDict
@@ -161,6 +162,8 @@ class CompiledGraph:
             self._bindings.pop(key, None)
             key, binding = (floats, *(id(args[i]) for i in self.constants)), None
         if binding is None:
+            self._leave_fresh()
+            key = (floats, *(id(args[i]) for i in self.constants))
             if len({k[0] for k in self._bindings}) > _MAX_CHANGES:
                 return None
             binding = Binding(self.gm, args, self.constants, self.floats, self.options, self.captured.forward)
@@ -184,6 +187,17 @@ class CompiledGraph:
             if not isinstance(args[i], nn.Parameter):
                 self.constants.remove(i)
                 self._bindings.clear()
+
+    def _leave_fresh(self) -> None:
+        """Let bindings go whose constants nobody else has any longer; those that are others in each call are inputs."""
+        gone = {key: indices for key, binding in self._bindings.items() if (indices := binding.abandoned())}
+        for key, indices in gone.items():
+            is_fresh = self._bindings.pop(key).calls == 1
+            for i in indices:
+                self._changes[i] = self._changes[i] + 1 if is_fresh else 0
+        if fresh := [i for i in self.constants if self._changes[i] >= _MAX_CHANGES]:
+            self.constants = [i for i in self.constants if i not in fresh]
+            self._bindings.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         """TorchDynamo's minifier copies what it runs, and asks it for parameters: those are inputs here."""
@@ -226,6 +240,9 @@ class Binding:
         from fx_passes.trace.refusals import CAPTURED, Refusals
         from fx_passes.trace.traced import Traced
 
+        self.calls = 0
+        self._others = [sys.getrefcount(args[i]) for i in constants]  # who have these constants
+        self._own: list[int] = []
         self._indices = tuple(constants)
         self._contents = Contents(args[i] for i in constants)
         self._counters = Contents(counters_of(statistics(gm, args, constants)))
@@ -252,6 +269,14 @@ class Binding:
         log.debug("bound a graph of %d nodes to %d constants", len(graph.nodes), len(constants))
 
     def __call__(self, args: Sequence[Any]) -> Any:
+        self.calls += 1
+        result = self._run(args)
+        if self.calls == 1:
+            now = [sys.getrefcount(args[i]) for i in self._indices]
+            self._own = [count - before for count, before in zip(now, self._others, strict=True)]
+        return result
+
+    def _run(self, args: Sequence[Any]) -> Any:
         inputs = [args[i] for i in self._inputs]
         if self._written is not None and self._written.are_shared(inputs, {}, *self._places):
             return self._by_pytorch(*args)
@@ -276,6 +301,11 @@ class Binding:
             and self._counters.unwritten()
             and digits(args, self._float_indices) == self._floats
         )
+
+    def abandoned(self) -> list[int]:
+        """The indices of constants that nothing but this refers to; none before the first call is over."""
+        tensors = self._contents.tensors
+        return [self._indices[k] for k, own in enumerate(self._own) if sys.getrefcount(tensors[k]) <= own + 1]
 
     def changed(self, args: Sequence[Any]) -> list[int]:
         """The indices of constants whose contents changed."""

@@ -318,6 +318,45 @@ def test_transforms_turn_gradients_on_for_themselves(transform: str) -> None:
     assert_close(result, inside(x))
 
 
+def test_parameters_that_are_others_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call bound the graph anew; those of layers and of models come back, and are constants."""
+    layers, outer, x = [nn.Linear(16, 16) for _ in range(8)], nn.Linear(16, 16), torch.randn(4, 16)
+    bound: list[int] = []
+    bind = backend.Binding.__init__
+
+    def noted(self: Any, *args: Any) -> None:
+        bound.append(len(bound))
+        bind(self, *args)
+
+    monkeypatch.setattr(backend.Binding, "__init__", noted)
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return outer(F.linear(x, weight, bias)).relu()
+
+    def bindings(calls: Iterator[tuple[Tensor, Tensor]]) -> int:
+        bound.clear()
+        torch._dynamo.reset()
+        run = compiled(function)
+        for weight, bias in calls:
+            with torch.no_grad():
+                assert_close(run(x, weight, bias), function(x, weight, bias))
+            del weight, bias
+        return len(bound)
+
+    def fresh() -> nn.Parameter:
+        return nn.Parameter(torch.randn(16, 16))
+
+    def models() -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(8):
+            model = nn.Linear(16, 16)
+            yield model.weight, model.bias
+            yield model.weight, model.bias
+
+    assert bindings((fresh(), layers[0].bias) for _ in range(12)) <= 5
+    assert bindings((layer.weight, layer.bias) for _ in range(2) for layer in layers) == 8
+    assert bindings(models()) == 8
+
+
 def test_options() -> None:
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(4, 64)
     with torch.no_grad():
