@@ -36,6 +36,7 @@ from fx_passes.trace.sizes import Free, FreeSizes
 from fx_passes.trace.skeleton import OF_MODULES, skeleton
 from fx_passes.trace.traced import Traced
 from zendnn_cffi.engine.library import is_available
+from zendnn_cffi.errors import is_of_signal_handler
 from zendnn_cffi.locks import new_lock
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class CallKinds:
                         if is_alone:
                             self._add(kind, copied, owner, watch)
                 except Exception as error:  # whatever a class raises that does not want to be copied or traced
+                    if is_of_signal_handler(error):
+                        raise
                     self._refuse(kind, f"{type(error).__name__}: {error}")
         finally:
             self._traced_in = 0

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.memoize.watched import changes_functions
 from fx_passes.trace.compared import copy_of_example
 from fx_passes.trace.traced import Traced
+from zendnn_cffi.errors import is_of_signal_handler
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -60,5 +61,7 @@ def traced_by(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     try:
         return trace_by_call(traced, *copy_of_example((args, kwargs)))
     except Exception as error:  # ExampleRefused, mostly
+        if is_of_signal_handler(error):
+            raise
         log.info("%s was not traced by a call: %s: %s", type(traced.root).__name__, type(error).__name__, error)
         return None

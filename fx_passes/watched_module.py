@@ -26,6 +26,7 @@ from fx_passes.graph.skeleton_module import SkeletonModule
 from fx_passes.region.kept import Kept
 from fx_passes.trace.traced import WHOLE, Traced
 from fx_passes.whole_model import whole_model_graph
+from zendnn_cffi.errors import is_of_signal_handler
 from zendnn_cffi.locks import new_lock
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -129,6 +130,8 @@ class WatchedModule(SkeletonModule):
             again.shared = traced.shared
             fresh = build(again, **options)
         except Exception as error:  # whatever a tree raises that does not fit together any longer
+            if is_of_signal_handler(error):
+                raise
             reason = f"it was changed, and cannot be traced again: {type(error).__name__}: {error}".splitlines()[0]
             again = Traced(traced.root, None, {WHOLE: reason}, kind=traced.kind, shared=traced.shared)
             fresh = build(again, **options)

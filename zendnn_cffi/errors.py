@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import sys
+import traceback
+from types import CodeType, FunctionType, MethodType
+from typing import Any
 
 # zendnn_status_t by value; test_errors.py compares with the declarations.
 STATUS_NAMES = (
@@ -75,4 +80,25 @@ def interrupts(error: BaseException) -> bool:
 
     Request timeouts are made so: Celery's SoftTimeLimitExceeded, RQ's JobTimeoutException, TimeoutError.
     """
-    return isinstance(error, TimeoutError) or is_theirs(type(error).__module__)
+    return isinstance(error, TimeoutError) or is_theirs(type(error).__module__) or is_of_signal_handler(error)
+
+
+def is_of_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised an error, or what it was raised from. A model's own code may raise any other."""
+    handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
+    each: BaseException | None = error
+    while handlers and each is not None:
+        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(each.__traceback__)):
+            return True
+        each = each.__cause__  # __context__ may be one that the caller handles now
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """The code of what handles a signal; None where that is not Python's: SIG_DFL, or the handler of SIGINT."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if callable(handler) and not isinstance(handler, FunctionType | MethodType):
+        handler = type(handler).__call__  # an object's
+    function = handler.__func__ if isinstance(handler, MethodType) else handler
+    return function.__code__ if isinstance(function, FunctionType) else None

@@ -37,7 +37,7 @@ from fx_passes.saved.signatures import SavedPrograms, encode_lowered, saved_for,
 from fx_passes.saved.tree import Restored, check_reads, decode_tree, encode_tree, is_layer
 from fx_passes.trace.traced import WHOLE, Traced
 from zendnn_cffi.engine.library import is_available, unavailable_reason
-from zendnn_cffi.errors import LibraryError
+from zendnn_cffi.errors import LibraryError, is_of_signal_handler
 from zendnn_cffi.primitives.verification.records import machine
 from zendnn_cffi.values import dataclass
 
@@ -158,6 +158,8 @@ def _run(gm: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         try:
             gm.run_graph(*args, **kwargs)
         except Exception as error:  # whatever the model raises
+            if is_of_signal_handler(error):
+                raise
             log.info("nothing is lowered for %s: %s: %s", gm._source[0].calls, type(error).__name__, error)
         finally:
             torch.set_rng_state(rng)

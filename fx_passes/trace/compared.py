@@ -19,6 +19,7 @@ from fx_passes.graph.hooks import without_hooks
 from fx_passes.trace.aside import writes_aside
 from fx_passes.trace.guards import Call
 from fx_passes.trace.skeleton import skeleton
+from zendnn_cffi.errors import is_of_signal_handler
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -71,6 +72,8 @@ def _differs(root: nn.Module, graph: fx.Graph, example: Call, trusted: bool, is_
                 return False
             return agree(call(callable_copy(root, own_parameters=not trusted), example, root), expected)
     except Exception as error:  # whatever the model raises, or an example that cannot be copied
+        if is_of_signal_handler(error):
+            raise
         log.info("the exported graph was not compared with the model: %s: %s", type(error).__name__, error)
         return False
     finally:

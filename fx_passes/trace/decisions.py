@@ -23,6 +23,7 @@ from torch.fx import _symbolic_trace as fx_tracing
 from torch.utils import _pytree as pytree
 
 from fx_passes.trace.on_meta import OnMeta, Values, on_meta
+from zendnn_cffi.errors import is_of_signal_handler
 
 DECIDED = "decided"  # in the meta of nodes: question -> answer
 SIZES = "sizes"  # a question that has Tied sizes in its answer
@@ -94,6 +95,8 @@ class ByExample:
         try:
             answer = QUESTIONS[question](value)
         except Exception as error:  # whatever code raises that asks an integer for what it has not
+            if is_of_signal_handler(error):
+                raise
             raise Undecided from error
         node.meta.setdefault(DECIDED, {})[question] = answer
         return answer

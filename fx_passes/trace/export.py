@@ -45,6 +45,7 @@ from fx_passes.trace.skeleton import Held, have_other_bytes, skeleton
 from fx_passes.trace.state import Snapshot
 from fx_passes.trace.time_limit import MOST_CALLS, MostCalls, TooLong, TooMany
 from fx_passes.trace.written_out import read_weights, write_out_modules
+from zendnn_cffi.errors import is_of_signal_handler
 
 log = logging.getLogger("zendnn_cffi.passes")
 aten = torch.ops.aten
@@ -226,6 +227,8 @@ def _export(
             sizes = sizes.fewer()
             log.info("torch.export with %s free: %s", attempt.what, sizes.because)
         except Exception as error:
+            if is_of_signal_handler(error):
+                raise
             if noticed:
                 raise StateChanged(noticed) from error
             if attempt.free is Free.NOTHING:

@@ -18,6 +18,7 @@ from fx_passes.aliasing.effects import is_known_function
 from fx_passes.graph.graph import get_attribute
 from fx_passes.graph.hooks import has_hooks
 from fx_passes.graph.interpreter import call_node
+from zendnn_cffi.errors import is_of_signal_handler
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 
@@ -68,6 +69,8 @@ class OnMeta:
         try:
             result = compute(node, args, kwargs, held)
         except Exception as error:  # whatever PyTorch raises: for numbers that are asked for, too
+            if is_of_signal_handler(error):
+                raise
             return error
         found[node] = _CPU if type(result) is torch.device else on_meta_device(result)
         return None

@@ -20,6 +20,7 @@ from fx_passes.graph.graph import get_attribute
 from fx_passes.trace.compared import agree, call, callable_copy
 from fx_passes.trace.held import bytes_of
 from fx_passes.trace.state import Snapshot
+from zendnn_cffi.errors import is_of_signal_handler
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -88,6 +89,8 @@ def changes_when_called(root: nn.Module, example: tuple[tuple[Any, ...], dict[st
             again = call(callable_copy(root, own_parameters=True) if writes else module, example, root)
             return not agree(again, results, _SAME_AGAIN)
     except Exception as error:  # whatever the model raises, or an example that cannot be copied
+        if is_of_signal_handler(error):
+            raise
         log.info("the model was not called a second time: %s: %s", type(error).__name__, error)
         return False
     finally:

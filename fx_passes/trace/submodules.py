@@ -25,6 +25,7 @@ from fx_passes.trace.compared import callable_copy, copy_of_example
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.skeleton import written_since
 from fx_passes.trace.state import Snapshot
+from zendnn_cffi.errors import is_of_signal_handler
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Found = TypeVar("Found")
@@ -84,6 +85,8 @@ class Observed:
             with torch.no_grad(), writes_aside(self.root) as aside:
                 copied(*args, **kwargs)
         except Exception as error:  # whatever a model raises; what it called before is known
+            if is_of_signal_handler(error):
+                raise
             self.refused = True
             log.info("%s: the example: %s: %s", type(self.root).__name__, type(error).__name__, error)
         finally:

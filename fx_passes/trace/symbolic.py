@@ -41,6 +41,7 @@ from fx_passes.trace.time_limit import MOST_CALLS
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from fx_passes.trace.tuples import in_tuples
 from fx_passes.trace.wrapped import wrapped_followed
+from zendnn_cffi.errors import is_of_signal_handler
 
 CHANGES = "its forward computes something else each time"
 LEFT_OUT = ", which a graph would leave out"
@@ -244,6 +245,8 @@ def trace_symbolically(
     except Untraceable:
         raise
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy
+        if is_of_signal_handler(error):
+            raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise Untraceable({**tracer.questions.refused, tracer.failed or WHOLE: reason}) from error
     finally:

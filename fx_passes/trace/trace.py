@@ -57,6 +57,7 @@ from fx_passes.trace.symbolic import (
 )
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from fx_passes.trace.wrapped import has_wrapped
+from zendnn_cffi.errors import is_of_signal_handler
 from zendnn_cffi.locks import making
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -320,6 +321,8 @@ def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: Fr
         log.info("torch.export: %s", error)
         raise Untraceable(error.changed, tuple(error.changed)) from error
     except Exception as error:  # whatever the model's own code or torch.export raises
+        if is_of_signal_handler(error):
+            raise
         reason = f"torch.export: {type(error).__name__}: {error}".splitlines()[0][:_REASON]
         log.info("%s", reason)
         raise Untraceable({WHOLE: reason}) from error

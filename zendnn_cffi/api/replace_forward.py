@@ -14,6 +14,7 @@ from fx_passes.plain_calls import Reasons
 from zendnn_cffi.api.model_states import EarlierStates, ModelState, sample_of
 from zendnn_cffi.api.optimize import made, optimize
 from zendnn_cffi.collector import collector_paused
+from zendnn_cffi.errors import is_of_signal_handler
 from zendnn_cffi.locks import new_lock
 from zendnn_cffi.log import get_logger
 from zendnn_cffi.primitives.ambient import is_watched, watcher
@@ -98,6 +99,8 @@ class ReplacedForward:
             try:
                 fast = self._fast = self._fast or self._made()
             except Exception as error:
+                if is_of_signal_handler(error):
+                    raise
                 self._refused += 1
                 return self._plain(f"optimize() refused it: {type(error).__name__}: {error}")
             if fast._awaits_call and not outputs_are_collected():  # what calls change is known afterwards

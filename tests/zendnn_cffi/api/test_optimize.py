@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import subprocess
 import warnings
 from collections import OrderedDict
@@ -302,3 +303,59 @@ def test_a_model_made_under_inference_mode() -> None:
         with torch.no_grad():
             torch.testing.assert_close(fast(x), model(x))
         assert [node.became for node in zendnn_cffi.explain(fast).nodes] == ["inner_product"]
+
+
+class TimeLimit(Exception):
+    """As a signal handler raises when a request takes too long."""
+
+
+@pytest.mark.parametrize("where", ("symbolic", "example", "export", "first call"))
+@pytest.mark.parametrize("kind", (TimeLimit, RuntimeError, KeyboardInterrupt, SystemExit))
+def test_errors_of_a_signal_handler_come_through(
+    where: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were taken for what tracing fails on, and the work went on."""
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def stop(number: int, frame: Any) -> None:
+        raise kind("too late")
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        if where == "symbolic" or (where == "example" and not isinstance(x, fx.Proxy)):
+            late()
+        y: torch.Tensor = m[0](x) if len(x) > 100 else m[1](x)
+        return y
+
+    if where in ("export", "first call"):
+        monkeypatch.setattr(torch.export, "export", late)
+    model = net(forward, nn.Linear(8, 8), nn.Linear(8, 8))
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(kind, match="too late"):
+            gm = zendnn_cffi.optimize(model, None if where == "first call" else torch.ones(2, 8), tune="off")
+            gm(torch.ones(2, 8))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_errors_of_a_models_own_class_are_no_signal_s() -> None:
+    """Also where who calls handles one of a signal handler's."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeLimit
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, fx.Proxy):
+            raise ValueError
+        y: torch.Tensor = m[0](x)
+        return y
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+    except TimeLimit:
+        same(net(forward, nn.Linear(8, 8)), torch.ones(2, 8))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
