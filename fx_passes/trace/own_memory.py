@@ -5,10 +5,11 @@ Those that lie in one piece of memory, as a buffer and a view of it in another o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fx_passes.aliasing.effects import may_write_to_held
 from fx_passes.graph.graph import get_attribute
@@ -55,7 +56,7 @@ def _storages(root: nn.Module, among: frozenset[int] | None) -> frozenset[int]:
 def _move(every: Sequence[Traced], written: Sequence[tuple[str, str]], shared_before: frozenset[int] | None) -> None:
     """As own_what_is_written(), which notes what stays."""
     root = every[0].root
-    written = list(dict.fromkeys([*written, *_written_while_traced(every)]))
+    written = list(dict.fromkeys([*written, *_written_while_traced(every), *_written_by_layers(every)]))
     if not written and not any(each.stateful or _writes(each) for each in every):
         return
     own = own_arrays(root)
@@ -92,6 +93,30 @@ def _written_while_traced(every: Sequence[Traced]) -> list[tuple[str, str]]:
     return [
         (".".join(filter(None, (path_of[id(each.root)], path))), name) for each in noted for path, name in each.written
     ]
+
+
+def _written_by_layers(every: Sequence[Traced]) -> Iterator[tuple[str, str]]:
+    """What layers of PyTorch write to that graphs call as they are, by paths in the first one's tree.
+
+    Batch normalization in training mode updates statistics; an embedding with max_norm scales the rows that it reads.
+    """
+    called = {
+        id(module)
+        for each in every
+        if each.graph is not None
+        for node in each.graph.find_nodes(op="call_module")
+        for module in each.root.get_submodule(node.target).modules()
+    }
+    for path, module in every[0].root.named_modules() if called else ():
+        if id(module) not in called:
+            continue
+        if isinstance(module, _NormBase) and module.training:
+            names = ["running_mean", "running_var", "num_batches_tracked"]
+        elif isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            names = ["weight"]
+        else:
+            continue
+        yield from ((path, name) for name in names if held_by(module).get(name) is not None)
 
 
 def _writes(traced: Traced) -> bool:

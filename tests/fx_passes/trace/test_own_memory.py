@@ -170,3 +170,42 @@ def test_operands_of_products_stay_the_model_s() -> None:
         for _ in range(2):
             torch.testing.assert_close(fast(X), model(X))
     assert fast.table.data_ptr() == model.table.data_ptr()
+
+
+def _normalizes() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU()).eval()
+    model[1].train()
+    return model
+
+
+def _normalizes_instances() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, track_running_stats=True), nn.ReLU()).eval()
+    model[1].train()
+    return model
+
+
+LAYERS: Mapping[str, Callable[[], tuple[nn.Module, Tensor]]] = MappingProxyType(
+    {
+        "batch statistics": lambda: (_normalizes(), torch.randn(2, 3, 8, 8)),
+        "those of instances": lambda: (_normalizes_instances(), torch.randn(2, 3, 8, 8)),
+        "rows of a table": lambda: (
+            nn.Sequential(nn.Embedding(10, 8, max_norm=0.5), nn.Linear(8, 8)).eval(),
+            torch.arange(5),
+        ),
+    }
+)
+
+
+@pytest.mark.parametrize("has_example", (False, True))
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_layers_of_pytorch_write_to(layer: str, has_example: bool) -> None:
+    """Those that a graph calls as they are update what they have: that was the original's."""
+    torch.manual_seed(0)
+    original, x = LAYERS[layer]()
+    eager, before = copy.deepcopy(original), copy.deepcopy(original.state_dict())
+    fast = compile_graph(original, (x,) if has_example else None)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), eager(x))
+    torch.testing.assert_close(dict(fast.state_dict()), dict(eager.state_dict()))
+    torch.testing.assert_close(dict(original.state_dict()), dict(before))
