@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from fx_passes.changes import in_functional_call
 from fx_passes.trace.call_kind import ways_of
 from fx_passes.trace.traced import Traced
+from zendnn_cffi.locks import makes_elsewhere
 from zendnn_cffi.primitives.ambient import is_watched
 from zendnn_cffi.runtime.uncompiled import nothing_compiled
 
@@ -37,6 +38,7 @@ class FirstWrites:
     def __init__(self, root: nn.Module, shared: frozenset[int]) -> None:
         self._root, self._shared = root, shared
         self._seen = set[Any]()
+        self._plainly_seen = set[Any]()  # what is in _seen, by what takes less time to find out
 
     def remember(self, traced: Traced) -> None:
         """What calls write to that are of the kind of its example is known: it was looked at."""
@@ -45,11 +47,16 @@ class FirstWrites:
 
     def run(self, traced: Traced, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a forward of what was traced: the tree, or a module in it."""
+        plainly = _plainly(traced.root, args, kwargs)
+        if plainly in self._plainly_seen:
+            return forward(*args, **kwargs)
         kind = id(traced.root), ways_of(traced.parameters, args, kwargs)
         here = *kind, _enabled(args, kwargs)
         is_known = kind in self._seen or here in self._seen
-        if is_known or len(self._seen) >= _MOST_KINDS or is_watched() or in_functional_call():
-            return forward(*args, **kwargs)
+        if is_known and plainly is not None and len(self._plainly_seen) < _MOST_KINDS:
+            self._plainly_seen.add(plainly)
+        if is_known or len(self._seen) >= _MOST_KINDS or is_watched() or in_functional_call() or makes_elsewhere():
+            return forward(*args, **kwargs)  # the next one is looked at, where this one would wait for another thread
         from fx_passes.trace.aside import Moving, storage_of  # a module from a file does without
 
         given = map(storage_of, pytree.tree_leaves((args, kwargs)))
@@ -59,8 +66,25 @@ class FirstWrites:
         return pytree.tree_map(moving.now, result) if moving.has_moved else result
 
 
+def _plainly(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The kind and state of a call whose arguments are tensors, flags and texts; None for others, which take 40 us."""
+    found: list[Any] = [id(root), len(args), *kwargs, *_state()]
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append((type(value), value.dtype, value.ndim, value.requires_grad))
+        elif value is None or type(value) in (bool, str):
+            found.append((value,))
+        else:
+            return None
+    return tuple(found)
+
+
 def _enabled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, ...]:
     """What else they may ask of PyTorch."""
     tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
     asks = any(tensor.requires_grad for tensor in tensors)
-    return asks, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    return asks, *_state()
+
+
+def _state() -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")

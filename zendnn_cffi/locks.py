@@ -83,6 +83,14 @@ def is_awaited() -> bool:
     return _fork_waits or bool(_queue)
 
 
+def makes_elsewhere() -> bool:
+    """Whether another thread makes something just now: who can do without making() need not wait then."""
+    if not _making.acquire(blocking=False):
+        return True
+    _making.release()
+    return False
+
+
 def _wait_for_makers() -> None:
     global _fork_waits, _waited
     _fork_waits = True

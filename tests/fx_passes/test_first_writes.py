@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
+from fx_passes import first_writes
+from fx_passes.trace.call_kind import ways_of
+from fx_passes.trace.traced import Traced
+from zendnn_cffi.locks import makes_elsewhere, making
 
 
 def adds(m: Any) -> Any:
@@ -234,3 +239,46 @@ def test_a_model_that_is_no_graph(has_example: bool) -> None:
             assert_same(fast(X, write=write), eager(X, write=write))
     assert not original.state.any() and fast.get_buffer("state").tolist() == [3, 3]
     assert list(fast.optimized_submodules) == ["inner"]
+
+
+def test_it_waits_for_no_thread_that_makes_something() -> None:
+    """TorchDynamo's stance is one for all threads: the call after is looked at."""
+    import torch._dynamo  # noqa: F401
+
+    fast: Any = zendnn_cffi.optimize(made("adds"), (X,), tune="off")
+    begun, ended, results = threading.Event(), threading.Event(), []
+
+    def make() -> None:
+        with making():
+            begun.set()
+            ended.wait(60)
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    begun.wait()
+    assert makes_elsewhere()
+    caller = threading.Thread(target=lambda: results.append(fast(X, write=True, found={1})))
+    caller.start()
+    caller.join(30)
+    assert results and not ended.is_set()
+    ended.set()
+    maker.join()
+    assert not makes_elsewhere()
+    place = fast.get_buffer("state").data_ptr()
+    fast(X, write=True, found={1})
+    assert fast.get_buffer("state").data_ptr() != place
+
+
+def test_known_calls_of_plain_arguments_are_told_at_little_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(first_writes, "ways_of", lambda *args: asked.append(args) or ways_of(*args))
+    runs = first_writes.FirstWrites(model := made("adds"), frozenset())
+    traced = Traced(model, None, kind=None)
+    for x in (X, X.double(), X[0], X[:2], X.double(), X[1], X, X.double(), X[0]):
+        for write in (False, True):
+            with torch.no_grad():
+                assert runs.run(traced, lambda x, write: (x, write), (x,), {"write": write}) == (x, write)
+    kinds = 3 * 2  # dtypes and ranks, and the flag
+    assert len(asked) == 2 * kinds  # when it is met, and when it is known
+    runs.run(traced, lambda x, write: x, (X.clone().requires_grad_(),), {"write": False})
+    assert len(asked) == 2 * kinds + 1
