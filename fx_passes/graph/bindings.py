@@ -62,7 +62,6 @@ OWN_METHODS: Mapping[Any, str] = MappingProxyType({
     ops.reshape: "reshape", ops.permute: "permute", ops.transpose: "transpose", ops.unsqueeze: "unsqueeze",
     ops.expand: "expand", ops.flatten: "flatten", ops.unflatten: "unflatten", ops.contiguous: "contiguous",
 })  # fmt: skip
-
 # Element-wise operations without parameters.
 UNARY: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "tanh": torch.tanh,
@@ -121,8 +120,6 @@ def written(node: fx.Node) -> Written | None:
         return Written("call_function", operator.getitem, args, {})
     if target is ops.narrow:
         return _as_item(*args)
-    if target is ops.size and len(args) == 2 and args[1] is not None:
-        return Written("call_method", "size", args, {})
     return None
 
 
