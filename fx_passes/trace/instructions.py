@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import dis
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -203,24 +204,29 @@ def matches_structure(code: types.CodeType) -> bool:
     return not {dis.opmap["MATCH_SEQUENCE"], dis.opmap["MATCH_MAPPING"]}.isdisjoint(code.co_code[::2])
 
 
-@functools.lru_cache(maxsize=4096)
 def catches_exceptions(function: types.FunctionType) -> bool:
     """Whether a function has an `except`, a `with` that may suppress exceptions, or a `finally` that returns."""
-    code = function.__code__
+    caught, contexts = _handlers(function.__code__)
+    return caught > sum(_passes_on(function, path) for path in contexts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _handlers(code: types.CodeType) -> tuple[int, Sequence[_Path]]:
+    """How often code goes on after an exception, and the names of what its `with` statements call.
+
+    It is the code that is remembered: a function would keep all that it refers to.
+    """
     if sys.version_info >= (3, 11) and not code.co_exceptiontable:
-        return False
-    rows = without_caches(code)
-    caught = sum(
-        row.opname == "POP_EXCEPT" and after.opname != "RERAISE" for row, after in zip(rows, rows[1:], strict=False)
-    )
-    return caught > 0 and caught > sum(_passes_on(function, i) for i in range(1, len(rows)))
+        return 0, ()
+    pairs = list(itertools.pairwise(without_caches(code)))
+    caught = sum(row.opname == "POP_EXCEPT" and after.opname != "RERAISE" for row, after in pairs)
+    called = [_callee_path(code, row.offset) for row, after in pairs if after.opname == "BEFORE_WITH"]
+    return caught, tuple(path for path in called if path is not None)
 
 
-def _passes_on(function: types.FunctionType, i: int) -> bool:
-    """Whether a row begins a `with` of a context that suppresses no exceptions: PyTorch's, and nullcontext()."""
-    rows = without_caches(function.__code__)
-    path = _callee_path(function.__code__, rows[i - 1].offset) if rows[i].opname == "BEFORE_WITH" else None
-    if path is None or path.is_local:
+def _passes_on(function: types.FunctionType, path: _Path) -> bool:
+    """Whether a name stands for a context that suppresses no exceptions: PyTorch's, and nullcontext()."""
+    if path.is_local:
         return False
     try:
         found = functools.reduce(getattr, path.names[1:], function.__globals__[path.names[0]])

@@ -213,8 +213,8 @@ class Reached:
         self._seen.add(cls)
         first = len(self.functions)
         forward = vars(cls).get("forward")
-        is_their_own = isinstance(forward, types.FunctionType) and not hasattr(forward, "__wrapped__")
-        if is_their_own and catches_exceptions(forward):
+        is_theirs_alone = not hasattr(forward, "__wrapped__")
+        if isinstance(forward, types.FunctionType) and is_theirs_alone and catches_exceptions(forward):
             self.unclear[cls] = "forward() catches exceptions, and a graph goes one way"
         for value in vars(cls).values():
             self._look_at(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -121,6 +122,20 @@ PASS_ON = (plain, cleans_up, raises_another, under_autocast, under_several)
 @pytest.mark.parametrize("function", (*CATCH, *PASS_ON), ids=lambda function: function.__name__)
 def test_which_functions_go_on(function: Callable[[Any], Any]) -> None:
     assert catches_exceptions(function) == (function in CATCH)  # type: ignore[arg-type]
+
+
+def test_functions_are_not_kept() -> None:
+    """What they refer to, a model say, would stay with them."""
+
+    def made() -> weakref.ref[Any]:
+        def function(x: Any) -> Any:
+            with torch.no_grad():
+                return x
+
+        assert not catches_exceptions(function)
+        return weakref.ref(function)
+
+    assert made()() is None
 
 
 class Normalizing(nn.Module):
