@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import platform
 import shutil
@@ -43,6 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="zendnn_cffi-tests-")
         os.environ["ZENDNN_CFFI_CACHE"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Processes beside each other lose most of their time to OpenMP's threads that turn in a circle while they wait.
+    if config.getoption("numprocesses", None):
+        os.environ.setdefault("GOMP_SPINCOUNT", "100")
     config.addinivalue_line("markers", "may_skip(reason): this test may skip itself even where the library is expected")
     config.addinivalue_line("markers", f"needs(*kernels): left out on a CPU without one of {', '.join(KERNELS)}")
 
@@ -151,9 +155,11 @@ def pytest_make_collect_report(
 
 @pytest.fixture(scope="session", autouse=True)
 def no_measuring_beside_tests() -> Generator[None, None, None]:
-    """What first calls left out stays so: tests count calls, threads and memory."""
+    """What first calls left out stays so, and calls make no threads: tests count calls, threads and memory."""
     from fx_passes.region import later
+    from zendnn_cffi.engine.brief_waits import crowding
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(later, "FIRST_SECONDS", 3600.0)
+        patch.setattr(crowding, "next_look", math.inf)
         yield

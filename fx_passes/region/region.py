@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import get_ident
+from time import monotonic
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from fx_passes.region.options import RegionOptions
 from fx_passes.region.packed import PackedSequences, place_of_sequence, stack_of
 from fx_passes.region.patience import Patience
 from fx_passes.region.programs import Borrowed, Programs, Signature, threads_of
-from zendnn_cffi.engine.brief_waits import Start
+from zendnn_cffi.engine.brief_waits import Start, crowding
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.engine.openmp import release_team
 from zendnn_cffi.errors import interrupts
@@ -132,6 +133,8 @@ class ZenRegion(nn.Module):
         if self._borrowed.have_moved():
             self.invalidate()
         threads: Any = torch.get_num_threads()
+        if monotonic() >= crowding.next_look:
+            crowding.look(threads)
         if self._masks:
             threads = threads, *(kind_of(inputs[i], keys=EXPONENTIALS not in self.options.without) for i in self._masks)
         if self._growing:

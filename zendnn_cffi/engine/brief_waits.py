@@ -7,16 +7,20 @@ has more threads than there are cores. So a thread of ours has it make some more
 Four processes of two threads on two cores of a Zen 4 EPYC, each loads a ResNet-50 (float32, batch 1) and calls it: the
 last answers after 1.5 s, and after 0.6 with brief waits. Alone they cost: a call takes 39 ms in place of 35, one of
 MobileNetV2 6.2 in place of 3.9, as waking a thread takes long in a virtual machine.
+
+Later calls lose more. Of two processes of two threads on two cores of a Zen 3 EPYC, each called one convolution 150 to
+4,400 times a second, and does so 6,400 to 9,800 times with brief waits.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from typing import Any
 
-from zendnn_cffi.engine.contention import runnable_elsewhere, thread_waited_ns
+from zendnn_cffi.engine.contention import runnable_elsewhere, thread_ran_and_waited_ns, thread_waited_ns
 from zendnn_cffi.engine.host import usable_cpus
 from zendnn_cffi.engine.openmp import make_team
 from zendnn_cffi.locks import OneForEachProcess, begun, new_lock
@@ -25,6 +29,11 @@ LINGERING_SECONDS = 1.5  # after a start that waited for cores: those beside it 
 STARTING_SECONDS = 60.0  # of a start, at most
 _WAITED_SHARE = 0.1  # of a start's time without a core: then lingering pays
 _LARGEST_TEAM = 8
+LOOK_SECONDS = 0.1  # between two looks at whether calls wait for cores
+_ENOUGH_NS = 50_000_000  # of a thread's time between two looks: what less tells is chance
+_CROWDED_SHARE = 0.25  # of a caller's time without a core; 0.5 where two processes have as many threads as cores
+_LOOKS = 2  # in a row: who needs a core now and then is no reason
+_LONGEST_SECONDS = 6.0  # with brief waits before a look at whether they are needed
 _CHOSEN_BY_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
@@ -122,3 +131,43 @@ class Start:
             brief_waits.keep(self._threads, LINGERING_SECONDS)
         else:
             brief_waits.stop()
+
+
+class Crowding(OneForEachProcess):
+    """Whether the threads that call have cores: where they wait for them, OpenMP's threads wait briefly for a while.
+
+    next_look  time.monotonic() from which on a call is to look again
+    """
+
+    def _begin_anew(self) -> None:
+        self.next_look = 0.0
+        self._thread = self._ran_ns = self._waited_ns = self._in_a_row = 0
+        self._kept_seconds = LINGERING_SECONDS
+        self._kept_until = -math.inf
+
+    def look(self, threads: int) -> None:
+        """Find out for how much of its time the calling thread had no core since it looked last.
+
+        threads  how many compute in this process
+        Brief waits hide what they are for. So they end, and last longer where others are found there still.
+        """
+        now, caller = time.monotonic(), threading.get_ident()
+        self.next_look = now + LOOK_SECONDS
+        if threads < 2:
+            return
+        ran_ns, waited_ns = thread_ran_and_waited_ns()
+        ran, waited = ran_ns - self._ran_ns, waited_ns - self._waited_ns
+        if caller == self._thread and ran + waited < _ENOUGH_NS:
+            return
+        is_crowded = caller == self._thread and waited > _CROWDED_SHARE * (ran + waited)
+        self._in_a_row = self._in_a_row + 1 if is_crowded else 0
+        self._thread, self._ran_ns, self._waited_ns = caller, ran_ns, waited_ns
+        if self._in_a_row >= _LOOKS:
+            is_still = now < self._kept_until + 1.0
+            self._kept_seconds = min(2 * self._kept_seconds, _LONGEST_SECONDS) if is_still else LINGERING_SECONDS
+            self.next_look = self._kept_until = now + self._kept_seconds
+            brief_waits.keep(threads, self._kept_seconds)
+            self._thread = self._in_a_row = 0  # what it waits meanwhile is no reason to go on
+
+
+crowding = Crowding()

@@ -38,11 +38,20 @@ def waited_ns() -> dict[str, int]:
 
 def thread_waited_ns() -> int:
     """Return how long the calling thread was ready to run so far and had no core; 0 where the kernel does not tell."""
+    return thread_ran_and_waited_ns()[1]
+
+
+def thread_ran_and_waited_ns() -> tuple[int, int]:
+    """Return how long the calling thread had a core so far, and how long it was ready to run and had none.
+
+    Zeros where the kernel does not tell.
+    """
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+            ran, waited, _ = file.read().split()
+            return int(ran), int(waited)
+    except (OSError, ValueError):
+        return 0, 0
 
 
 def threads_left(threads: int) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +19,7 @@ import zendnn_cffi
 from fx_passes.search.database import Database
 from fx_passes.search.turn import Turn
 from zendnn_cffi.engine import brief_waits as module
-from zendnn_cffi.engine.brief_waits import BriefWaits, Start, brief_waits
+from zendnn_cffi.engine.brief_waits import BriefWaits, Crowding, Start, brief_waits, crowding
 
 THREADS = 2
 
@@ -156,6 +159,160 @@ def test_a_first_call_is_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
         begun = len(seen)
         fast(x)
     assert begun >= 1 and all(seen) and len(seen) == begun
+
+
+class Machine:
+    """A clock, and for how long the thread that calls had a core and had none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.ran_ns = self.waited_ns = 0
+        self.kept: list[float] = []
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module, "thread_ran_and_waited_ns", lambda: (self.ran_ns, self.waited_ns))
+        monkeypatch.setattr(brief_waits, "keep", lambda threads, seconds: self.kept.append(seconds))
+
+    def calls(
+        self, crowding: Crowding, seconds: float, share: float, threads: int = THREADS, step: float = 0.01
+    ) -> None:
+        """Calls one after the other for so long, whose thread has no core for that share of it."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += step
+            self.ran_ns += int((1 - share) * step * 1e9)
+            self.waited_ns += int(share * step * 1e9)
+            if self.now >= crowding.next_look:
+                crowding.look(threads)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+@pytest.mark.parametrize("step", (1e-3, 0.3))
+def test_calls_that_wait_for_cores(step: float, clock: Machine) -> None:
+    crowding = Crowding()
+    clock.calls(crowding, 3.0, 0.0, step=step)
+    assert clock.kept == []
+    clock.calls(crowding, 1.4, 0.5, step=step)
+    assert clock.kept == [module.LINGERING_SECONDS]
+
+
+@pytest.mark.parametrize(("share", "threads"), ((0.1, THREADS), (0.5, 1)))
+def test_calls_that_need_no_brief_waits(share: float, threads: int, clock: Machine) -> None:
+    """Who waits a little, as beside a process that needs a core now and then; and one thread, which waits for none."""
+    clock.calls(Crowding(), 10.0, share, threads)
+    assert clock.kept == []
+
+
+def test_now_and_then_is_no_reason(clock: Machine) -> None:
+    crowding = Crowding()
+    for _ in range(20):
+        clock.calls(crowding, module.LOOK_SECONDS, 0.5)
+        clock.calls(crowding, 2 * module.LOOK_SECONDS, 0.0)
+    assert clock.kept == []
+
+
+def test_they_last_longer_where_others_are_still_there(clock: Machine) -> None:
+    crowding = Crowding()
+    clock.calls(crowding, 30.0, 0.5)
+    assert clock.kept[:4] == [1.5, 3.0, 6.0, 6.0]
+    clock.calls(crowding, 30.0, 0.0)
+    count = len(clock.kept)
+    clock.calls(crowding, 1.0, 0.5)
+    assert clock.kept[count:] == [1.5]
+
+
+def test_a_little_time_tells_nothing(clock: Machine) -> None:
+    """A server that computes for 2 ms a second: some seconds later it is known, whatever it waited in one call."""
+    crowding = Crowding()
+    crowding.look(THREADS)
+    for call in range(100):
+        clock.now += 1.0
+        clock.waited_ns += 2_000_000
+        if clock.now >= crowding.next_look:
+            crowding.look(THREADS)
+        assert bool(clock.kept) == (call >= 49)
+        if clock.kept:
+            break
+
+
+def test_callers_in_turn_are_not_compared(clock: Machine) -> None:
+    """What one thread waited is not another's."""
+    crowding = Crowding()
+    for _ in range(20):
+        for call in (lambda: crowding.look(THREADS), lambda: in_a_thread(crowding)):
+            clock.now += module.LOOK_SECONDS
+            clock.waited_ns += 10**9
+            call()
+    assert clock.kept == []
+
+
+def in_a_thread(crowding: Crowding) -> None:
+    thread = threading.Thread(target=crowding.look, args=(THREADS,))
+    thread.start()
+    thread.join()
+
+
+def test_each_call_of_a_program_may_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(crowding, "look", looks.append)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    fast, x = zendnn_cffi.optimize(model, tune="off"), torch.randn(1, 3, 9, 9)
+    with torch.no_grad():
+        fast(x)
+        looks.clear()
+        monkeypatch.setattr(crowding, "next_look", 0.0)
+        fast(x)
+        monkeypatch.setattr(crowding, "next_look", math.inf)
+        fast(x)
+    assert looks == [THREADS]
+
+
+_TWO = """
+import os, sys, torch, zendnn_cffi
+from torch import nn
+from zendnn_cffi.engine import brief_waits as module
+torch.set_num_threads(2)
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()).eval()
+fast, x = zendnn_cffi.optimize(model, tune="off"), torch.randn(2, 3, 16, 16)
+with torch.inference_mode():
+    expected = model(x)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    found = 0
+    while found < 2 or "wait" in sys.argv:
+        torch.testing.assert_close(fast(x), expected)
+        found += module.brief_waits.are_on
+print(found)
+"""
+
+
+def test_a_process_beside_others_finds_out() -> None:
+    """Three of two threads each on the same two cores."""
+    values = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    others = [_process("wait", values) for _ in range(2)]
+    one = _process("", values)
+    try:
+        for process in (*others, one):
+            assert process.stdout.readline() == "ready\n"
+        for process in (*others, one):
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert int(one.communicate(timeout=120)[0]) == 2
+        assert all(process.poll() is None for process in others)
+    finally:
+        for process in (*others, one):
+            process.kill()
+            process.communicate()
+
+
+def _process(argument: str, values: dict[str, str]) -> Any:
+    return subprocess.Popen(
+        [sys.executable, "-c", _TWO, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=values
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
