@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -687,6 +688,25 @@ def test_a_class_that_its_bias_masks_stays_masked(options: dict[str, Any]) -> No
             assert torch.equal(module(x).isinf(), expected.isinf()) and not module(x).isnan().any()
             assert sqnr_db(expected, module(x)) > 25
     assert all(25 < row.sqnr_db < 200 for row in found.report.layers) and found.report.sqnr_db > 25
+
+
+def test_a_model_that_takes_a_lock() -> None:
+    """As SegFormer's backbone takes one, which torch.export follows where it runs the model's code."""
+    lock = threading.Lock()
+
+    def forward(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return m[0](x).relu()
+
+    model = net(forward, nn.Conv2d(3, 8, 3))
+    images = [noise(2, 3, 9, 9, seed=seed) for seed in range(3)]
+    fast, report, converted = zendnn_cffi.quantize(model, images, tune="off", compare=False)
+    assert [layer.computes_in for layer in report.layers] == ["int8"]
+    for shape in ((1, 3, 9, 9), (5, 3, 12, 7)):
+        x = noise(*shape, seed=7)
+        torch.testing.assert_close(fast(x), converted(x), atol=1e-4, rtol=1e-4)
+        assert sqnr_db(model(x), fast(x)) > 25
+    assert len(fast.regions()) == 1 and not lock.locked()
 
 
 @pytest.mark.parametrize(

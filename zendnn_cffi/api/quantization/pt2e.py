@@ -185,6 +185,21 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
         return _as_quantizable(sharing_weights(model))
     with buffers_restored(model):
         check_cache(model, example)
+    found, refused = _first_export(model, example, strict=True)
+    if found is None and isinstance(refused, torch._dynamo.exc.Unsupported):  # torch.export may follow calls alone
+        found, _ = _first_export(model, example, strict=False)
+    if found is not None:
+        call_alike(found, model, example)
+        return _as_quantizable(found)
+    raise ValueError(why_not_exported(model, example, name, refused)) from refused
+
+
+def _first_export(model: nn.Module, example: Call, strict: bool) -> tuple[fx.GraphModule | None, Exception | None]:
+    """The graph of the first way to export that goes, or of the last that has one; and what the last was refused for.
+
+    strict  whether torch.export reads Python's code; else it runs that, which takes what Python decides for decided.
+            So the graph has to do what the model does.
+    """
     refused: Exception | None = None
     found: fx.GraphModule | None = None
     for attempt in attempts():
@@ -194,10 +209,12 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
             shapes = attempt.shapes(model, example)
             with torch.no_grad(), attempt.mode, written_out(), lengths_free(), warnings.catch_warnings(), kept_quiet():
                 warnings.simplefilter("ignore")
-                exported = _exported(model, example, shapes)
+                exported = _exported(model, example, shapes, strict)
                 if literal := read_weights(exported.graph):
-                    exported = _exported(model, example, shapes, literal)
+                    exported = _exported(model, example, shapes, strict, literal)
                 with buffers_restored(model):
+                    if not (strict or all(_does_as(exported, model, example) for _ in range(2))):
+                        continue  # it counts its calls, for one
                     takes_one = _takes_one_sample(exported, model, example)
             if takes_one or found is None:
                 found = exported
@@ -207,16 +224,15 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
             if interrupts(error):
                 raise
             refused = error
-    if found is not None:
-        call_alike(found, model, example)
-        return _as_quantizable(found)
-    raise ValueError(why_not_exported(model, example, name, refused)) from refused
+    return found, refused
 
 
-def _exported(model: nn.Module, example: Call, shapes: Any, literal: Collection[str] = ()) -> fx.GraphModule:
+def _exported(
+    model: nn.Module, example: Call, shapes: Any, strict: bool, literal: Collection[str] = ()
+) -> fx.GraphModule:
     """literal: paths of attention modules that are exported as PyTorch writes them."""
     with modules_written_out(model, literal):
-        program = torch.export.export(model, *example, dynamic_shapes=shapes, strict=True)
+        program = torch.export.export(model, *example, dynamic_shapes=shapes, strict=strict)
     exported: fx.GraphModule = program.module()
     exported.graph.eliminate_dead_code()
     return exported
@@ -227,15 +243,20 @@ def _takes_one_sample(exported: fx.GraphModule, model: nn.Module, example: Call)
     one: Call = pytree.tree_map(lambda x: x[:1] if isinstance(x, torch.Tensor) and x.ndim else x, example)
     if all(x.shape == y.shape for x, y in zip(_tensors(one), _tensors(example), strict=True)):
         return True
+    return _does_as(exported, model, one)
+
+
+def _does_as(exported: fx.GraphModule, model: nn.Module, call: Call) -> bool:
+    """Whether it does for this call what the model does; True where the model takes no such call."""
     try:
-        args, kwargs = copied(one)  # it may write to them
+        args, kwargs = copied(call)  # it may write to them
         expected = model(*args, **kwargs)
     except Exception as error:
         if interrupts(error):
             raise
         return True  # what is no batch, or not of one size
     try:
-        args, kwargs = copied(one)
+        args, kwargs = copied(call)
         found = exported(*args, **kwargs)
     except Exception as error:
         if interrupts(error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -196,17 +196,29 @@ def test_why_export_fails_is_told() -> None:
         zendnn_cffi.quantize(net(forward, nn.Linear(3, 3)), [torch.ones(2, 3)], tune="off", compare=False)
 
 
-def test_what_export_does_not_support_is_named() -> None:
-    """As of SegFormer, whose backbone takes a lock."""
+def _counts(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    m.calls = getattr(m, "calls", 0) + 1
+    return m[0](x) * m.calls
+
+
+def _branches(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    return m[0](x) if x.sum() > 0 else m[0](-x)
+
+
+@pytest.mark.parametrize("forward", (_counts, _branches), ids=("counts", "branches"))
+def test_what_export_does_not_support_is_named(forward: Callable[[nn.ModuleList, torch.Tensor], torch.Tensor]) -> None:
+    """Where the graph of what the model's code did once is not the model."""
     lock = threading.Lock()
 
-    def forward(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    def locked(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
         with lock:
-            return m[0](x)
+            return forward(m, x)
 
+    model = net(locked, nn.Linear(3, 3))
     message = r"cannot follow .*: Unsupported context manager: .*`lock` context manager\. Quantize those"
     with pytest.raises(ValueError, match=message):
-        zendnn_cffi.quantize(net(forward, nn.Linear(3, 3)), [torch.ones(2, 3)], tune="off", compare=False)
+        zendnn_cffi.quantize(model, [torch.ones(2, 3)], tune="off", compare=False)
+    assert type(model(torch.ones(2, 3))) is torch.Tensor
 
 
 def test_a_model_that_computes_nan() -> None:
