@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import finish, is_call, is_constant, is_pure, is_shape, is_vocabulary, replace, sort
+from fx_passes.graph.graph import (
+    constant_nodes,
+    finish,
+    is_call,
+    is_constant,
+    is_pure,
+    is_shape,
+    is_vocabulary,
+    replace,
+    sort,
+)
 from fx_passes.graph.interpreter import run
 from fx_passes.memoize.functional import gives_tensor, is_functional
 from fx_passes.memoize.masks import remember
@@ -118,11 +128,12 @@ def _bytes(result: Tensor) -> int:
 
 
 def find_members(
-    gm: fx.GraphModule, is_known: Callable[[fx.Node], bool], masks: Collection[fx.Node] | None = None
+    gm: fx.GraphModule, is_known: Callable[[fx.Node], bool] | None = None, masks: Collection[fx.Node] | None = None
 ) -> list[fx.Node]:
     """Plain operations on sizes, what is_known and each other, whose memory nobody writes to, and no caller sees.
 
-    masks  where given, only operations that depend on one of them
+    is_known  None: constants
+    masks     where given, only operations that depend on one of them
 
     A size of what was computed from one of them is known after the module that computes them all, so it is no argument.
     """
@@ -130,9 +141,11 @@ def find_members(
     before: Ordering = {}
     found: dict[fx.Node, None] = {}
     after: set[fx.Node] = set()  # outside, computed from what is inside, or read or written behind that
+    constants = constant_nodes(gm.graph)  # these belong to regions
+    is_known = is_known or constants.__contains__
     for node in gm.graph.nodes:
         sources = node.all_input_nodes
-        if _is_plain_operation(node) and after.isdisjoint(sources):
+        if node not in constants and _is_plain_operation(node) and after.isdisjoint(sources):
             known = all(s in found or s in (masks or ()) or is_shape(s) or _is_fact(s) or is_known(s) for s in sources)
             if known and (masks is None or any(s in found or s in masks for s in sources)):
                 if aliasing is None:
@@ -147,10 +160,10 @@ def find_members(
 
 
 def _is_plain_operation(node: fx.Node) -> bool:
-    """Whether node computes a tensor of what is given in a run, and writes to nothing; constants belong to regions."""
+    """Whether node computes a tensor, and writes to nothing."""
     if is_shape(node) or not (is_pure(node) or is_vocabulary(node) or is_functional(node)):
         return False
-    return gives_tensor(node) and not is_constant(node)
+    return gives_tensor(node)
 
 
 def _is_fact(node: fx.Node) -> bool:

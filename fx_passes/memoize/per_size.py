@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from fx_passes.graph.graph import is_constant
 from fx_passes.memoize.memoised import WORTHWHILE, find_members, move_into_module
 
 
@@ -23,6 +22,6 @@ def memoize_sizes(gm: fx.GraphModule, root: nn.Module) -> fx.GraphModule:
 
     What depends on sizes that are known behind it (a pooling between the layers of a transformer) is in a further one.
     """
-    while len(members := find_members(gm, is_constant)) >= WORTHWHILE:
+    while len(members := find_members(gm)) >= WORTHWHILE:
         gm = move_into_module(gm, members, "per_size", root)
     return gm
