@@ -28,12 +28,12 @@ from zendnn_cffi.locks import OneForEachProcess, begun, new_lock
 LINGERING_SECONDS = 1.5  # after a start that waited for cores: those beside it want them, too
 STARTING_SECONDS = 60.0  # of a start, at most
 _WAITED_SHARE = 0.1  # of a start's time without a core: then lingering pays
-_LARGEST_TEAM = 8
 LOOK_SECONDS = 0.1  # between two looks at whether calls wait for cores
 _ENOUGH_NS = 50_000_000  # of a thread's time between two looks: what less tells is chance
 _CROWDED_SHARE = 0.25  # of a caller's time without a core; 0.5 where two processes have as many threads as cores
 _LOOKS = 2  # in a row: who needs a core now and then is no reason
 _LONGEST_SECONDS = 6.0  # with brief waits before a look at whether they are needed
+_LARGEST_TEAM = 8
 _CHOSEN_BY_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
@@ -155,19 +155,22 @@ class Crowding(OneForEachProcess):
         self.next_look = now + LOOK_SECONDS
         if threads < 2:
             return
+        if brief_waits.are_on:
+            self._thread = self._in_a_row = 0  # what it waits meanwhile is no reason to go on
+            return
         ran_ns, waited_ns = thread_ran_and_waited_ns()
         ran, waited = ran_ns - self._ran_ns, waited_ns - self._waited_ns
-        if caller == self._thread and ran + waited < _ENOUGH_NS:
+        is_same = caller == self._thread and ran >= 0 and waited >= 0  # an ended thread's number is given again
+        if is_same and ran + waited < _ENOUGH_NS:
             return
-        is_crowded = caller == self._thread and waited > _CROWDED_SHARE * (ran + waited)
+        is_crowded = is_same and waited > _CROWDED_SHARE * (ran + waited)
         self._in_a_row = self._in_a_row + 1 if is_crowded else 0
         self._thread, self._ran_ns, self._waited_ns = caller, ran_ns, waited_ns
         if self._in_a_row >= _LOOKS:
             is_still = now < self._kept_until + 1.0
             self._kept_seconds = min(2 * self._kept_seconds, _LONGEST_SECONDS) if is_still else LINGERING_SECONDS
-            self.next_look = self._kept_until = now + self._kept_seconds
+            self._kept_until = now + self._kept_seconds
             brief_waits.keep(threads, self._kept_seconds)
-            self._thread = self._in_a_row = 0  # what it waits meanwhile is no reason to go on
 
 
 crowding = Crowding()
