@@ -33,6 +33,7 @@ _ENOUGH_NS = 50_000_000  # of a thread's time between two looks: what less tells
 _CROWDED_SHARE = 0.25  # of a caller's time without a core; 0.5 where two processes have as many threads as cores
 _LOOKS = 2  # in a row: who needs a core now and then is no reason
 _LONGEST_SECONDS = 6.0  # with brief waits before a look at whether they are needed
+_SOON_SECONDS = 1.0  # after they ended: who waits for cores by then waits for the same processes
 _LARGEST_TEAM = 8
 _CHOSEN_BY_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -167,7 +168,7 @@ class Crowding(OneForEachProcess):
         self._in_a_row = self._in_a_row + 1 if is_crowded else 0
         self._thread, self._ran_ns, self._waited_ns = caller, ran_ns, waited_ns
         if self._in_a_row >= _LOOKS:
-            is_still = now < self._kept_until + 1.0
+            is_still = now < self._kept_until + _SOON_SECONDS
             self._kept_seconds = min(2 * self._kept_seconds, _LONGEST_SECONDS) if is_still else LINGERING_SECONDS
             self._kept_until = now + self._kept_seconds
             brief_waits.keep(threads, self._kept_seconds)

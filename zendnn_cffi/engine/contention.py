@@ -27,11 +27,10 @@ def waited_ns() -> dict[str, int]:
     try:
         for task in os.listdir("/proc/self/task"):
             try:
-                with open(f"/proc/self/task/{task}/schedstat", "rb") as file:
-                    waited[task] = int(file.read().split()[1])
+                waited[task] = _ran_and_waited_ns(f"self/task/{task}")[1]
             except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile, or the kernel has none
                 continue
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return {}
     return waited
 
@@ -47,11 +46,16 @@ def thread_ran_and_waited_ns() -> tuple[int, int]:
     Zeros where the kernel does not tell.
     """
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            ran, waited, _ = file.read().split()
-            return int(ran), int(waited)
+        return _ran_and_waited_ns("thread-self")
     except (OSError, ValueError):
         return 0, 0
+
+
+def _ran_and_waited_ns(thread: str) -> tuple[int, int]:
+    """Of a thread's folder in /proc; OSError or ValueError where the kernel does not tell."""
+    with open(f"/proc/{thread}/schedstat", "rb") as file:
+        ran, waited = file.read().split()[:2]
+    return int(ran), int(waited)
 
 
 def threads_left(threads: int) -> int:
