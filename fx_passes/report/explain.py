@@ -7,7 +7,7 @@ import json
 import operator
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fx_passes.module import OptimizedModule
     from fx_passes.region.lowered import NodeReport
     from fx_passes.report.profile import Profile
+
+_CELL = 40  # characters of input sizes in a table
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,25 @@ class Explanation:
         return Counter((node.became, node.implementation) for node in self.nodes)
 
     def __str__(self) -> str:
-        rows = [("node", "became", "implementation", "layout", "absorbed", "why not")]
-        rows += [(n.name, n.became, n.implementation, n.layout, " ".join(n.post_ops), n.reason) for n in self.nodes]
+        rows = [tuple(self._columns())]
+        rows += [tuple(cell(node) for cell in self._columns().values()) for node in self.nodes]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, *self._summary()])
+
+    def _columns(self) -> dict[str, Callable[[NodeExplanation], str]]:
+        """The columns of the table, and what each has for a node; the inputs where a region was lowered for several."""
+        several = len({(n.region, n.signature) for n in self.nodes}) > len({n.region for n in self.nodes})
+        inputs = {"inputs": lambda n: _shortened(n.signature)} if several else {}
+        return {
+            "node": lambda n: n.name,
+            **inputs,
+            "became": lambda n: n.became,
+            "implementation": lambda n: n.implementation,
+            "layout": lambda n: n.layout,
+            "absorbed": lambda n: " ".join(n.post_ops),
+            "why not": lambda n: n.reason,
+        }
 
     def _summary(self) -> list[str]:
         counts = ", ".join(_counted(count, *kind) for kind, count in self.counts().most_common())
@@ -188,16 +204,21 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        cells = ("name", "became", "implementation", "layout", "post_ops", "reason")
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in cells)
+        columns = self._columns()
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
         body = []
         for node in self.nodes:
-            values = [" ".join(v) if isinstance(v := getattr(node, cell), tuple) else str(v) for cell in cells]
+            values = [cell(node) for cell in columns.values()]
             colour = "" if node.offloaded or not node.computes else " style='background:#fff3cd'"
             body.append(f"<tr{colour}>" + "".join(f"<td>{html.escape(v)}</td>" for v in values) + "</tr>")
         summary = "<br>".join(html.escape(line) for line in self._summary())
         picture = "" if self._graphs is None else f"<details open><summary>graph</summary>{self.svg()}</details>"
         return f"<p>{summary}</p>{picture}<table><tr>{head}</tr>{''.join(body)}</table>"
+
+
+def _shortened(text: str) -> str:
+    """As a cell of the table."""
+    return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
 
 
 _PLURALS = {"number": "sizes", "check": "assertions", "movement": "movements of data", "container": "containers"}

@@ -60,8 +60,19 @@ def test_every_signature_is_told() -> None:
     gm = made()
     gm(X)
     gm(noise(1, 3, 8, 8))
-    signatures = {n.signature for n in zendnn_cffi.explain(gm).nodes if n.region}
-    assert signatures == {"2x3x8x8", "1x3x8x8"}
+    found = zendnn_cffi.explain(gm)
+    assert {n.signature for n in found.nodes if n.region} == {"2x3x8x8", "1x3x8x8"}
+    table = [line.split() for line in str(found).splitlines()]
+    assert table[0][:3] == ["node", "inputs", "became"]
+    assert {row[1] for row in table if row[0] in {n.name for n in found.nodes if n.region}} == {"2x3x8x8", "1x3x8x8"}
+    assert "<th>inputs</th>" in found._repr_html_() and "<td>1x3x8x8</td>" in found._repr_html_()
+
+
+def test_one_signature_needs_no_column() -> None:
+    gm = made()
+    gm(X)
+    found = zendnn_cffi.explain(gm)
+    assert "inputs" not in str(found) and "<th>inputs</th>" not in found._repr_html_()
 
 
 def test_text() -> None:
