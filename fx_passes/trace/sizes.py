@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fx_passes.trace.time_limit import Limit
+from fx_passes.trace.time_limit import FakeLimit, Limit
 
 
 class Free(enum.IntEnum):
@@ -79,12 +79,15 @@ class TimeLeft:
         self._left = dict.fromkeys((Free.ALL, Free.BATCH), SECONDS)
 
     @contextlib.contextmanager
-    def limit(self, free: Free) -> Iterator[None]:
-        """Raise TooLong in this block once no time is left for so many free sizes; there is no limit for NOTHING."""
+    def limit(self, free: Free, strict: bool = False) -> Iterator[None]:
+        """Raise TooLong in this block once no time is left for so many free sizes; there is no limit for NOTHING.
+
+        strict  whether torch.export reads Python's code there, and does not run it
+        """
         if free is Free.NOTHING:
             yield
             return
-        limit = Limit(self._left[free], LONGEST)
+        limit = (FakeLimit if strict else Limit)(self._left[free], LONGEST)
         try:
             with limit:
                 yield

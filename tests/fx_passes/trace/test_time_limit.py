@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import zendnn_cffi
 from fx_passes.trace import export
-from fx_passes.trace.time_limit import Limit, MostCalls, TooLong, TooMany
+from fx_passes.trace.time_limit import FakeLimit, Limit, MostCalls, TooLong, TooMany
 from tests.support.answers import offloaded
 
 
@@ -50,6 +52,39 @@ def test_many_operations_may_take_longer_than_long_sizes(longest: float, over: b
     shapes = {"x": {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}}
     with pytest.raises(TooLong) if over else contextlib.nullcontext():
         torch.export.export(Windows(), (torch.randn(3, 16),), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("longest, over", ((1.0, True), (9.0, False)))
+def test_a_limit_where_dynamo_reads_the_forward(longest: float, over: bool) -> None:
+    class Windows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """x [N, L]; returns [N, 4, L / 4]."""
+            y = x.unflatten(1, (4, x.shape[1] // 4))
+            for _ in range(4):
+                y = y.relu()
+            return y
+
+    dispatch = FakeTensorMode.__torch_dispatch__
+    shapes = {"x": {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}}
+    with pytest.raises(TooLong) if over else contextlib.nullcontext(), FakeLimit(0.0, longest):
+        torch.export.export(Windows(), (torch.randn(3, 16),), dynamic_shapes=shapes, strict=True)
+    assert FakeTensorMode.__torch_dispatch__ is dispatch
+
+
+def test_a_limit_of_fake_tensors_is_for_its_thread_and_limits_lie_within_others() -> None:
+    dispatch = FakeTensorMode.__torch_dispatch__
+
+    def sizes() -> torch.Size:
+        with FakeTensorMode() as mode:
+            return mode.from_tensor(torch.ones(3, 4)).relu().shape
+
+    with FakeLimit(60.0), ThreadPoolExecutor(1) as others:
+        with FakeLimit(0.0):
+            with pytest.raises(TooLong):
+                sizes()
+            assert others.submit(sizes).result() == (3, 4)
+        assert sizes() == (3, 4) and FakeTensorMode.__torch_dispatch__ is not dispatch
+    assert FakeTensorMode.__torch_dispatch__ is dispatch
 
 
 def test_calls_are_counted_and_attributes_are_not() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.lower.products import row_scaled_linear
+from fx_passes.trace import sizes
 from tests.support.cpu import take_away
 from tests.support.lowering import net, noise, tensors
 from tests.support.quantized import ran
@@ -723,3 +724,27 @@ def test_numbers_that_are_not_finite_are_noise_where_one_side_has_them(
 ) -> None:
     assert powers(torch.tensor(expected), torch.tensor(actual)) == powers_of_both
     assert (sqnr_db(torch.tensor(expected), torch.tensor(actual)) == -math.inf) == math.isinf(powers_of_both[1])
+
+
+@pytest.mark.parametrize("seconds", (0.0, 60.0))
+def test_sizes_that_take_too_long_to_follow_are_the_examples(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DaViT's padded windows took torch.export more than 14 minutes."""
+    monkeypatch.setattr(sizes, "SECONDS", seconds)
+    monkeypatch.setattr(sizes, "LONGEST", 1.0)
+
+    def windows(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        return m[1](m[0](x.unflatten(1, (4, x.shape[1] // 4))).relu()).flatten(1, 2)
+
+    model = net_of(windows, nn.Linear(8, 16), nn.Linear(16, 8))
+    fast, report, converted = zendnn_cffi.quantize(model, [noise(2, 16, 8)], tune="off", compare=False)
+    assert [row.computes_in for row in report.layers] == ["int8"] * 2
+    for batch in (1, 2, 3):
+        x = noise(batch, 16, 8)
+        assert sqnr_db(called(converted, x), called(fast, x)) > 30
+    assert sqnr_db(called(model, x), called(fast, x)) > 20
+    longer = noise(2, 20, 8)
+    if seconds:
+        assert sqnr_db(called(model, longer), called(fast, longer)) > 20
+    else:
+        with pytest.raises(AssertionError, match="size.*16"):
+            fast(longer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -19,7 +20,8 @@ from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import is_exported, written_out
 from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.recurrent_sizes import lengths_free
-from fx_passes.trace.sizes import Free, attempts
+from fx_passes.trace.sizes import Free, TimeLeft, attempts
+from fx_passes.trace.time_limit import TooLong
 from fx_passes.trace.written_out import modules_written_out, read_weights
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.called_alike import call_alike
@@ -42,6 +44,8 @@ from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_va
 from zendnn_cffi.api.quantization.sources import name_sources
 from zendnn_cffi.api.quantization.states import buffers_restored
 from zendnn_cffi.errors import interrupts
+
+log = logging.getLogger("zendnn_cffi.quantize")
 
 _WEIGHTS_WITHIN = 63  # of 7 bits, as far on both sides
 # torchao's is 2^-12: weights below 0.03, and activations below 0.06, would have fewer than 8 bits. With smaller ones
@@ -202,16 +206,19 @@ def _first_export(model: nn.Module, example: Call, strict: bool) -> tuple[fx.Gra
     """
     refused: Exception | None = None
     found: fx.GraphModule | None = None
+    left, most = TimeLeft(), Free.ALL
     for attempt in attempts():
-        if found is not None and attempt.free is not Free.ALL:
-            break
+        if attempt.free > most or (found is not None and attempt.free is not Free.ALL):
+            continue
         try:
             shapes = attempt.shapes(model, example)
-            with torch.no_grad(), attempt.mode, written_out(), lengths_free(), warnings.catch_warnings(), kept_quiet():
+            limit, quietly = left.limit(attempt.free, strict), warnings.catch_warnings()
+            with torch.no_grad(), attempt.mode, written_out(), lengths_free(), quietly, kept_quiet():
                 warnings.simplefilter("ignore")
-                exported = _exported(model, example, shapes, strict)
-                if literal := read_weights(exported.graph):
-                    exported = _exported(model, example, shapes, strict, literal)
+                with limit:
+                    exported = _exported(model, example, shapes, strict)
+                    if literal := read_weights(exported.graph):
+                        exported = _exported(model, example, shapes, strict, literal)
                 with buffers_restored(model):
                     if not (strict or all(_does_as(exported, model, example) for _ in range(2))):
                         continue  # it counts its calls, for one
@@ -220,6 +227,9 @@ def _first_export(model: nn.Module, example: Call, strict: bool) -> tuple[fx.Gra
                 found = exported
             if takes_one:
                 break
+        except TooLong:
+            most = Free(attempt.free - 1)
+            log.info("torch.export with %s free takes too long", attempt.what)
         except Exception as error:  # whatever the model's own code or torch.export raises
             if interrupts(error):
                 raise
