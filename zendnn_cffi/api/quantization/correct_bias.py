@@ -5,7 +5,9 @@ Each layer is looked at alone, on the float model's values: both results in one 
 layers before rounded, were measured to gain less on a transformer and as much on a convolutional network.
 
 A mean may be that of a few tokens whose values are clipped. Then the correction shifts all others, and the outputs
-lose: MiniLM on 128 tokens went from 19.4 dB to 3.5. So corrections are kept where the outputs gain.
+lose: MiniLM on 128 tokens went from 19.4 dB to 3.5. So corrections are kept where the outputs gain, with all layers
+rounded: all of them, or halves of them, and so on in the order of execution. A look at each layer alone took six times
+as long for the 149 layers of DaViT-Small, and was not better: MiniLM on 128 tokens has 19.7 dB, and had 19.5.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized, Rounding,
 from zendnn_cffi.api.quantization.layers import kind, watch
 
 _CALLS = 8  # inputs that tell whether the outputs gain
+_GROUPS = 16  # of layers, which are corrected together or not
 _WITH_BIAS = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
 
 
@@ -44,23 +47,23 @@ def bias_corrections(fake: FakeQuantized) -> dict[str, Tensor]:
 
 def correct(fake: FakeQuantized) -> dict[str, Tensor]:
     """Add corrections to the layers of a graph, those that make its outputs nearer; return them."""
-    before = fake.noise(fake.layers, _CALLS)
+    least = fake.noise(fake.layers, _CALLS)
     biases = bias_corrections(fake)
     fake.shift(biases)
-    if fake.noise(fake.layers, _CALLS) <= before:
-        return biases
-    for name in list(biases):
-        with_it = fake.noise([name], _CALLS)
-        shift = fake.drop_shift(name)
-        if fake.noise([name], _CALLS) < with_it:
-            del biases[name]
-        else:
-            fake.restore_shift(name, shift)
-    if fake.noise(fake.layers, _CALLS) > before:
-        for name in biases:
-            fake.drop_shift(name)
-        return {}
-    return biases
+    names, kept = list(biases), list[str]()
+    smallest = -(-len(names) // _GROUPS)
+    groups = [names]
+    while groups:
+        group = groups.pop()
+        fake.keep_shifts([*kept, *group])
+        found = fake.noise(fake.layers, _CALLS)
+        if found <= least:
+            least, kept = found, [*kept, *group]
+        elif len(group) > smallest:
+            half = len(group) // 2
+            groups += [group[half:], group[:half]]
+    fake.keep_shifts(kept)
+    return {name: biases[name] for name in kept}
 
 
 def _rounded(module: nn.Module, source: Any, value: Any) -> Any:

@@ -33,6 +33,7 @@ class FakeQuantized:
         self.layers = [node.name for node in quantized_layers(prepared)]
         self._rounding: dict[Edge, Rounding] = {}
         self._shifts: dict[str, Shift] = {}
+        self._shifted: frozenset[str] = frozenset()  # those that switch() may turn on
         self.module = self._switched()
         self._expected: list[list[Tensor]] | None = None
 
@@ -42,7 +43,7 @@ class FakeQuantized:
         for edge, rounding in self._rounding.items():
             rounding.on = edge in on
         for name, shift in self._shifts.items():
-            shift.on = name in layers
+            shift.on = name in layers and name in self._shifted
 
     def noise(self, layers: Collection[str], calls: int | None = None) -> float:
         """Noise over signal of the outputs, a ratio of powers, with just these layers in integers.
@@ -96,15 +97,11 @@ class FakeQuantized:
                 shifted = self.module.graph.call_module(name, (node,))
             node.replace_all_uses_with(shifted, delete_user_cb=lambda user, own=shifted: user is not own)
         self.module.recompile()
+        self.keep_shifts(biases)
 
-    def drop_shift(self, name: str) -> Shift:
-        """Add nothing to a layer's results any more; restore_shift takes what this returns."""
-        shift = self._shifts.pop(name)
-        shift.on = False
-        return shift
-
-    def restore_shift(self, name: str, shift: Shift) -> None:
-        self._shifts[name] = shift
+    def keep_shifts(self, names: Collection[str]) -> None:
+        """Add to the results of just these layers from here on; the others' numbers are kept for another choice."""
+        self._shifted = frozenset(names)
 
     def _switched(self) -> fx.GraphModule:
         """A copy of the graph with a switch on each edge in place of the observers; weights are shared."""

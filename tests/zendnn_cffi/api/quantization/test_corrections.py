@@ -9,6 +9,7 @@ from torch import nn
 import zendnn_cffi
 from tests.support.lowering import noise
 from tests.support.mixed_precision import Encoder, Residual, called, calls_of_noise, prepared
+from zendnn_cffi.api.quantization import correct_bias
 from zendnn_cffi.api.quantization.correct_bias import bias_corrections, correct
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.layers import kind
@@ -74,6 +75,25 @@ def test_corrections_that_lose_are_dropped() -> None:
     fake = FakeQuantized(graph, extreme)
     fake.shift(biases)
     assert fake.noise(fake.layers) > before
+
+
+def test_a_correction_that_loses_does_not_take_all_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many layers: each alone would take hundreds of calls of the model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(40))).eval()
+    calls = calls_of_noise(2, 5, 16)
+    fake = FakeQuantized(prepared(model, calls), calls)
+    biases = bias_corrections(fake)
+    wrong = list(biases)[-2]
+    biases[wrong] = biases[wrong] + 1.0
+    monkeypatch.setattr(correct_bias, "bias_corrections", lambda fake: biases)
+    looks: list[float] = []
+    noise_of = fake.noise_of
+    monkeypatch.setattr(fake, "noise_of", lambda *args: looks.append(noise_of(*args)) or looks[-1])  # type: ignore[func-returns-value]
+    kept = correct(fake)
+    assert wrong not in kept and len(kept) > 10 and len(looks) <= 64
+    assert fake.noise(fake.layers) == min(looks) < looks[0]
+    assert all(torch.equal(kept[name], biases[name]) for name in kept)
 
 
 def test_smoothing_is_exact_in_float_and_nearer_in_integers() -> None:
