@@ -16,7 +16,7 @@ from fx_passes.candidates.candidates import (
     Weights,
     primitive_template,
 )
-from fx_passes.candidates.layouts import Layout, Quantized, contiguous_strides, in_memory, row_major, strided
+from fx_passes.candidates.layouts import Layout, Numerics, Quantized, contiguous_strides, in_memory, row_major, strided
 from zendnn_cffi.primitives.attributes import ARG_ATTR_ZERO_POINTS, ARG_DST, ARG_SRC, Attr
 from zendnn_cffi.primitives.checks import strides_overlap
 from zendnn_cffi.primitives.memory import MemoryDesc
@@ -74,7 +74,6 @@ def _ordered_like(other: Layout, dtype: torch.dtype) -> MemoryDesc:
     return strided(tuple(other.dims), dtype, tuple(other.strides))
 
 
-@functools.lru_cache(maxsize=4096)
 def _loses_zero_points(have: Layout, want: Layout, threads: int) -> bool:
     """Whether the reorder has zero points, changes the order of plain dimensions, and gives wrong numbers on noise.
 
@@ -85,8 +84,26 @@ def _loses_zero_points(have: Layout, want: Layout, threads: int) -> bool:
         return False
     if have.size_bytes + want.size_bytes > LIMIT_BYTES or _is_expanded(have):
         return True
+    scales = (2.0**-6, 2.0**-5) if _scale(have, want) != 1.0 else (1.0, 1.0)
+    return _is_wrong(*map(_told_apart, (have, want), scales), threads)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_wrong(have: Layout, want: Layout, threads: int) -> bool:
     with unchecked():
         return not check(conversion(have, want).pd).right
+
+
+def _told_apart(desc: Layout, scale: float) -> Layout:
+    """The layout of values whose zero point shows where it is ignored: other numbers go the same way through a reorder.
+
+    So one check is for all values of these sizes, and no range of theirs hides what is wrong.
+    """
+    if not isinstance(desc, Quantized):
+        return desc
+    kept = desc.numerics
+    zero_point = kept.zero_point and (64 if kept.dtype == torch.uint8 else 5)
+    return Quantized(desc.desc, Numerics(kept.dtype, scale, zero_point, kept.bits))
 
 
 def _is_expanded(have: Layout) -> bool:
@@ -102,16 +119,20 @@ def is_by_torch(have: Layout, want: Layout) -> bool:
     return {have.dtype, want.dtype} == _FLOATS and have.strides == want.strides == contiguous_strides(tuple(have.dims))
 
 
+def _scale(have: Layout, want: Layout) -> float:
+    """What numbers are multiplied with; without a scale, 1, it is another implementation."""
+    from_, to = (desc.numerics.scale if isinstance(desc, Quantized) else 1.0 for desc in (have, want))
+    return from_ / to
+
+
 def conversion(have: Layout, want: Layout) -> PrimitiveTemplate:
     """The reorder of operand 0, which lies in layout `have`, into layout `want`."""
     args: dict[int, Argument] = {ARG_SRC: Operand(0, in_memory(have)), ARG_DST: Result(in_memory(want))}
-    scale = 1.0
+    scale = _scale(have, want)
     zero_points: dict[int, int] = {}
     if isinstance(have, Quantized):
-        scale *= have.numerics.scale
         zero_points[ARG_SRC] = have.numerics.zero_point
     if isinstance(want, Quantized):
-        scale /= want.numerics.scale
         zero_points[ARG_DST] = want.numerics.zero_point
     args |= zero_point_arguments(zero_points)
     attr = Attr(output_scales=None if scale == 1.0 else scale, zero_points=zero_point_masks(zero_points))

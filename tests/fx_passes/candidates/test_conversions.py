@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fx_passes.candidates import conversions
 from fx_passes.candidates.candidates import PrimitiveTemplate, TorchTemplate
 from fx_passes.candidates.conversions import conversion, fastest_conversion, in_steps
 from fx_passes.candidates.layouts import Layout, Numerics, Quantized, layout, row_major, strided
@@ -17,6 +18,7 @@ from fx_passes.layout.reorder import reorder_into
 from fx_passes.search.measure import reorder_fingerprint, time_reorder
 from tests.support.lowering import noise
 from zendnn_cffi.primitives.memory import Memory
+from zendnn_cffi.primitives.verification.check import check
 from zendnn_cffi.primitives.verification.unchecked import unchecked
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -121,6 +123,21 @@ def test_zero_points_survive_another_order(
     expected = real if dtypes[1] is F32 else _kept(real, numerics[1]).float()
     assert (target.float() - expected).abs().max() <= (1e-5 if dtypes[1] is F32 else 1)
     assert (target.float() - expected).abs().mean() < 0.1  # midway numbers alone
+
+
+def test_one_check_is_for_all_scales_and_zero_points_of_the_same_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network has a scale for each of a hundred values, and a check takes a tenth of a second."""
+    checked = []
+    monkeypatch.setattr(conversions, "check", lambda pd: checked.append(pd) or check(pd))
+    shape = (3, 19, 7, 9)
+    have, want = row_major(shape, F32), strided(shape, U8, _strides(shape, "acdb"))
+    found = [
+        len(in_steps(have, Quantized(want, Numerics(U8, scale, zero_point))))
+        for scale, zero_point in ((0.5, 3), (1e-4, 255), (7.0, 128), (7.0, 0))
+    ]
+    assert len(checked) == 1 and found[:3] == [found[0]] * 3 and found[3] == 1
+    in_steps(row_major((4, *shape[1:]), F32), Quantized(strided((4, *shape[1:]), U8, want.strides), Numerics(U8, 0.5, 3)))
+    assert len(checked) == 2
 
 
 def _kept(real: torch.Tensor, numerics: Numerics) -> torch.Tensor:
