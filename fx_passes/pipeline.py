@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx, nn
 
 from fx_passes.bags.offset_bags import join_offset_bags
+from fx_passes.fold.asserted_sizes import fold_asserted_sizes
 from fx_passes.fold.batch_norm import fold_batch_norm
 from fx_passes.fold.casts import fold_casts
 from fx_passes.fold.channel_scale import fold_channel_scale
@@ -77,6 +78,7 @@ PASSES: tuple[Pass, ...] = (
     fold_casts,
     fold_wide_softmax,
     fold_shifted_softmax,
+    fold_asserted_sizes,
     fold_shapes,
     fold_identities,
     fold_pad,

@@ -136,7 +136,9 @@ def test_one_check_is_for_all_scales_and_zero_points_of_the_same_sizes(monkeypat
         for scale, zero_point in ((0.5, 3), (1e-4, 255), (7.0, 128), (7.0, 0))
     ]
     assert len(checked) == 1 and found[:3] == [found[0]] * 3 and found[3] == 1
-    in_steps(row_major((4, *shape[1:]), F32), Quantized(strided((4, *shape[1:]), U8, want.strides), Numerics(U8, 0.5, 3)))
+    in_steps(
+        row_major((4, *shape[1:]), F32), Quantized(strided((4, *shape[1:]), U8, want.strides), Numerics(U8, 0.5, 3))
+    )
     assert len(checked) == 2
 
 
