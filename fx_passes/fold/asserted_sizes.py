@@ -20,6 +20,7 @@ from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import example, finish, is_call, is_shape, only_values_count, replace
 
 aten = torch.ops.aten
+_CUT = aten.split_with_sizes.default
 _ITEMS = (aten.item.default, aten._local_scalar_dense.default)
 
 
@@ -29,16 +30,13 @@ def fold_asserted_sizes(gm: fx.GraphModule) -> fx.GraphModule:
         number, size = _asserted(assertion.args[0])
         if number is not None:
             number.replace_all_uses_with(size, delete_user_cb=lambda user, after=assertion: after < user)
-    cuts = gm.graph.find_nodes(op="call_function", target=aten.split_with_sizes.default)
+    cuts = [cut for cut in gm.graph.find_nodes(op="call_function", target=_CUT) if _is_whole(cut)]
     aliasing = Aliasing(gm) if cuts else None
     for cut in cuts:
-        if not _is_whole(cut):
-            continue
-        for piece in list(cut.users):
-            if is_call(piece, operator.getitem) and only_values_count(piece):
-                assert aliasing is not None
-                if not aliasing.is_written_after(cut.args[0], piece):
-                    replace(piece, cut.args[0])
+        assert aliasing is not None
+        for piece in [user for user in cut.users if is_call(user, operator.getitem) and only_values_count(user)]:
+            if not aliasing.is_written_after(cut.args[0], piece):
+                replace(piece, cut.args[0])
     return finish(gm)
 
 
