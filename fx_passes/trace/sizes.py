@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fx_passes.trace.time_limit import FakeLimit, Limit
+from fx_passes.trace.time_limit import DispatchLimit, Limit
 
 
 class Free(enum.IntEnum):
@@ -73,10 +73,13 @@ ASKED_FOR_NONE = FreeSizes(Free.NOTHING, "dynamic=False")
 
 
 class TimeLeft:
-    """The CPU time that following free sizes may still take, for a model and what is tried of its submodules."""
+    """The CPU time that following free sizes may still take, for a model and what is tried of its submodules.
 
-    def __init__(self) -> None:
-        self._left = dict.fromkeys((Free.ALL, Free.BATCH), SECONDS)
+    seconds, longest  when it is over: as Limit has it
+    """
+
+    def __init__(self, seconds: float = SECONDS, longest: float = LONGEST) -> None:
+        self._left, self._longest = dict.fromkeys((Free.ALL, Free.BATCH), seconds), longest
 
     @contextlib.contextmanager
     def limit(self, free: Free, strict: bool = False) -> Iterator[None]:
@@ -87,7 +90,7 @@ class TimeLeft:
         if free is Free.NOTHING:
             yield
             return
-        limit = (FakeLimit if strict else Limit)(self._left[free], LONGEST)
+        limit = (DispatchLimit if strict else Limit)(self._left[free], self._longest)
         try:
             with limit:
                 yield

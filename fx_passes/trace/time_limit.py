@@ -80,18 +80,18 @@ class Limit(_TermsInTime, TorchFunctionMode):
         return result
 
 
-class FakeLimit(_TermsInTime):
+class DispatchLimit(_TermsInTime):
     """The same limit where Dynamo reads the forward, which would follow a function mode: fake tensors look at it."""
 
     _of: ClassVar[dict[int, list[_TermsInTime]]] = {}  # by thread, the inmost last
     _lock = new_lock()
     _own: ClassVar[Any] = None  # FakeTensorMode's dispatch, where it is not in its place
 
-    def __enter__(self) -> FakeLimit:
+    def __enter__(self) -> DispatchLimit:
         with self._lock:
             if not self._of:
-                FakeLimit._own = getattr(FakeTensorMode, _DISPATCH)
-                setattr(FakeTensorMode, _DISPATCH, _counting(FakeLimit._own, self._of))
+                DispatchLimit._own = getattr(FakeTensorMode, _DISPATCH)
+                setattr(FakeTensorMode, _DISPATCH, _counting(DispatchLimit._own, self._of))
             self._of.setdefault(threading.get_ident(), []).append(self)
         return self
 
@@ -102,7 +102,7 @@ class FakeLimit(_TermsInTime):
             if not mine:
                 del self._of[threading.get_ident()]
             if not self._of:
-                setattr(FakeTensorMode, _DISPATCH, FakeLimit._own)
+                setattr(FakeTensorMode, _DISPATCH, DispatchLimit._own)
 
 
 def _counting(own: Callable[..., Any], limits: Mapping[int, list[_TermsInTime]]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import zendnn_cffi
 from fx_passes.trace import export
-from fx_passes.trace.time_limit import FakeLimit, Limit, MostCalls, TooLong, TooMany
+from fx_passes.trace.time_limit import DispatchLimit, Limit, MostCalls, TooLong, TooMany
 from tests.support.answers import offloaded
 
 
@@ -66,7 +66,7 @@ def test_a_limit_where_dynamo_reads_the_forward(longest: float, over: bool) -> N
 
     dispatch = FakeTensorMode.__torch_dispatch__
     shapes = {"x": {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}}
-    with pytest.raises(TooLong) if over else contextlib.nullcontext(), FakeLimit(0.0, longest):
+    with pytest.raises(TooLong) if over else contextlib.nullcontext(), DispatchLimit(0.0, longest):
         torch.export.export(Windows(), (torch.randn(3, 16),), dynamic_shapes=shapes, strict=True)
     assert FakeTensorMode.__torch_dispatch__ is dispatch
 
@@ -78,8 +78,8 @@ def test_a_limit_of_fake_tensors_is_for_its_thread_and_limits_lie_within_others(
         with FakeTensorMode() as mode:
             return mode.from_tensor(torch.ones(3, 4)).relu().shape
 
-    with FakeLimit(60.0), ThreadPoolExecutor(1) as others:
-        with FakeLimit(0.0):
+    with DispatchLimit(60.0), ThreadPoolExecutor(1) as others:
+        with DispatchLimit(0.0):
             with pytest.raises(TooLong):
                 sizes()
             assert others.submit(sizes).result() == (3, 4)

@@ -17,10 +17,10 @@ from torch import nn
 
 import zendnn_cffi
 from fx_passes.lower.products import row_scaled_linear
-from fx_passes.trace import sizes
 from tests.support.cpu import take_away
 from tests.support.lowering import net, noise, tensors
 from tests.support.quantized import ran
+from zendnn_cffi.api.quantization import pt2e
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization_report import QuantizationReport, powers, sqnr_db
 
@@ -729,8 +729,8 @@ def test_numbers_that_are_not_finite_are_noise_where_one_side_has_them(
 @pytest.mark.parametrize("seconds", (0.0, 60.0))
 def test_sizes_that_take_too_long_to_follow_are_the_examples(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """DaViT's padded windows took torch.export more than 14 minutes."""
-    monkeypatch.setattr(sizes, "SECONDS", seconds)
-    monkeypatch.setattr(sizes, "LONGEST", 1.0)
+    monkeypatch.setattr(pt2e, "_SECONDS", seconds)
+    monkeypatch.setattr(pt2e, "_LONGEST", 1.0)
 
     def windows(m: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
         return m[1](m[0](x.unflatten(1, (4, x.shape[1] // 4))).relu()).flatten(1, 2)

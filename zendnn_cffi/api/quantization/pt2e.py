@@ -47,6 +47,9 @@ from zendnn_cffi.errors import interrupts
 
 log = logging.getLogger("zendnn_cffi.quantize")
 
+# Limits of following free sizes. optimize() has less patience, as plain PyTorch computes other sizes there; here they
+# raise. Symbols and operations, on average: GoogLeNet 35, DenseNet-201 31 or more, Swin 85 after 30 s
+_SECONDS, _LONGEST = 30.0, 50.0
 _WEIGHTS_WITHIN = 63  # of 7 bits, as far on both sides
 # torchao's is 2^-12: weights below 0.03, and activations below 0.06, would have fewer than 8 bits. With smaller ones
 # than this, squared errors of HistogramObserver are no numbers of float32 any longer.
@@ -206,7 +209,7 @@ def _first_export(model: nn.Module, example: Call, strict: bool) -> tuple[fx.Gra
     """
     refused: Exception | None = None
     found: fx.GraphModule | None = None
-    left, most = TimeLeft(), Free.ALL
+    left, most = TimeLeft(_SECONDS, _LONGEST), Free.ALL
     for attempt in attempts():
         if attempt.free > most or (found is not None and attempt.free is not Free.ALL):
             continue
