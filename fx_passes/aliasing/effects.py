@@ -6,7 +6,7 @@ Unknown functions and modules may do both. Known ones are in the tables of spell
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def writes(node: fx.Node, root: nn.Module, unknown: bool = True) -> list[fx.Node
     if node.target in INPLACE or node.target is operator.setitem or is_inplace_call(node):
         return inputs[:1]
     if not is_known_function(node.target) and unknown:
-        return inputs
+        return _memory(inputs)
     if out := _given_out(node):
         return out
     if is_known_function(node.target) and node.target not in _OPERATORS and _has_inplace_name(node.target.__name__):
@@ -232,7 +232,12 @@ def _module_writes(node: fx.Node, root: nn.Module, unknown: bool) -> list[fx.Nod
         return node.all_input_nodes[:1]
     if not unknown or type(module).__module__.startswith("torch.nn"):
         return []
-    return [*node.all_input_nodes, *_buffers_of(node, root)]
+    return [*_memory(node.all_input_nodes), *_buffers_of(node, root)]
+
+
+def _memory(inputs: Sequence[fx.Node]) -> list[fx.Node]:
+    """Those that may be tensors: nobody writes to a number."""
+    return [each for each in inputs if not is_shape(each)]
 
 
 def _buffers_of(node: fx.Node, root: nn.Module) -> list[fx.Node]:

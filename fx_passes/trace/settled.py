@@ -52,7 +52,7 @@ def settle(graph: fx.Graph, root: nn.Module, example: Mapping[str, Any]) -> None
     for node, tied in settled.items():
         if readers := [user for user in node.users if user not in settled and DECIDED not in user.meta]:
             node.meta.setdefault(DECIDED, {})[SIZES] = tied
-            read_instead(readers, node, _told(tied, readers[0], placeholders))
+            read_instead(readers, node, _told(tied, node, placeholders))
     _note_ranks(graph, runs)
     for node in list(graph.nodes):
         if count := _pieces(node, runs):
@@ -166,11 +166,11 @@ def _take_apart(node: fx.Node, count: int) -> None:
     read_instead(readers, node, pieces)
 
 
-def _told(tied: Any, reader: fx.Node, placeholders: Mapping[str, fx.Node]) -> Any:
-    """What tells sizes, as an argument of a node."""
+def _told(tied: Any, node: fx.Node, placeholders: Mapping[str, fx.Node]) -> Any:
+    """What tells sizes that node tells, for whoever reads it: before it, as users are in no order."""
     if type(tied) is tuple:
-        return tuple(_told(each, reader, placeholders) for each in tied)
+        return tuple(_told(each, node, placeholders) for each in tied)
     if not isinstance(tied, Tied):
         return tied
-    with reader.graph.inserting_before(reader):
-        return reader.graph.call_method("size", (placeholders[tied.name], tied.dim))
+    with node.graph.inserting_before(node):
+        return node.graph.call_method("size", (placeholders[tied.name], tied.dim))

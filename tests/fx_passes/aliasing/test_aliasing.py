@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import zendnn_cffi  # noqa: F401 - the backend
+from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.aliasing.effects import aliases, writes
 from fx_passes.pipeline import compile_graph
@@ -614,3 +615,21 @@ def test_readers_behind_a_module_that_stays_whole_read_their_own_value(name: str
         return m.b(y) + z
 
     check(model_of(forward, a=nn.Linear(7, 7), b=nn.Linear(7, 7), u=UNKNOWN[name]()), image(3, 7))
+
+
+def test_nobody_writes_to_a_size() -> None:
+    """A module that nobody knows was ordered behind what had read the size: the graph lost nodes to that cycle."""
+
+    class Unknown(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return x[:n]
+
+    root = nn.Module()
+    root.unknown = Unknown()
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    size = graph.call_function(ops.size, (x, 0))
+    more = graph.call_function(operator.add, (size, 1))
+    call = graph.call_module("unknown", (x, more))
+    graph.output(call)
+    assert writes(call, root) == [x]

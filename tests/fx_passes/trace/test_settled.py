@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import zendnn_cffi
 from fx_passes.graph.graph import DTYPE, RANK
 from fx_passes.trace.decisions import DECIDED, SIZES, Tied, decided
 from tests.fx_passes.trace.test_decisions import optimized, same, serves
@@ -137,3 +138,26 @@ def test_a_batch_that_is_also_another_size(batch: int) -> None:
     gm = optimized(model, torch.randn(batch, 3, 12, 12))
     for n in (1, 2, 3, 4, 8, 16):
         same(gm, model, torch.randn(n, 3, 12, 12))
+
+
+class ReadByTwo(nn.Module):
+    """The first reader of the batch reads another size, too: of those that read the batch it is the last one then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if y.shape[3] != 6:
+            y = y.relu()
+        height, batch = y.size(2), y.size(0)
+        y = y.flatten(2).reshape(batch, 8, height, -1)
+        return y.permute(0, 2, 3, 1).reshape(batch, -1)
+
+
+def test_sizes_are_told_before_all_that_read_them() -> None:
+    model, x = ReadByTwo().eval(), torch.randn(2, 3, 12, 12)
+    gm = zendnn_cffi.optimize(model, (x,), tune="off")
+    assert len(gm.regions()) == 1
+    torch.testing.assert_close(gm(x), model(x))
