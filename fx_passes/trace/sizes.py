@@ -75,11 +75,12 @@ ASKED_FOR_NONE = FreeSizes(Free.NOTHING, "dynamic=False")
 class TimeLeft:
     """The CPU time that following free sizes may still take, for a model and what is tried of its submodules.
 
-    seconds, longest  when it is over: as Limit has it
+    seconds, longest  when it is over, as Limit has it; None: SECONDS and LONGEST
     """
 
-    def __init__(self, seconds: float = SECONDS, longest: float = LONGEST) -> None:
-        self._left, self._longest = dict.fromkeys((Free.ALL, Free.BATCH), seconds), longest
+    def __init__(self, seconds: float | None = None, longest: float | None = None) -> None:
+        self._left = dict.fromkeys((Free.ALL, Free.BATCH), SECONDS if seconds is None else seconds)
+        self._longest = LONGEST if longest is None else longest
 
     @contextlib.contextmanager
     def limit(self, free: Free, strict: bool = False) -> Iterator[None]:
