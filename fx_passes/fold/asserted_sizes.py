@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from fx_passes.aliasing.aliasing import Aliasing
+from fx_passes.fold.rows import same_sizes
 from fx_passes.graph.graph import example, finish, is_call, is_shape, only_values_count, replace
 
 aten = torch.ops.aten
@@ -56,9 +57,4 @@ def _is_whole(cut: fx.Node) -> bool:
     if value is None or type(dim) is not int or not isinstance(sizes, list | tuple) or len(sizes) != 1:
         return False
     size = sizes[0].meta.get("val") if isinstance(sizes[0], fx.Node) else sizes[0]
-    return size is not None and _term(size) == _term(value.shape[dim])
-
-
-def _term(size: Any) -> Any:
-    """What sizes are compared by: free ones are symbols, of which Python's == would ask the example."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+    return size is not None and same_sizes([size], [value.shape[dim]])

@@ -157,8 +157,8 @@ class Explanation:
         return Counter((node.became, node.implementation) for node in self.nodes)
 
     def __str__(self) -> str:
-        rows = [tuple(self._columns())]
-        rows += [tuple(cell(node) for cell in self._columns().values()) for node in self.nodes]
+        columns = self._columns()
+        rows = [tuple(columns), *(tuple(cell(node) for cell in columns.values()) for node in self.nodes)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, *self._summary()])
