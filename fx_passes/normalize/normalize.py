@@ -341,22 +341,28 @@ def _read_as(node: fx.Node, value: Any) -> None:
 
 
 _BROADCASTING = {"add", "sub", "mul", "div", "truediv", "multiply"}
+_OF_A_TENSOR = {"quantize_per_tensor", "dequantize_per_tensor"}  # element by element, before or after an expansion
 _SAME_SHAPE = ops.having(shape="same")
 
 
 def build_expand_as(node: fx.Node) -> Built:
-    """x * gates.expand_as(x), as squeeze-and-excitation is often written: x * gates, which broadcasts by itself."""
+    """x * gates.expand_as(x), as squeeze-and-excitation is often written: x * gates, which broadcasts by itself.
+
+    Quantized graphs round the expanded gates: the gates are rounded then.
+    """
     if len(node.args) != 2 or node.kwargs or not rank(node.args[0]):
         return None  # a number expanded decides the result's dtype, as it is it does not
     source, like = node.args
 
-    def broadcasts(user: fx.Node) -> bool:
+    def broadcasts(value: fx.Node, user: fx.Node) -> bool:
         target: Any = user.target
         name = target._opname if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", target)
-        others = [each for each in user.args if each is not node]
+        if name in _OF_A_TENSOR and user.args[0] is value:
+            return all(broadcasts(user, each) for each in user.users)
+        others = [each for each in user.args if each is not value]
         return name in _BROADCASTING and len(others) == 1 and _is_shaped_as(others[0], like) and not user.kwargs
 
-    return Alias(source) if all(map(broadcasts, node.users)) else None
+    return Alias(source) if all(broadcasts(node, user) for user in node.users) else None
 
 
 def _is_shaped_as(node: Any, like: fx.Node) -> bool:

@@ -29,6 +29,7 @@ from tests.support.graphs import (
     outside,
     post_ops,
 )
+from tests.support.quantized import through
 
 LINE, PLANE, SPACE = (2, 4, 9), (2, 4, 9, 7), (2, 4, 5, 6, 7)
 
@@ -290,6 +291,25 @@ def test_gates_expanded_to_what_they_multiply(function: Any, left: int, exported
     model = model_of(lambda m, x: function(x.relu(), m.c(x).mean((2, 3)).view(2, 4, 1, 1)), c=nn.Conv2d(4, 4, 3))
     gm = compile_graph(model, (image(2, 4, 9, 7),) if exported else None)
     check_equal(model, gm, image(2, 4, 9, 7))
+    assert sum(many for name, many in count(gm).items() if name.startswith("expand_as")) == left
+
+
+@pytest.mark.parametrize("exported", (False, True))
+@pytest.mark.parametrize(
+    ("function", "left"),
+    (
+        (lambda x, gate: through(x, 0.02, 3) * through(gate.expand_as(x), 0.01, 7), 0),
+        (lambda x, gate: x * through(through(gate.expand_as(x), 0.01, 7), 0.02, 3), 0),
+        (lambda x, gate: (x * (rounded := through(gate.expand_as(x), 0.01, 7)), rounded), 1),
+        (lambda x, gate: through(x.mean(1, keepdim=True), 0.02, 3) * through(gate.expand_as(x), 0.01, 7), 1),
+    ),
+)
+def test_gates_that_are_expanded_and_rounded(function: Any, left: int, exported: bool) -> None:
+    """They are rounded as they are: in a quantized graph broadcasting expands them, too."""
+    model = model_of(lambda m, x: function(m.c(x), m.c(x).mean((2, 3)).view(2, 4, 1, 1)), c=nn.Conv2d(4, 4, 3)).float()
+    x = image(2, 4, 9, 7).float()
+    gm = compile_graph(model, (x,) if exported else None)
+    check_equal(model, gm, x)
     assert sum(many for name, many in count(gm).items() if name.startswith("expand_as")) == left
 
 
