@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.families.rows import Row
-from tests.support.torchvision_models import import_torchvision, provide_nms, randomize
+from tests.support.torchvision_models import import_torchvision, provide_operators, randomize
 
 DETECTION, SEGMENTATION, VIDEO = "detection", "segmentation", "video"
 DIFFUSION, SUPER_RESOLUTION = "diffusion", "super-resolution"
@@ -20,7 +20,7 @@ DIFFUSION, SUPER_RESOLUTION = "diffusion", "super-resolution"
 def from_folder(folder: str, name: str, **options: Any) -> nn.Module:
     """torchvision's model with random weights and statistics."""
     torchvision = import_torchvision()
-    provide_nms()
+    provide_operators()
     model: nn.Module = getattr(getattr(torchvision.models, folder), name)(
         weights=None, **({"weights_backbone": None} if folder in (DETECTION, SEGMENTATION) else {}), **options
     )

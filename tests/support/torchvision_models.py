@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _library: Any = None
@@ -73,17 +75,29 @@ def randomize(model: nn.Module, seed: int = 0) -> None:
                     module.bias.copy_(uniform(-0.3, 0.3, module.bias))
 
 
-def provide_nms() -> None:
-    """Let torchvision's detectors run where its compiled part does not load: nms in plain PyTorch, as slow as it is."""
+def provide_operators() -> None:
+    """Let torchvision's detectors run where its compiled part does not load, as they run where it does.
+
+    nms and roi_align are operators there, which no graph looks into. torchvision's own roi_align in Python would be
+    compiled by Inductor in eager mode, and inlined by TorchDynamo: no user with the compiled part sees these times.
+    """
     extension = import_torchvision().extension
     if extension._has_ops() or _provided:
         return
-    library = torch.library.Library("torchvision", "IMPL")
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define("roi_align" + _ROI_ALIGN)
     library.impl("nms", _nms, "CPU")
+    library.impl("roi_align", _roi_align, "CPU")
+    torch.library.register_fake("torchvision::roi_align", _empty_regions, lib=library)
     _provided.append(library)
-    extension._has_ops = lambda: True  # which boxes.nms asks; roi_align asks its own and keeps its version in Python
+    extension._has_ops = lambda: True  # which boxes.nms asks
+    sys.modules["torchvision.ops.roi_align"]._has_ops = extension._has_ops  # type: ignore[attr-defined]
 
 
+_ROI_ALIGN = (
+    "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, int sampling_ratio,"
+    " bool aligned) -> Tensor"
+)
 _provided: list[Any] = []  # kept: an implementation lives as long as its library
 
 
@@ -98,3 +112,42 @@ def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> tor
         if kept[number]:
             kept[number + 1 :] &= ~overlaps[number, number + 1 :]
     return order[torch.from_numpy(kept)]
+
+
+def _empty_regions(
+    input: torch.Tensor, rois: torch.Tensor, scale: float, height: int, width: int, *_: Any
+) -> torch.Tensor:
+    return input.new_empty((rois.shape[0], input.shape[1], height, width))
+
+
+def _roi_align(
+    input: torch.Tensor, rois: torch.Tensor, scale: float, height: int, width: int, ratio: int, aligned: bool
+) -> torch.Tensor:
+    """Means of ratio x ratio bilinear samples in each cell of regions [K, 5]: an image's number and its corners."""
+    assert ratio > 0, "as many samples as a cell has pixels: not provided"
+    corners = rois[:, 1:] * scale - (0.5 if aligned else 0.0)
+    sizes = corners[:, 2:] - corners[:, :2]
+    if not aligned:
+        sizes = sizes.clamp(min=1.0)
+    x, x_inside = _samples(corners[:, 0], sizes[:, 0], width * ratio, input.shape[3])
+    y, y_inside = _samples(corners[:, 1], sizes[:, 1], height * ratio, input.shape[2])
+    answer = _empty_regions(input, rois, scale, height, width)
+    for number, image in enumerate(input):
+        of_image = (rois[:, 0] == number).nonzero()[:, 0]
+        if not len(of_image):
+            continue
+        across = x[of_image, None, :].expand(-1, height * ratio, -1)
+        down = y[of_image, :, None].expand(-1, -1, width * ratio)
+        grid = torch.stack([across, down], dim=-1).flatten(0, 1)[None]
+        sampled = functional.grid_sample(image[None], grid, padding_mode="border", align_corners=True)
+        inside = (y_inside[of_image, :, None] & x_inside[of_image, None, :]).flatten(0, 1)
+        means = functional.avg_pool2d(sampled * inside, ratio)
+        answer[of_image] = means[0].unflatten(1, (-1, height)).movedim(1, 0)
+    return answer
+
+
+def _samples(start: torch.Tensor, size: torch.Tensor, samples: int, pixels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places of samples [K, samples] from -1 (the first pixel) to 1 (the last), and which are no pixel outside."""
+    steps = (torch.arange(samples, dtype=start.dtype) + 0.5) / samples
+    places = start[:, None] + steps * size[:, None]
+    return places * (2 / max(pixels - 1, 1)) - 1, (places >= -1) & (places <= pixels)
