@@ -7,7 +7,7 @@ their shapes. Looking costs a few microseconds a call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +39,12 @@ def _is_mask_of(node: fx.Node, user: fx.Node) -> bool:
 def remember(mask: Tensor) -> None:
     """Let kind_of and additive look at a tensor once: nobody will ever write to it."""
     mask._zendnn_cffi_known = {}
+
+
+def known_of(mask: Tensor) -> Collection[Any]:
+    """What was found out, and made, of a tensor that is looked at once."""
+    known: dict[Any, Any] = getattr(mask, "_zendnn_cffi_known", {})
+    return tuple(known.values())
 
 
 def asked_once(mask: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,11 +23,10 @@ from fx_passes.graph.graph import (
     sort,
 )
 from fx_passes.graph.interpreter import run
+from fx_passes.memoize.combinations import Combinations
 from fx_passes.memoize.functional import gives_tensor, is_functional
-from fx_passes.memoize.masks import remember
 from fx_passes.memoize.watched import is_watched
 from fx_passes.partition.partition import Constants, Ordering, add_module, copy_nodes, ordering
-from zendnn_cffi.locks import new_lock
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -39,8 +37,8 @@ _MAX_MASK_ELEMENTS = 1 << 16  # of larger ones comparing costs about as much as 
 class Memoised(nn.Module):
     """Computes graph from masks, the first of its arguments, from sizes, and from tensors that depend on sizes alone.
 
-    Results are kept for each combination of sizes and shapes, with a copy of the masks, and given again for equal ones;
-    the oldest go first. Readers must not write to them: whoever makes a module sees to that.
+    Results are remembered for each combination of sizes and shapes, with a copy of the masks, and given again for equal
+    ones. Readers must not write to them: whoever makes a module sees to that.
     """
 
     reads_numbers = True  # for fx_passes.aliasing.effects: it neither writes to, nor hands on, what it is given
@@ -50,30 +48,26 @@ class Memoised(nn.Module):
         self.graph = graph
         self.constants = constants
         self.masks = masks
-        self.most_kept, self.most_bytes = (8, 8 << 20) if masks else (16, 64 << 20)  # combinations; results of one
-        self._kept: OrderedDict[tuple[Any, ...], tuple[tuple[Any, ...], tuple[Tensor, ...]]] = OrderedDict()
-        self._lock = new_lock()
-        self._forgotten = 0  # how often: what was computed before is not kept after
+        self.combinations = Combinations(8, most_bytes=8 << 20) if masks else Combinations(16)
 
     def forward(self, *given: Any) -> tuple[Tensor, ...]:
         """Return the tensors that others read, in graph order."""
-        masks, forgotten = given[: self.masks], self._forgotten
+        masks, state = given[: self.masks], self.combinations.state
         if is_watched() or not all(map(_is_plain, masks)) or torch.is_autocast_enabled("cpu") or self._trains():
             return self._compute(given)
         key = given
         if masks:
             shapes = [(mask.shape, mask.dtype) for mask in masks]
             key = (*shapes, *(id(x) if isinstance(x, Tensor) else x for x in given[self.masks :]))
-        entry = self._kept.get(key)  # it holds the tensors whose addresses are in the key
-        if entry is not None and all(map(torch.equal, entry[0], masks)):
-            return entry[1]
+        known = self.combinations.get(key)  # it holds the tensors whose addresses are in the key
+        if known is not None and all(map(torch.equal, known.held, masks)):
+            return known.results
         if sum(mask.numel() for mask in masks) > _MAX_MASK_ELEMENTS:
             return self._compute(given)
         with torch.inference_mode(False), torch.no_grad():
             held = (*(mask.clone() for mask in masks), *given[self.masks :])
             results = self._compute(held)
-        if sum(map(_bytes, results)) <= self.most_bytes:
-            self._keep(key, held, results, forgotten)
+        self.combinations.keep(key, held, results, state)
         return results
 
     def _trains(self) -> bool:
@@ -83,27 +77,14 @@ class Memoised(nn.Module):
         results: tuple[Tensor, ...] = run(self.graph, self.constants, given)
         return results
 
-    def _keep(self, key: tuple[Any, ...], held: tuple[Any, ...], results: tuple[Tensor, ...], forgotten: int) -> None:
-        for result in results:
-            remember(result)
-        with self._lock:
-            if forgotten != self._forgotten:  # another thread saw a change meanwhile
-                return
-            self._kept[key] = held, results
-            self._kept.move_to_end(key)
-            while len(self._kept) > self.most_kept:
-                self._kept.popitem(last=False)
-
     @property
     def kept(self) -> int:
         """How many results are kept."""
-        return len(self._kept)
+        return len(self.combinations)
 
     def forget(self) -> None:
         """What the graph reads may have changed."""
-        with self._lock:
-            self._forgotten += 1
-            self._kept.clear()
+        self.combinations.clear()
 
     def extra_repr(self) -> str:
         operations = sum(node.op == "call_function" for node in self.graph.nodes)
@@ -120,11 +101,6 @@ def is_kept(gm: fx.GraphModule, node: fx.Node) -> bool:
 
 def _is_plain(mask: Any) -> bool:
     return type(mask) is Tensor and mask.is_cpu and mask.layout is torch.strided
-
-
-def _bytes(result: Tensor) -> int:
-    """Of a view of a large constant, what it shows; of an expanded tensor, what there is."""
-    return min(result.numel() * result.element_size(), result.untyped_storage().nbytes())
 
 
 def find_members(

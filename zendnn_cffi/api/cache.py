@@ -22,6 +22,7 @@ class CacheInfo:
     arenas_limit_bytes      where arenas together would pass this, those that nobody is using are freed
                             (ZENDNN_CFFI_ARENA_MB, in MiB)
     results_bytes           memory of large results that nobody holds any more, for the next ones; 256 MiB at most
+    remembered_bytes        what depends on sizes or masks alone (positions, masks of attention); 256 MiB at most
     packed_weights_bytes    weights in the layouts that kernels want, and folded ones
     original_weights_bytes  the parameters they were made from, shared with the original model
     primitives_limit        compiled primitives that are kept (ZENDNN_PRIMITIVE_CACHE_CAPACITY)
@@ -34,6 +35,7 @@ class CacheInfo:
     arenas_bytes: int
     arenas_limit_bytes: int
     results_bytes: int
+    remembered_bytes: int
     packed_weights_bytes: int
     original_weights_bytes: int
     primitives_limit: int
@@ -49,6 +51,7 @@ class CacheInfo:
 
 def cache_info() -> CacheInfo:
     """Return what optimized modules keep between calls."""
+    from fx_passes.memoize.combinations import remembered_bytes
     from fx_passes.region.programs import MAX_PROGRAMS
     from fx_passes.region.region import living_regions, weights_bytes
 
@@ -62,6 +65,7 @@ def cache_info() -> CacheInfo:
         arenas_bytes=arenas.size_bytes(),
         arenas_limit_bytes=arenas.limit_bytes(),
         results_bytes=results.free_bytes,
+        remembered_bytes=remembered_bytes(),
         packed_weights_bytes=packed_bytes,
         original_weights_bytes=originals_bytes,
         primitives_limit=_primitives_limit(),
@@ -69,14 +73,17 @@ def cache_info() -> CacheInfo:
 
 
 def cache_clear() -> None:
-    """Free programs, arenas, results, packed weights and compiled primitives; the next calls make them again.
+    """Free programs, arenas, results, what is remembered, packed weights and compiled primitives; the next calls make
+    them again.
 
     Calls that are running keep what they use until they return. What was measured stays known.
     """
+    from fx_passes.memoize.combinations import forget_all
     from fx_passes.region.region import living_regions
 
     for region in living_regions():
         region.clear()
+    forget_all()
     for program in arenas.programs():
         program.free_idle()
     results.clear()

@@ -69,7 +69,7 @@ def test_by_what_a_mask_says() -> None:
 
 @pytest.mark.parametrize("masks", (0, 1))
 def test_large_results_are_computed_each_time(masks: int) -> None:
-    module = memoised(lambda x: torch.zeros(5_000_000 if masks else 20_000_000) + x, masks)
+    module = memoised(lambda x: torch.zeros(5_000_000 if masks else 40_000_000) + x, masks)
     for _ in range(2):
         module(torch.ones(1) if masks else 1)
     assert module.runs == 2 and module.kept == 0

@@ -77,10 +77,10 @@ def test_lengths_in_turn_each_computed_once() -> None:
     with torch.no_grad():
         for length in (9, 7, 9, 30, 7):
             torch.testing.assert_close(gm(ids(2, length)), model(ids(2, length)))
-        kept = dict(module._kept)
+        kept = dict(module.combinations._combinations)
         assert len(kept) == 3
         gm(ids(3, 9))
-        assert all(module._kept[key] is value for key, value in kept.items())
+        assert all(module.combinations.get(key) is value for key, value in kept.items())
     assert not [n for n in gm.graph.nodes if n.op == "call_function" and "arange" in str(n.target)]
 
 
@@ -90,7 +90,7 @@ def test_no_more_than_sixteen_are_kept() -> None:
     with torch.no_grad():
         for length in range(2, 30):
             gm(ids(2, length))
-    assert len(module._kept) == 16
+    assert module.kept == 16
 
 
 @pytest.mark.parametrize("kind", (Returned, Written))
