@@ -31,6 +31,7 @@ class Free(enum.IntEnum):
 
 
 SECONDS = 4.0  # of CPU time, for a model with all that is tried of it, where sizes become long terms
+SHRINKS = 60.0  # seconds later, after which terms have to be shorter: no model is followed for minutes
 LONGEST = 20.0  # symbols and operations, of tensors with free sizes: BERT 1.9, Deformable DETR 19, Swin 31 and more
 _FIXED = {
     Free.NOTHING: "Sizes are those of the example",
@@ -91,7 +92,7 @@ class TimeLeft:
         if free is Free.NOTHING:
             yield
             return
-        limit = (DispatchLimit if strict else Limit)(self._left[free], self._longest)
+        limit = (DispatchLimit if strict else Limit)(self._left[free], self._longest, SHRINKS)
         try:
             with limit:
                 yield

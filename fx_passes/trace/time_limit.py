@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,11 +36,12 @@ class _TermsInTime:
     longest  symbols and operations that the free sizes of a tensor may have, on average over tensors that have some: a
              model of many operations takes its time, one of long terms may take minutes for few; below 0: none are too
              short
+    shrinks  seconds beyond the first ones after which fewer are allowed, half as many after twice the time
     """
 
-    def __init__(self, seconds: float, longest: float = -1.0) -> None:
+    def __init__(self, seconds: float, longest: float = -1.0, shrinks: float = math.inf) -> None:
         super().__init__()
-        self._end, self._longest = time.thread_time() + seconds, longest
+        self._end, self._longest, self._shrinks = time.thread_time() + seconds, longest, shrinks
         self._tensors, self._terms = 1, 0
         self._lengths: dict[Any, int] = {}
 
@@ -50,7 +52,8 @@ class _TermsInTime:
 
     def check(self) -> None:
         """Raise TooLong where sizes are long terms and no time is left."""
-        if self._terms > self._longest * self._tensors and self.left < 0:
+        beyond = -self.left
+        if beyond > 0 and self._terms > self._longest * self._tensors * min(1.0, self._shrinks / beyond):
             raise TooLong
 
     def count(self, result: Any) -> None:

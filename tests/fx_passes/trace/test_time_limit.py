@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -36,12 +37,16 @@ def test_it_is_no_exception_that_a_model_catches() -> None:
 
 
 @pytest.mark.parametrize("constants", (0, 50), ids="{} constants".format)
-@pytest.mark.parametrize("longest, over", ((1.0, True), (9.0, False)))
-def test_many_operations_may_take_longer_than_long_sizes(longest: float, over: bool, constants: int) -> None:
+@pytest.mark.parametrize(
+    "longest, shrinks, over", ((1.0, math.inf, True), (9.0, math.inf, False), (9.0, 60.0, False), (9.0, 1e-9, True))
+)
+def test_many_operations_may_take_longer_than_long_sizes(
+    longest: float, shrinks: float, over: bool, constants: int
+) -> None:
     class Windows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             """x [N, L]; returns [N, 4, L / 4]."""
-            with Limit(0.0, longest):
+            with Limit(0.0, longest, shrinks):
                 for _ in range(constants):
                     torch.ones(3)
                 y = x.unflatten(1, (4, x.shape[1] // 4))
