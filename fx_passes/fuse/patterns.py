@@ -20,6 +20,7 @@ from torch import fx
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.fold.casts import is_cast
+from fx_passes.fold.rows import same_sizes, shape_of
 from fx_passes.graph.graph import argument, erase_unread, finish, is_call, is_constant, nodes_in
 from fx_passes.graph.inference import dtype
 from fx_passes.graph.pattern import Either, Parts, Value, binary, call, eltwise, match, once
@@ -226,6 +227,18 @@ def _indexed(node: Any) -> tuple[Any, Any] | None:
     return (x, bounds) if is_last and all(item == slice(None) for item in others) else None
 
 
+def _paired(node: Any) -> tuple[fx.Node, slice] | None:
+    """(x, bounds) where node is one of each pair: x.view(*x.shape[:-1], -1, 2)[..., 0] is x[..., ::2]."""
+    taken = _indexed(node)
+    if taken is None or taken[1] not in (0, 1) or not is_call(taken[0], ops.reshape, ops.unflatten):
+        return None
+    x = taken[0].args[0]
+    have, pairs = shape_of(x), shape_of(taken[0])
+    if have is None or pairs is None or pairs[-1] != 2 or not same_sizes(have[:-1], pairs[:-2]):
+        return None
+    return x, _NEIGHBOURS[taken[1]]
+
+
 def _stack(node: Any) -> tuple[Any, Any] | None:
     """(pieces, dim) of torch.stack."""
     if not is_call(node, torch.stack, aten.stack.default) or node.kwargs.keys() - {"dim"}:
@@ -236,7 +249,7 @@ def _stack(node: Any) -> tuple[Any, Any] | None:
 def _rotations() -> Parts:
     def piece(name: str) -> Either:
         bounds = Value(name, lambda item: isinstance(item, slice) and static(item))
-        return Either((Parts(_indexed, (x, bounds)), Parts(_narrowed, (x, bounds))))
+        return Either((Parts(_indexed, (x, bounds)), Parts(_narrowed, (x, bounds)), Parts(_paired, (x, bounds))))
 
     x = Value("x")
     pieces = (binary("mul", piece("second"), -1), piece("first"))

@@ -373,8 +373,9 @@ def _is_shaped_as(node: Any, like: fx.Node) -> bool:
 
 
 def build_piece(unbind: fx.Node, item: Any) -> Built:
-    """One of what unbind gives: x.unbind(1)[0] is x[:, 0]."""
+    """One of what unbind gives: x.unbind(1)[0] is x[:, 0], and x.unbind(-1)[0] is x[..., 0]."""
     source, dim = argument(unbind, 0, "input"), argument(unbind, 1, "dim", 0)
-    if type(dim) is not int or dim < 0 or type(item) is not int or not isinstance(source, fx.Node):
+    if type(dim) is not int or type(item) is not int or not isinstance(source, fx.Node):
         return None
-    return Call(ops.index, (source, (*(slice(None),) * dim, item)))
+    behind = () if dim >= 0 else (slice(None),) * (-1 - dim)
+    return Call(ops.index, (source, (*((slice(None),) * dim if dim >= 0 else (Ellipsis,)), item, *behind)))

@@ -34,6 +34,12 @@ def _halves(x: Tensor, half: int = 4) -> Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), -1)
 
 
+def _pairs(x: Tensor) -> Tensor:
+    """Of pairs [..., N, 2] in one row [..., 2N] each: minus the second, the first."""
+    first, second = x.unbind(-1)
+    return torch.stack((-second, first), -1).flatten(-2)
+
+
 def _turned(turn: Written) -> Written:
     """x * cos + turn(x) * sin."""
     return lambda x, cos, sin: x * cos + turn(x) * sin
@@ -78,6 +84,11 @@ EXAMPLES: dict[str, dict[str, Written]] = {
             lambda x: torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1).flatten(-2)
         ),
         "reshape_as": _turned(lambda x: torch.stack((-x[..., 1::2], x[..., 0::2]), -1).reshape_as(x)),
+        "pairs": _turned(lambda x: _pairs(x.view(2, x.shape[1], x.shape[2], -1, 2))),
+        "pairs of one dimension made two": _turned(lambda x: _pairs(x.unflatten(-1, (-1, 2)))),
+        "pairs by number": _turned(
+            lambda x: torch.stack((-(y := x.reshape(2, 4, 4, 4, 2))[..., 1], y[..., 0]), -1).flatten(-2)
+        ),
         "aten": _turned(lambda x: torch.ops.aten.stack.default([-_second(x, 1), _second(x, 0)], -1).flatten(-2)),
     },
     "gated": {
@@ -137,6 +148,8 @@ MISSES: dict[str, dict[str, Written]] = {
         "fewer rows": _turned(
             lambda x: torch.stack((-x[:, :, :1, 1::2], x[:, :, :1, ::2]), -1).flatten(-2).expand_as(x)
         ),
+        "pairs, the wrong way": _turned(lambda x: -_pairs(x.unflatten(-1, (-1, 2)))),
+        "pairs of halves": _turned(lambda x: _pairs(x.unflatten(-1, (2, -1)).transpose(-1, -2))),
         "every second row": _turned(lambda x: torch.stack((-x[:, 1::2], x[:, ::2]), -1).reshape(x.shape)),
         "a difference": lambda x, cos, sin: x * cos - _halves(x) * sin,
     },

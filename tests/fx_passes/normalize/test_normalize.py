@@ -443,13 +443,13 @@ def test_a_gated_linear_unit_of_halves_that_are_not_alike() -> None:
         gm(image(2, 3, 6))
 
 
-@pytest.mark.parametrize("dim", (0, 2))
+@pytest.mark.parametrize("dim", (0, 2, -1, -3))
 def test_pieces_of_unbind_are_slices(dim: int) -> None:
     def forward(m: Any, x: torch.Tensor) -> Any:
         first, second = x.unbind(dim)
         return first * second, x.unbind(dim)
 
-    gm = check(model_of(forward), image(2, 3, 2))
+    gm = check(model_of(forward), image(2, 2, 2))
     assert count(gm)["index"] == 2 and [n.target for n in gm.graph.nodes if n.op == "call_method"] == ["unbind"]
 
 
