@@ -29,7 +29,7 @@ from fx_passes.changes import Watch
 from fx_passes.first_call import means_what_it_says, no_example
 from fx_passes.memoize.watched import is_watched
 from fx_passes.plain_calls import PlainCalls, Reasons
-from fx_passes.trace.call_kind import Kind, kind_of
+from fx_passes.trace.call_kind import Kind, form_of, kind_of
 from fx_passes.trace.compared import copy_of_example
 from fx_passes.trace.guards import Call
 from fx_passes.trace.sizes import Free, FreeSizes
@@ -49,6 +49,7 @@ log = logging.getLogger("zendnn_cffi.passes")
 MOST_KINDS = 8  # graphs of one module, its own included: more kinds of calls stay plain PyTorch
 _MOST_TRIES = 16  # examples that are traced in all: some give no graph
 _MOST_BY_SIZES = 2  # further graphs of one kind, as its first may be for few sizes
+_NOT_FOR_IT = "other sizes, or another state of PyTorch or the program, than the graph of such calls is for"
 _MOST_WAITING = 64  # kinds that came once, and are remembered until they come again
 
 
@@ -65,6 +66,7 @@ class CallKinds:
         self._known: dict[Kind, str] = {}  # that have a graph (""), or cannot have one, and why
         self._exported: set[Kind] = set()  # whose graph's example decided, and of which another was to be for all sizes
         self._waiting: dict[Kind, None] = {}
+        self._plain: dict[tuple[Any, ...], str] = {}  # calls for which there will be no graph, and why
         self._tries = 0
         self._by_sizes: dict[Kind, int] = {}  # how many graphs were asked for as others were not for a call's sizes
         self._has_asked_symbols = False  # for a graph of all sizes, where the module's own is for its example's
@@ -87,6 +89,7 @@ class CallKinds:
         self._known.clear()
         self._by_sizes.clear()
         self._exported.clear()
+        self._plain = {}
         self._tries = 0
         for module in self.modules:
             self.remember(module._source[0])
@@ -105,9 +108,13 @@ class CallKinds:
         owner    the module that these further graphs are of
         Yields   whether they are; not where a kind was tried before, or another thread traces
         """
-        traced = owner._source[0]
+        form, traced = form_of(args, kwargs), owner._source[0]
+        if form is not None and (refused := self._plain.get(form)):
+            self._note(refused)
+            yield False
+            return
         kind = kind_of(traced.parameters, args, kwargs) if self._is_example(owner, args, kwargs) else None
-        if kind is None or not self._is_wanted(kind, owner, args, kwargs) or not self._begin():
+        if kind is None or not self._is_wanted(kind, owner, args, kwargs, form) or not self._begin():
             yield False
             return
         try:
@@ -135,18 +142,28 @@ class CallKinds:
             self._note(reason)
         return not reason
 
-    def _is_wanted(self, kind: Kind, owner: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call of a kind is to be the example of a graph."""
+    def _is_wanted(
+        self,
+        kind: Kind,
+        owner: OptimizedModule,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        form: tuple[Any, ...] | None,
+    ) -> bool:
+        """Whether a call of a kind is to be the example of a graph. form  of the call"""
         sizes = owner._source[0].sizes
         if self._asks_symbols(sizes):
             return True
         branches = self._branches_on_sizes(kind, owner, args, kwargs)
         if refused := self._known.get(kind):
             self._note(refused)
+            self._leave_plain(form, refused)
         elif (kind in self._known and not branches) or (
             sizes.free is Free.NOTHING and any(map(kind.differs_by_sizes, self._known))
         ):
-            self._note("other sizes, or another state of PyTorch or the program, than the graph of such calls is for")
+            self._note(_NOT_FOR_IT)
+            if owner._is_whole and not self.modules:  # there is no graph, of which sizes or a state could be others
+                self._leave_plain(form, _NOT_FOR_IT)
         elif len(self.modules) >= MOST_KINDS - 1:
             self._note(f"{MOST_KINDS} kinds of calls came before")
         elif self._tries >= _MOST_TRIES:
@@ -158,6 +175,11 @@ class CallKinds:
         else:
             return True
         return False
+
+    def _leave_plain(self, form: tuple[Any, ...] | None, reason: str) -> None:
+        """Ask no more of calls of a form."""
+        if form is not None and len(self._plain) < _MOST_WAITING:
+            self._plain = {**self._plain, form: reason}
 
     def _branches_on_sizes(
         self, kind: Kind, owner: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -287,6 +309,7 @@ class CallKinds:
     def take(self, owner: OptimizedModule, module: OptimizedModule) -> None:
         """Let a module compute calls that its graph is for."""
         self.modules = [*self.modules, module]
+        self._plain = {}
         self.share_packed(owner)
 
     def renew(self, owner: OptimizedModule, every: Iterable[Source]) -> None:

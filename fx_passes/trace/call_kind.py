@@ -62,6 +62,23 @@ def kind_of(parameters: Iterable[str], args: tuple[Any, ...], kwargs: Mapping[st
     return Kind(structure, tuple(map(_leaf, leaves)), ones, text)
 
 
+def form_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What tells a call's kind, its sizes and whether it may be an example, found in a moment.
+
+    None for calls with other arguments than dense tensors and simple numbers.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for value in (*args, *kwargs.values()):
+        kind = type(value)
+        if kind is torch.Tensor and value.layout is torch.strided and not value.is_nested:
+            rows.append((value.dtype, value.shape, value.requires_grad, value.device))
+        elif kind is int or kind in _TOLD_APART:
+            rows.append((kind, value))
+        else:
+            return None
+    return len(args), tuple(kwargs), *rows
+
+
 def ways_of(parameters: Iterable[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Kind.ways of a call, whose arguments may be any objects."""
     _, leaves, structure = _taken_apart(parameters, args, kwargs)

@@ -190,6 +190,22 @@ def test_what_gives_no_graph_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert "than the graph of such calls is for" not in told
 
 
+def test_a_call_that_stays_plain_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small model that took longer than the call itself."""
+
+    class Data(Attending):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+            return self.last(self.first(-x if float(x.sum()) > 0 else x))
+
+    asked, kind_of = list[Any](), call_kinds.kind_of
+    monkeypatch.setattr(call_kinds, "kind_of", lambda *call: asked.append(call) or kind_of(*call))
+    model = Data()
+    fast = optimized(model, example_inputs=(X,))
+    for x in (X, -X, X[:2], X, X[:2], X):
+        check(fast, model, x)
+    assert len(asked) == 2 and fast._calls_of_others == 6
+
+
 def test_a_number_alone_is_traced_by_its_second_call() -> None:
     model = Attending()
     fast = optimized(model)

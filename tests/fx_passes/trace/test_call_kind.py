@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from fx_passes.trace.call_kind import kind_of
+from fx_passes.trace.call_kind import form_of, kind_of
 
 X = torch.randn(3, 16)
 
@@ -28,3 +29,15 @@ def test_nested_tensors_have_a_kind() -> None:
     nested = torch.nested.nested_tensor(rows)
     assert kind_of(("x",), (nested,), {}) == kind_of(("x",), (torch.nested.nested_tensor(rows[::-1]),), {})
     kind_of(("x",), (torch.nested.nested_tensor(rows, layout=torch.jagged),), {})
+
+
+def test_which_calls_are_of_a_form() -> None:
+    """Whatever decides on a kind, its sizes or whether it is an example makes another form."""
+    assert form_of((X, 1), {"mask": None}) == form_of((X + 1, 1), {"mask": None}) is not None
+    gradients = X.clone().requires_grad_()
+    values = (X, X[:2], X[0], X.double(), gradients, X.to("meta"), None, True, 1, 2, False, 0, "text")
+    forms = [*(form_of((value,), {}) for value in values), *(form_of((), {name: X}) for name in ("x", "y"))]
+    assert None not in forms and len(set(forms)) == len(forms)
+    nested, parameter = torch.nested.nested_tensor([X, X[:2]]), torch.nn.Parameter(X)
+    for value in ([X], 1.0, np.float64(1), parameter, nested, X.to_sparse(), object()):
+        assert form_of((X, value), {}) is None
