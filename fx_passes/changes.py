@@ -110,6 +110,8 @@ class Watch:
         root = gm._tree
         modules = list(_outside_leaves(root, frozenset(gm.leaves)))
         children = [m._modules for _, m in modules if m._modules or not is_torch_s(m) or isinstance(m, _CONTAINERS)]
+        if not modules:  # the model is called as a whole: by what was put here in place of its parts
+            children = [root._modules]
         self._children = [gm.children_by_name if d is root._modules else d for d in children]
         self._owners: list[dict[str, Any]] = []
         self._names: list[str] = []

@@ -114,3 +114,68 @@ def test_an_edited_graph_of_a_whole_model_is_what_runs() -> None:
         output.args = (fast.graph.call_function(len, (output.args[0],)),)
     fast.recompile()
     assert fast(X) == 3
+
+
+class Branching(nn.Module):
+    """No graph: data decides. Its block is one, and is optimized alone."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, width))
+        self.last = nn.Linear(width, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.block(-x if float(x.sum()) > 0 else x))
+
+
+@pytest.mark.parametrize("example", (False, True))
+@torch.no_grad()
+def test_parts_that_are_replaced_or_taken_out_count(example: bool) -> None:
+    """They were ignored: the model's own forward read the parts that it had at first."""
+    model, x = Branching().eval(), torch.randn(3, 16)
+    fast = zendnn_cffi.optimize(model, (x,) if example else None, tune="off")
+    torch.testing.assert_close(fast(x), model(x))
+    first, block = model.last, model.block
+    fast.last = model.last = nn.Linear(24, 4)
+    for each in (x, -x):
+        torch.testing.assert_close(fast(each), model(each))
+    fast.block = model.block = nn.Linear(16, 24)
+    for each in (x, -x):
+        torch.testing.assert_close(fast(each), model(each))
+    del fast.last
+    with pytest.raises(AttributeError, match="last"):
+        fast(x)
+    fast.last, fast.block, model.last, model.block = first, block, first, block
+    for each in (x, -x):
+        torch.testing.assert_close(fast(each), model(each))
+    assert model(x).shape == (3, 8)
+
+
+class Adapted(Branching):
+    """A layer that is None at first; data decides, or not."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.branches, self.adapter = branches, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x) if self.branches else self.last(self.block(x))
+        return y if self.adapter is None else self.adapter(y)  # type: ignore[unreachable]
+
+
+@pytest.mark.parametrize("branches", (False, True))
+@torch.no_grad()
+def test_a_layer_that_was_none_is_put_there_and_taken_out(branches: bool) -> None:
+    """The model looked for it in vain: AttributeError."""
+    model, x = Adapted(branches).eval(), torch.randn(3, 16)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    plain = fast(x)
+    torch.testing.assert_close(plain, model(x))
+    layer = nn.Linear(8, 5)
+    fast.adapter = layer
+    for _ in range(4):
+        torch.testing.assert_close(fast(x), layer(plain))
+    fast.adapter = None
+    for _ in range(4):
+        torch.testing.assert_close(fast(x), plain)
+    assert model.adapter is None
