@@ -33,6 +33,10 @@ Found = TypeVar("Found")
 # What torchvision's detectors call the method that selects boxes. torch.export follows it for minutes.
 POST_PROCESSING = "postprocess_detections"
 _MAX_LEVELS = 4
+# Of a layer alone, as the last one of a language model whose layers are graphs each: PyTorch's products with so many
+# weights take 1.1 to 2.5 times as long (Zen 3). Its convolutions are as fast.
+_LEAST_WEIGHTS = 2e6
+_LEAST_PRODUCTS = 50e6  # of numbers, for each thread: a millisecond
 _HELD_BYTES = 256 << 20  # of arguments of submodules that may not be asked for
 
 log = logging.getLogger("zendnn_cffi.passes")
@@ -140,8 +144,10 @@ def find_submodules(
         below: dict[str, nn.Module] = {}
         for path, module in level.items():
             traced = None
-            if (observed.example is None or path in calls) and observed.has_fixed_weights(path):
-                traced = trace(module, calls.get(path))
+            call = calls.get(path)
+            is_called = call is not None or observed.example is None
+            if is_called and _is_worth_a_graph(module, call) and observed.has_fixed_weights(path):
+                traced = trace(module, call)
             if traced is None:
                 below.update(_children(path, module))
             else:
@@ -159,6 +165,20 @@ def _with_those_below(level: dict[str, nn.Module]) -> dict[str, nn.Module]:
     return found
 
 
+def _has_many_weights(module: nn.Module) -> bool:
+    """Whether it is a layer that may be worth a graph of its own."""
+    return type(module) is nn.Linear and module.weight.numel() >= _LEAST_WEIGHTS
+
+
+def _is_worth_a_graph(module: nn.Module, call: Call | None) -> bool:
+    """Of a layer: whether what a call of ours costs is little beside its products."""
+    if type(module) is not nn.Linear:
+        return True
+    args, kwargs = call or ((), {})
+    x = next(iter((*args, *kwargs.values())), None)
+    return isinstance(x, torch.Tensor) and x.numel() * module.out_features >= _LEAST_PRODUCTS * torch.get_num_threads()
+
+
 def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Submodules with parameters and a forward that is their class's; of lists of modules those in them.
 
@@ -172,6 +192,6 @@ def _children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         if isinstance(child, torch.jit.ScriptModule) or "forward" in child.__dict__ or hasattr(child, POST_PROCESSING):
             continue
-        is_much = isinstance(child, STACKS) or next(child.children(), None) is not None
+        is_much = isinstance(child, STACKS) or next(child.children(), None) is not None or _has_many_weights(child)
         if is_much and next(child.parameters(), None) is not None:
             yield inner, child

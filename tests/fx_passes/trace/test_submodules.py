@@ -15,6 +15,7 @@ from fx_passes.trace import submodules
 from fx_passes.trace.compared import copy_of_example
 from fx_passes.trace.reached import Reached
 from fx_passes.trace.submodules import Observed, find_submodules
+from tests.support.answers import offloaded
 from tests.support.detector import Detector
 
 
@@ -37,6 +38,53 @@ def test_the_outermost_ones_with_what_they_are_called_with() -> None:
 
 def test_those_within_one_that_is_no_graph() -> None:
     assert [*found(Detector().eval(), [torch.randn(3, 8, 9)], ("head",))] == ["backbone", "head.towers.0"]
+
+
+class Layers(nn.Module):
+    """No graph: data decides. Layers alone, of many weights and few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, self.many, self.last = nn.Linear(8, 16), nn.Linear(16, 96), nn.Linear(96, 32)
+        self.own, self.block = OwnLinear(8, 96), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.many(self.few(self.block(-x if float(x.sum()) > 0 else x)))
+        return self.last(input=y) + self.own(x)[:, :1]
+
+
+class OwnLinear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+@pytest.mark.parametrize(
+    "rows, threads, layers", ((2, 1, []), (3, 1, ["last"]), (6, 1, ["last", "many"]), (6, 2, ["last"]), (6, 4, []))
+)
+def test_layers_of_many_weights_that_compute_for_long(
+    monkeypatch: pytest.MonkeyPatch, rows: int, threads: int, layers: list[str]
+) -> None:
+    monkeypatch.setattr(submodules, "_LEAST_WEIGHTS", 16 * 96)
+    monkeypatch.setattr(submodules, "_LEAST_PRODUCTS", 3 * 96 * 32)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    model, x = Layers().eval(), torch.randn(rows, 8)
+    calls = found(model, x)
+    assert sorted(calls) == sorted(["block", *layers])
+    assert not layers or list(calls["last"][1]) == ["input"]
+    assert [*found(model)] == ["block"], "without an example nothing tells how long"
+
+
+@torch.no_grad()
+def test_a_layer_alone_computes_in_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submodules, "_LEAST_WEIGHTS", 16 * 96)
+    monkeypatch.setattr(submodules, "_LEAST_PRODUCTS", 0)
+    model, x = Layers().eval(), torch.randn(5, 8)
+    fast = zendnn_cffi.optimize(model, (x,), tune="off")
+    for rows in (5, 2, 9):
+        torch.testing.assert_close(fast(x[:1].expand(rows, 8)), model(x[:1].expand(rows, 8)))
+    assert sorted(fast.optimized_submodules) == ["block", "last", "many"]
+    ran, computing, regions = offloaded(fast.optimized_submodules.values())
+    assert ran == computing and regions == 3
 
 
 @pytest.mark.parametrize("most_bytes, calls", ((1 << 20, 1), (0, 2)))
