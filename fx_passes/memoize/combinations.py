@@ -7,12 +7,15 @@ import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fx_passes.memoize.masks import known_of, remember
 from zendnn_cffi.locks import new_lock
 
 LIMIT_BYTES = 256 << 20  # of all that is remembered
+_LEFT = 0.75  # of the limit, where that is passed: so most calls count nothing
+_WITH_ADDITIVE = 5  # times the bytes of a boolean mask, of which a float32 one may be made
 _LARGEST_BYTES = LIMIT_BYTES // 2  # of one combination: it would leave room for none else
 
 
@@ -20,11 +23,13 @@ _LARGEST_BYTES = LIMIT_BYTES // 2  # of one combination: it would leave room for
 class Combination:
     """Results, with what they were computed from.
 
+    room    the bytes that it may take in the end
     number  in the order in which combinations were remembered
     """
 
     held: tuple[object, ...]
     results: tuple[Tensor, ...]
+    room: int
     number: int
 
     @property
@@ -64,11 +69,10 @@ class Combinations:
                 return False
             self._combinations.pop(key, None)
             if len(self._combinations) == self.most:
-                self._forget_oldest()
-            self._combinations[key] = Combination(held, results, next(_numbers))
-            excess = remembered_bytes() - LIMIT_BYTES
-            while excess > 0:
-                excess -= min((each for each in _all if each._combinations), key=Combinations._oldest)._forget_oldest()
+                self._combinations.pop(next(iter(self._combinations)))
+            room = sum(map(_most_bytes, results))
+            self._combinations[key] = Combination(held, results, room, next(_numbers))
+            _make_room(room)
         return True
 
     def clear(self) -> None:
@@ -85,12 +89,25 @@ class Combinations:
         """Of all results."""
         return sum(each.nbytes for each in tuple(self._combinations.values()))
 
-    def _oldest(self) -> int:
-        return next(iter(self._combinations.values())).number
 
-    def _forget_oldest(self) -> int:
-        """Return its bytes."""
-        return self._combinations.pop(next(iter(self._combinations))).nbytes
+def _make_room(room: int) -> None:
+    """Forget the oldest where all passes the limit, after one came that may take so many bytes.
+
+    They are added up, and counted anew where they pass the limit alone, as modules may be gone.
+    """
+    global _most
+    _most += room
+    if _most <= LIMIT_BYTES:
+        return
+    every = [(each, of, key) for of in _all for key, each in of._combinations.items()]
+    _most = sum(each.room for each, *_ in every)
+    if _most <= LIMIT_BYTES:
+        return
+    for each, of, key in sorted(every, key=lambda row: row[0].number):
+        del of._combinations[key]
+        _most -= each.room
+        if _most <= _LEFT * LIMIT_BYTES:
+            break
 
 
 def remembered_bytes() -> int:
@@ -111,6 +128,11 @@ def _bytes(result: Tensor) -> int:
     return min(result.numel() * result.element_size(), result.untyped_storage().nbytes())
 
 
+def _most_bytes(result: Tensor) -> int:
+    return _bytes(result) * (_WITH_ADDITIVE if result.dtype is torch.bool else 1)
+
+
 _all: weakref.WeakSet[Combinations] = weakref.WeakSet()
 _lock = new_lock()
 _numbers = itertools.count()
+_most = 0  # bytes that all that is remembered takes, or fewer

@@ -21,6 +21,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()
     combinations.forget_all()
     monkeypatch.setattr(combinations, "LIMIT_BYTES", 40_000)
+    monkeypatch.setattr(combinations, "_most", 0)
     yield
     combinations.forget_all()
 
@@ -39,7 +40,7 @@ def test_the_oldest_of_all_modules_goes_first() -> None:
         keep(first if key % 2 else second, key)
     assert keys(first, second) == [[1, 3, 5, 7], [0, 2, 4, 6]] and remembered_bytes() == 32_000
     keep(second, 8, 6000)
-    assert keys(first, second) == [[5, 7], [4, 6, 8]] and remembered_bytes() == 40_000
+    assert keys(first, second) == [[7], [8]] and remembered_bytes() == 28_000
 
 
 def test_what_is_computed_again_is_the_newest() -> None:
@@ -61,6 +62,24 @@ def test_modules_that_are_gone_take_no_room() -> None:
     del module
     gc.collect()
     assert remembered_bytes() == 0
+    gone, module = Combinations(16), Combinations(16)
+    for key in range(9):
+        keep(gone, key)
+    del gone
+    gc.collect()
+    for key in range(10):
+        keep(module, key)
+    assert keys(module) == [[*range(10)]]
+
+
+def test_masks_may_become_larger() -> None:
+    """Room is left for float32 ones that are made of boolean ones."""
+    module = Combinations(16)
+    for key in range(4):
+        mask = torch.ones(1, 1, 50, 50, dtype=torch.bool).tril()
+        module.keep(key, (), (mask,), module.state)
+        additive(mask, False)
+    assert keys(module) == [[2, 3]] and remembered_bytes() == 2 * 5 * 2500
 
 
 def test_what_was_made_of_a_mask_counts() -> None:
