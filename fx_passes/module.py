@@ -345,12 +345,19 @@ class OptimizedModule(WatchedModule):
         return dict(self._source[0].leaves)
 
     def train(self, mode: bool = True) -> OptimizedModule:
-        """Stay in evaluation mode: train(False) is eval(); train(True) raises RuntimeError."""
+        """Stay in evaluation mode: train(False) is eval(), for layers that are not; train(True) raises RuntimeError."""
         if mode:
             raise RuntimeError(
                 "an optimized module has evaluation semantics only (batch normalization is folded, dropout is gone):"
                 " train the original model, and optimize it again afterwards"
             )
+        parts = [
+            part for name, part in self.children_by_name.items() if part is not None and name in self._tree._modules
+        ]
+        if any(each.training for part in parts for each in part.modules()):
+            self.__dict__["_is_open"] = True  # the next call looks for what has changed
+            for part in parts:
+                part.train(False)
         return self
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:

@@ -142,6 +142,17 @@ def test_modes(pair: tuple[nn.Module, OptimizedModule]) -> None:
         gm.train()
 
 
+@torch.no_grad()
+def test_eval_reaches_layers_that_were_put_in_training() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Dropout(0.9))).eval(), torch.randn(6, 8)
+    gm = compile_graph(model)
+    kept = gm(x)
+    gm.get_submodule("1").train()
+    assert not torch.equal(gm(x), kept)
+    assert gm.eval() is gm and not any(module.training for module in gm.get_submodule("1").modules())
+    assert torch.equal(gm(x), kept)
+
+
 def test_conversions_reach_every_parameter_and_tell_the_regions() -> None:
     model = Net()
     gm = compile_graph(model)
