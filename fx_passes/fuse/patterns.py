@@ -230,7 +230,12 @@ def _indexed(node: Any) -> tuple[Any, Any] | None:
 def _paired(node: Any) -> tuple[fx.Node, slice] | None:
     """(x, bounds) where node is one of each pair: x.view(*x.shape[:-1], -1, 2)[..., 0] is x[..., ::2]."""
     taken = _indexed(node)
-    if taken is None or taken[1] not in (0, 1) or not is_call(taken[0], ops.reshape, ops.unflatten):
+    if (
+        taken is None
+        or type(taken[1]) is not int
+        or taken[1] not in (0, 1)
+        or not is_call(taken[0], ops.reshape, ops.unflatten)
+    ):
         return None
     x = taken[0].args[0]
     have, pairs = shape_of(x), shape_of(taken[0])
