@@ -114,7 +114,7 @@ class CallKinds:
             yield False
             return
         kind = kind_of(traced.parameters, args, kwargs) if self._is_example(owner, args, kwargs) else None
-        if kind is None or not self._is_wanted(kind, owner, args, kwargs, form) or not self._begin():
+        if kind is None or not self._is_wanted(kind, owner, args, kwargs) or not self._begin():
             yield False
             return
         try:
@@ -142,28 +142,21 @@ class CallKinds:
             self._note(reason)
         return not reason
 
-    def _is_wanted(
-        self,
-        kind: Kind,
-        owner: OptimizedModule,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        form: tuple[Any, ...] | None,
-    ) -> bool:
-        """Whether a call of a kind is to be the example of a graph. form  of the call"""
+    def _is_wanted(self, kind: Kind, owner: OptimizedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call of a kind is to be the example of a graph."""
         sizes = owner._source[0].sizes
         if self._asks_symbols(sizes):
             return True
         branches = self._branches_on_sizes(kind, owner, args, kwargs)
         if refused := self._known.get(kind):
             self._note(refused)
-            self._leave_plain(form, refused)
+            self._leave_plain(refused, args, kwargs)
         elif (kind in self._known and not branches) or (
             sizes.free is Free.NOTHING and any(map(kind.differs_by_sizes, self._known))
         ):
             self._note(_NOT_FOR_IT)
             if owner._is_whole and not self.modules:  # there is no graph, of which sizes or a state could be others
-                self._leave_plain(form, _NOT_FOR_IT)
+                self._leave_plain(_NOT_FOR_IT, args, kwargs)
         elif len(self.modules) >= MOST_KINDS - 1:
             self._note(f"{MOST_KINDS} kinds of calls came before")
         elif self._tries >= _MOST_TRIES:
@@ -176,8 +169,9 @@ class CallKinds:
             return True
         return False
 
-    def _leave_plain(self, form: tuple[Any, ...] | None, reason: str) -> None:
-        """Ask no more of calls of a form."""
+    def _leave_plain(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Ask no more of calls of this one's form."""
+        form = form_of(args, kwargs)
         if form is not None and len(self._plain) < _MOST_WAITING:
             self._plain = {**self._plain, form: reason}
 

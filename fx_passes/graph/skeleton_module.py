@@ -115,11 +115,11 @@ class SkeletonModule(NamedParts):
         root = self.__dict__.get("_tree")
         if isinstance(value, torch.Tensor | nn.Module) or (root is not None and name in root.__dict__):
             self.__dict__["_is_open"] = True
-        if root is None or self._is_its_own(name):
+        is_part = isinstance(value, nn.Parameter | nn.Module)
+        if root is None or self._is_its_own(name) or not (is_part or self._is_of_the_skeleton(name, value)):
             super().__setattr__(name, value)
-        elif isinstance(value, nn.Parameter | nn.Module) or not self._is_of_the_skeleton(name, value):
-            if isinstance(value, nn.Parameter | nn.Module):
-                root.__dict__.pop(name, None)
+        elif is_part:
+            root.__dict__.pop(name, None)
             super().__setattr__(name, value)
             if isinstance(value, nn.Module) and self._own is not None and name not in self._own:
                 root._modules[name] = value  # a new one: _adopt() takes no names that the skeleton has not

@@ -377,5 +377,5 @@ def build_piece(unbind: fx.Node, item: Any) -> Built:
     source, dim = argument(unbind, 0, "input"), argument(unbind, 1, "dim", 0)
     if type(dim) is not int or type(item) is not int or not isinstance(source, fx.Node):
         return None
-    behind = () if dim >= 0 else (slice(None),) * (-1 - dim)
-    return Call(ops.index, (source, (*((slice(None),) * dim if dim >= 0 else (Ellipsis,)), item, *behind)))
+    place = (*(slice(None),) * dim, item) if dim >= 0 else (Ellipsis, item, *(slice(None),) * (-1 - dim))
+    return Call(ops.index, (source, place))
