@@ -35,13 +35,16 @@ def recurrent(
     src      [T, N, I], [N, T, I] with batch_first, [T, I] without a batch, or a PackedSequence
     states   (h_0,) or (h_0, c_0), each [layers * directions, N, ...]; None: zeros
     weights  per layer and direction weight_ih, weight_hh, the biases where there are some, weight_hr where projected
-    Raises   ValueError for src of other dimensions, which PyTorch's functions may take: the modules do not
+    Raises   ValueError for src of other dimensions, RuntimeError for sizes that do not fit the weights. PyTorch's
+             functions may take these: the modules do not.
     """
     if isinstance(src, PackedSequence):
         return _packed(src, states, weights, kind, has_biases, layers, bidirectional)
     if src.dim() not in (2, 3):
         raise ValueError(f"{kind.split('_')[0].upper()}: expected input to be 2D or 3D, got {src.dim()}D instead")
     batch_dim = 0 if batch_first else 1
+    batch = src.shape[batch_dim : batch_dim + 1] if src.dim() == 3 else ()
+    _check_sizes(src, states, (layers * (1 + bidirectional), *batch), weights, kind)
     x = src if src.dim() == 3 else src.unsqueeze(batch_dim)
     if states is None:
         states = _zeros(x, x.shape[batch_dim], weights, kind, layers * (1 + bidirectional))
@@ -65,6 +68,7 @@ def _packed(
 ) -> tuple[Any, ...]:
     """As the modules: states are in the order of the samples, what is packed by length."""
     data, sizes, order, back = src
+    _check_sizes(data, states, (layers * (1 + bidirectional), int(sizes[0])), weights, kind)
     if states is None:
         states = _zeros(data, int(sizes[0]), weights, kind, layers * (1 + bidirectional))
     elif order is not None:
@@ -75,9 +79,45 @@ def _packed(
     return (PackedSequence(found[0], sizes, order, back), *last)
 
 
+def _check_sizes(
+    src: Tensor, states: Sequence[Tensor] | None, rows: Sequence[int], weights: Sequence[Tensor], kind: str
+) -> None:
+    shapes = None if states is None else [state.shape for state in states]
+    fault = misfit(src.shape[-1], shapes, rows, [weight.shape for weight in weights[:2]], kind)
+    if fault:
+        raise RuntimeError(fault)
+
+
+def misfit(
+    width: int,
+    states: Sequence[Sequence[int]] | None,
+    rows: Sequence[int],
+    weights: Sequence[Sequence[int]],
+    kind: str,
+) -> str:
+    """Return how sizes do not fit the weights, or nothing: PyTorch's kernels read beyond tensors that are too small.
+
+    width    of the input: its last size
+    states   shapes of the states
+    rows     sizes of a state in front of its width: layers * directions (of a stack), samples (of a batch)
+    weights  shapes of weight_ih and weight_hh of the first layer
+    """
+    if width != weights[0][1]:
+        return f"input.size(-1) must be equal to input_size. Expected {weights[0][1]}, got {width}"
+    for index, (state, expected) in enumerate(zip(states or (), state_widths(weights[1], kind), strict=False)):
+        if tuple(state) != (*rows, expected):
+            which = f"hidden[{index}]" if kind == "lstm" else "hidden"
+            return f"Expected {which} size {(*rows, expected)}, got {list(state)}"
+    return ""
+
+
+def state_widths(weight: Sequence[int], kind: str) -> list[int]:
+    """The widths of a layer's states, by the shape of its weight_hh: of h, and of an LSTM's c."""
+    return [weight[1], weight[0] // GATES[kind]][: 1 + (kind == "lstm")]
+
+
 def _zeros(src: Tensor, samples: int, weights: Sequence[Tensor], kind: str, rows: int) -> list[Tensor]:
-    widths = [weights[1].shape[1], weights[1].shape[0] // GATES[kind]]
-    return [src.new_zeros(rows, samples, width) for width in widths[: 1 + (kind == "lstm")]]
+    return [src.new_zeros(rows, samples, width) for width in state_widths(weights[1].shape, kind)]
 
 
 @op(kind=COMPUTE)
@@ -144,7 +184,9 @@ def recurrent_cell(
 
     src     [N, I] or [I]
     states  (h,) or (h, c), each [N, H] or [H]; None: zeros
+    Raises  RuntimeError for sizes that do not fit the weights
     """
+    _check_sizes(src, states, src.shape[:-1], weights, kind)
     x = torch.atleast_2d(src)
     if states is None:
         states = [zeros[0] for zeros in _zeros(x, x.shape[0], weights, kind, 1)]

@@ -8,7 +8,7 @@ from typing import Any
 from fx_passes.candidates.shapes.elementwise import check_floating
 from fx_passes.candidates.shapes.spec import TensorSpec, Unclear, row_major
 from fx_passes.ops import GATES
-from fx_passes.ops.recurrent import state_offset
+from fx_passes.ops.recurrent import misfit, state_offset, state_widths
 
 
 def recurrent(
@@ -28,15 +28,24 @@ def recurrent(
         raise Unclear
     steps, samples, _ = _in_time(src, batch_first)
     directions = 1 + bidirectional
+    batch = (samples,) if src.ndim == 3 else ()
+    _check_sizes(src, states, (layers * directions, *batch), weights, kind)
     output = row_major((steps, samples, directions * weights[1].shape[1]), src.dtype)
     if src.ndim == 2:
         output = row_major((steps, output.shape[2]), src.dtype)
     elif batch_first:
         (steps, samples, width), (a, b, c) = output.shape, output.strides
         output = TensorSpec((samples, steps, width), src.dtype, (b, a, c))
-    widths = [weights[1].shape[1], weights[1].shape[0] // GATES[kind]][: 1 + (kind == "lstm")]
-    batch = (samples,) if src.ndim == 3 else ()
+    widths = state_widths(weights[1].shape, kind)
     return (output, *(row_major((layers * directions, *batch, width), src.dtype) for width in widths))
+
+
+def _check_sizes(
+    src: TensorSpec, states: Sequence[TensorSpec] | None, rows: Sequence[int], weights: Sequence[TensorSpec], kind: str
+) -> None:
+    shapes = None if states is None else [state.shape for state in states]
+    if misfit(src.shape[-1], shapes, rows, [weight.shape for weight in weights[:2]], kind):
+        raise Unclear
 
 
 def _in_time(src: TensorSpec, batch_first: bool) -> tuple[int, int, int]:
@@ -66,9 +75,12 @@ def recurrent_layer(
     return row_major((steps, samples, width), src.dtype)
 
 
-def recurrent_cell(src: TensorSpec, states: Any, weights: Sequence[TensorSpec], kind: str, **_: Any) -> Any:
+def recurrent_cell(
+    src: TensorSpec, states: Sequence[TensorSpec] | None, weights: Sequence[TensorSpec], kind: str, **_: Any
+) -> Any:
     """ops.recurrent_cell."""
-    check_floating(src, *weights)
+    check_floating(src, *weights, *(states or ()))
+    _check_sizes(src, states, src.shape[:-1], weights, kind)
     state = row_major((*src.shape[:-1], weights[1].shape[1]), src.dtype)
     return (state,) * (1 + (kind == "lstm"))
 

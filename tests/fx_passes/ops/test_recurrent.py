@@ -132,3 +132,44 @@ def test_other_dimensions_are_refused_as_by_the_module(kind: str, dimensions: in
     for call in (network, lambda x: ops.recurrent(x, None, weights_of(network), kind)):
         with pytest.raises(ValueError, match=f"(?i)expected input to be 2D or 3D, got {dimensions}D"):
             call(x)
+
+
+SIZES = {
+    "width": ((7, 3, 6), (4, 3)),
+    "samples": ((7, 3, 5), (4, 2)),
+    "rows": ((7, 3, 5), (2, 3)),
+    "states of a batch": ((7, 5), (4, 1)),
+    "no states": ((7, 6), None),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", SIZES)
+def test_sizes_that_do_not_fit_are_refused_as_by_the_module(kind: str, case: str) -> None:
+    """PyTorch's kernels read beyond tensors that are too small."""
+    (shape, rows), network = SIZES[case], KINDS[kind](5, 4, 2, bidirectional=True)
+    x, states = torch.randn(shape), None
+    if rows is not None:
+        states = tuple(torch.randn(*rows, 4) for _ in range(1 + (kind == "lstm")))
+    settings = {"layers": 2, "bidirectional": True}
+    hx = states if states is None or kind == "lstm" else states[0]
+    for call in (lambda: network(x, hx), lambda: ops.recurrent(x, states, weights_of(network), kind, **settings)):
+        with pytest.raises(RuntimeError, match=r"input.size\(-1\) must be equal|[Ee]xpected hidden|should also be"):
+            call()
+
+
+def test_a_packed_sequence_of_another_width_is_refused() -> None:
+    network = nn.LSTM(5, 4)
+    packed = pack_padded_sequence(torch.randn(6, 3, 6), torch.tensor([6, 4, 1]))
+    for call in (network, lambda x: ops.recurrent(x, None, weights_of(network), "lstm")):
+        with pytest.raises(RuntimeError, match="Expected 5, got 6|11x6 and 5x16"):
+            call(packed)
+
+
+@pytest.mark.parametrize(("shape", "state"), [((2, 6), (2, 4)), ((2, 5), (3, 4)), ((2, 5), (2, 3)), ((5,), (1, 4))])
+def test_a_cell_refuses_sizes_that_do_not_fit(shape: tuple[int, ...], state: tuple[int, ...]) -> None:
+    cell, x, h = nn.GRUCell(5, 4), torch.randn(shape), torch.randn(state)
+    weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
+    for call in (lambda: cell(x, h), lambda: ops.recurrent_cell(x, (h,), weights, "gru")):
+        with pytest.raises(RuntimeError):
+            call()

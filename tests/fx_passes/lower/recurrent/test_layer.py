@@ -65,6 +65,29 @@ def test_states_in_and_out(kind: str, read: str, dtype: torch.dtype | None) -> N
     assert layers(found) == (8 if read == "whole" else 4)
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_states_of_another_batch_are_refused(kind: str) -> None:
+    """As those of the batch before, where the last batch of a text is smaller; the region takes the next one."""
+    torch.manual_seed(0)
+
+    def forward(m: Any, x: Tensor, h: Tensor, c: Tensor) -> Any:
+        return m[0](x, (h, c) if kind == "lstm" else h.tanh())[0]
+
+    def states(samples: int, width: int = 8) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(1, samples, width) for _ in range(2))
+
+    model = net(forward, NETWORKS[kind](9, 8))
+    fast = zendnn_cffi.optimize(model, tune="off")
+    right = torch.randn(5, 3, 9), *states(3)
+    fast(*right)
+    for x, given in (((5, 2, 9), states(3)), ((5, 3, 9), states(3, 7)), ((5, 3, 8), states(3))):
+        for call in (model, fast):
+            with pytest.raises(RuntimeError, match=r"Expected hidden|input.size\(-1\)"):
+                call(torch.randn(x), *given)
+    assert_close(fast(*right), model(*right))
+    assert layers(zendnn_cffi.explain(fast)) == 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_projections_compute_in_float32(dtype: torch.dtype | None) -> None:
     torch.manual_seed(0)
