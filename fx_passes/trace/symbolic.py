@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -211,37 +212,14 @@ def trace_symbolically(
     traced_root = skeleton(root, own_state=True)
     make_tracer = functools.partial(SubmoduleTracer, traced_root, reached, leaves, specialized, example, decides)
     tracer, again = make_tracer(), make_tracer() if reached.has_near_code else None
-    before, rng, states = Snapshot(traced_root), torch.get_rng_state(), States()
+    rng, before, states = torch.get_rng_state(), Snapshot(traced_root), States()
     inside = tuple(f"{leaf}." for leaf in leaves)
     once = {path: why for path, why in before.unrepeatable().items() if not f"{path}.".startswith(inside)}
     if once:
         raise Untraceable(once)
     try:
-        if (unclear := tracer.reached.why_unclear(root)) is not None:
-            raise NotImplementedError(unclear)
-        asking = states_told(tracer.refuse_state, reached.spaces)
-        comparing = tracer.reached.comparisons_told(tracer.note_comparison)
-        answered, hearing = reached.answered("type", "callable"), states.heard(reached.spaces)
-        following = wrapped_followed(reached.spaces) if follows_wrapped else contextlib.nullcontext()
-        with (
-            following,
-            refuse_seeding(),
-            extremes_recorded(),
-            answered,
-            asking,
-            comparing,
-            hearing,
-            settings_kept(reached.spaces) as set_otherwise,
-        ):
-            with computing_noted(traced_root, reached.reads_dictionaries) as computed, buffers_kept(traced_root):
-                graph = graph_of_recurrent(traced_root, specialized) or tracer.trace(traced_root)
-            tracer.questions.settle()
-            draws = not torch.equal(rng, torch.get_rng_state())
-            changed = before.changed()
-            if again is not None and not (draws or changed or tracer.questions.refused):
-                with buffers_kept(traced_root):
-                    second = again.trace(traced_root)
-                _refuse_another(graph, second, traced_root)
+        with _watched(tracer, states, follows_wrapped) as noticed:
+            graph = _followed(traced_root, tracer, again, before, noticed)
     except Untraceable:
         raise
     except Exception as error:  # whatever the model's own code raises when it meets a Proxy
@@ -255,34 +233,102 @@ def trace_symbolically(
     _assume_compared(tracer, graph, root, specialized)
     if tracer.questions.refused:  # and caught by what asked
         raise Untraceable(tracer.questions.refused)
-    if set_otherwise:
-        raise Untraceable({WHOLE: f"its forward sets {set_otherwise[0]}{LEFT_OUT}"}, is_final=True)
-    if draws:
-        raise Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
-    if changed:
-        raise Untraceable(changed, tuple(changed))
-    if computed:
-        raise Untraceable({WHOLE: f"its forward calls {computed[0]}() on parameters that a graph would freeze"})
+    noticed.refuse()
     _settle_decisions(tracer, graph, example or {})
-    held = list(graph.find_nodes(op="get_attr"))
-    # those that forward creates, which the tracer left on its root
-    created = {node.target for node in held if "." not in node.target and not hasattr(root, node.target)}
-    for node in held:
-        if node.target in created:
-            node.meta[CREATED] = True
-    _refuse_writes_to_created(graph, traced_root)
-    refuse_writes_beside_arrays(graph, traced_root)
-    if created:
-        _hand_over([node for node in held if node.target in created], traced_root, root)
-    required = [p.name for p in forward_signature(root).parameters.values() if p.default is p.empty]
-    if tracer.reached.compares_arguments_to_none:
-        named = {str(node.target) for node in graph.find_nodes(op="placeholder")}
-        tracer.questions.kinds.assume_given(name for name in required if name in named and name not in specialized)
-    assumed = tuple(tracer.questions.kinds.assumed.values())
-    read = tuple(states.read.values())
+    _keep_created(graph, traced_root, root)
+    if reached.compares_arguments_to_none:
+        _assume_required(tracer, graph, root)
+    assumed, read = tuple(tracer.questions.kinds.assumed.values()), tuple(states.read.values())
     return Traced(
         root, graph, dict(leaves), dict(specialized), given, assumed=assumed, states=read, named=Named.of(root, reached)
     )
+
+
+@dataclasses.dataclass
+class _Noticed:
+    """What a forward did while it was traced, and a graph would leave out.
+
+    set_otherwise  settings that it set and left so
+    draws          whether it drew random numbers
+    changed        what it changed, by the path of the module
+    computed       functions that it called on parameters
+    """
+
+    set_otherwise: Sequence[str]
+    draws: bool = False
+    changed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    computed: Sequence[str] = ()
+
+    def refuse(self) -> None:
+        """Raise Untraceable for the first of these."""
+        if self.set_otherwise:
+            raise Untraceable({WHOLE: f"its forward sets {self.set_otherwise[0]}{LEFT_OUT}"}, is_final=True)
+        if self.draws:
+            raise Untraceable({WHOLE: "its forward draws random numbers that a graph would freeze"})
+        if self.changed:
+            raise Untraceable(self.changed, tuple(self.changed))
+        if self.computed:
+            raise Untraceable(
+                {WHOLE: f"its forward calls {self.computed[0]}() on parameters that a graph would freeze"}
+            )
+
+
+@contextlib.contextmanager
+def _watched(tracer: SubmoduleTracer, states: States, follows_wrapped: bool) -> Iterator[_Noticed]:
+    """Let functions that do not meet the traced values tell tracer, or states, what is asked of them."""
+    reached = tracer.reached
+    with contextlib.ExitStack() as stack:
+        if follows_wrapped:
+            stack.enter_context(wrapped_followed(reached.spaces))
+        stack.enter_context(refuse_seeding())
+        stack.enter_context(extremes_recorded())
+        stack.enter_context(reached.answered("type", "callable"))
+        stack.enter_context(states_told(tracer.refuse_state, reached.spaces))
+        stack.enter_context(reached.comparisons_told(tracer.note_comparison))
+        stack.enter_context(states.heard(reached.spaces))
+        yield _Noticed(stack.enter_context(settings_kept(reached.spaces)))
+
+
+def _followed(
+    root: nn.Module, tracer: SubmoduleTracer, again: SubmoduleTracer | None, before: Snapshot, noticed: _Noticed
+) -> fx.Graph:
+    """The graph of root as tracer follows it.
+
+    again    traces once more, where near code may do something else each time; the graphs must be the same
+    noticed  filled with what forward did beside that
+    """
+    rng = torch.get_rng_state()
+    if (unclear := tracer.reached.why_unclear(root)) is not None:
+        raise NotImplementedError(unclear)
+    with computing_noted(root, tracer.reached.reads_dictionaries) as computed, buffers_kept(root):
+        graph: fx.Graph = graph_of_recurrent(root, tracer.specialized) or tracer.trace(root)
+    tracer.questions.settle()
+    noticed.draws = not torch.equal(rng, torch.get_rng_state())
+    noticed.changed, noticed.computed = before.changed(), computed
+    if again is not None and not (noticed.draws or noticed.changed or tracer.questions.refused):
+        with buffers_kept(root):
+            second = again.trace(root)
+        _refuse_another(graph, second, root)
+    return graph
+
+
+def _keep_created(graph: fx.Graph, traced_root: nn.Module, root: nn.Module) -> None:
+    """Mark tensors that forward creates, which the tracer left on its root, and hand them over to root."""
+    held = list(graph.find_nodes(op="get_attr"))
+    created = [node for node in held if "." not in node.target and not hasattr(root, node.target)]
+    for node in created:
+        node.meta[CREATED] = True
+    _refuse_writes_to_created(graph, traced_root)
+    refuse_writes_beside_arrays(graph, traced_root)
+    if created:
+        _hand_over(created, traced_root, root)
+
+
+def _assume_required(tracer: SubmoduleTracer, graph: fx.Graph, root: nn.Module) -> None:
+    """Take for granted that arguments without a default are given, and not None."""
+    named = {str(node.target) for node in graph.find_nodes(op="placeholder")} - tracer.specialized.keys()
+    required = [p.name for p in forward_signature(root).parameters.values() if p.default is p.empty]
+    tracer.questions.kinds.assume_given(name for name in required if name in named)
 
 
 def _hand_over(created: Sequence[fx.Node], traced_root: nn.Module, root: nn.Module) -> None:
