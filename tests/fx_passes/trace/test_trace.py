@@ -13,7 +13,6 @@ from torch import nn
 import zendnn_cffi
 from fx_passes.pipeline import compile_graph
 from fx_passes.trace.skeleton import TraceError, skeleton
-from fx_passes.trace.traced import WHOLE
 from tests.support.graphs import check, check_equal, count, image, model_of, outside
 
 
@@ -61,37 +60,6 @@ def test_training_mode_is_refused() -> None:
 def test_lazy_modules_are_refused_with_the_remedy() -> None:
     with pytest.raises(TraceError, match="call the model once"):
         compile_graph(nn.Sequential(nn.LazyLinear(3)).eval())
-
-
-class Branches(nn.Module):
-    """Control flow on values, which no graph can follow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Conv2d(3, 3, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) if x.sum() > 0 else self.inner(-x)
-
-
-def test_a_submodule_that_cannot_be_traced_stays_whole() -> None:
-    model = model_of(lambda m, x: m.c(m.b(m.c(x))).relu(), b=Branches(), c=nn.Conv2d(3, 3, 1))
-    gm = check(model, image())
-    check_equal(model, gm, -image())
-    assert outside(gm) == {"b": 1} and count(gm)["convolution"] == 2
-    assert "control flow" in gm.leaves["b"]
-
-
-def test_a_model_that_cannot_be_traced_runs_as_it_is() -> None:
-    def forward(m: Any, x: torch.Tensor, *more: Any, scale: int = 1, **named: Any) -> Any:
-        y = m.c(x) if x.sum() > 0 else x
-        return {"y": y * scale, "more": more, "named": named}
-
-    model = model_of(forward, c=nn.Conv2d(3, 3, 1))
-    gm = check(model, image())
-    assert WHOLE in gm.leaves
-    check_equal(model, gm, image(), 3, "z", scale=2, other=1)
-    check_equal(model, copy.deepcopy(gm), -image())
 
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -161,32 +129,6 @@ def test_export_of_a_model_with_constants_inside_a_submodule() -> None:
     gm = compile_graph(model, (image(),))
     assert not gm.leaves
     check_equal(model, gm, image())
-
-
-class Detector(nn.Module):
-    """As torchvision's: how many boxes there are depends on the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Conv2d(3, 4, 3)
-
-    def forward(self, images: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [self.postprocess_detections(self.backbone(image[None])) for image in images]
-
-    def postprocess_detections(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores[scores > 0.1]
-
-
-def test_a_detector_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("torch.export would follow it for minutes")
-
-    monkeypatch.setattr("fx_passes.trace.trace.export", refuse)
-    model, images = Detector().eval(), [torch.randn(3, 8, 9), torch.randn(3, 9, 8)]
-    fast = zendnn_cffi.optimize(model, (images,))
-    assert "a detector" in fast.leaves[""]
-    for ours, eager in zip(fast(images), model(images), strict=True):
-        torch.testing.assert_close(ours, eager)
 
 
 class Chooses(nn.Module):
