@@ -73,21 +73,7 @@ def lower_region(
     measures = options.tune in ("auto", "full")
     if measures and not key:
         key = region_key(graph, inputs, parameters, options)
-    _copy_inputs(graph, inputs)
-    operations, values = lower_graph(
-        graph,
-        inputs,
-        parameters,
-        compute_dtype=options.dtype,
-        allow_winograd=options.allow_winograd,
-        without=options.without,
-        join_rows=measures and not options.release_weights,
-    )
-    if options.release_weights:
-        limit_transforms(operations, sum(t.numel() * t.element_size() for t in parameters.values()))
-    if all(operation.fallback_reason or operation.kind == "view" for operation in operations):
-        reasons = dict.fromkeys(o.fallback_reason for o in operations if o.fallback_reason)
-        raise NotLowered("; ".join(reasons) or "nothing in it is computed")
+    operations, values = _operations(graph, inputs, parameters, options, join_rows=measures)
     laps.end("candidates")
     with ProgressBar("zendnn_cffi: measuring implementations") as show:
         tuner = Tuner(options.tune, show, turn)
@@ -95,17 +81,8 @@ def lower_region(
     laps.end("measuring each alone" if measures else "estimating")
     arriving, leaving = boundary(graph, values)
     wanted = {node: eager_layout(spec) for node, spec in leaving}
-    plain = parameters.plain if isinstance(parameters, Kept) else parameters.values()
-    storages = {tensor.untyped_storage().data_ptr() for tensor in plain}
     with tuner.turn.measuring():
-        choice = _choose(
-            operations,
-            arriving,
-            wanted,
-            tuner,
-            values,
-            lambda choice: spare_weights(operations, choice, weights, storages, tuner.are_comparable),
-        )
+        choice = _choose(operations, arriving, wanted, tuner, values, _sparing(operations, parameters, weights, tuner))
     tuner.let_go()
     laps.end("choosing layouts, checking numbers")
     alone_ns = sum(map(_fastest_alone_ns, operations)) if measures else 0.0
@@ -127,6 +104,44 @@ def lower_region(
     if not keep:
         lowering.let_go()
     return LoweredRegion(program, reports, alone_ns, measures, laps.times_ns, tuple(inputs), lowering if keep else None)
+
+
+def _operations(
+    graph: fx.Graph,
+    inputs: Sequence[TensorSpec],
+    parameters: Mapping[str, torch.Tensor],
+    options: RegionOptions,
+    join_rows: bool,
+) -> tuple[list[Operation], RegionValues]:
+    """The operations with their candidates, and what is known of values. Raises NotLowered where PyTorch has all.
+
+    join_rows  whether products of the same rows may be one
+    """
+    _copy_inputs(graph, inputs)
+    operations, values = lower_graph(
+        graph,
+        inputs,
+        parameters,
+        compute_dtype=options.dtype,
+        allow_winograd=options.allow_winograd,
+        without=options.without,
+        join_rows=join_rows and not options.release_weights,
+    )
+    if options.release_weights:
+        limit_transforms(operations, sum(t.numel() * t.element_size() for t in parameters.values()))
+    if all(operation.fallback_reason or operation.kind == "view" for operation in operations):
+        reasons = dict.fromkeys(o.fallback_reason for o in operations if o.fallback_reason)
+        raise NotLowered("; ".join(reasons) or "nothing in it is computed")
+    return operations, values
+
+
+def _sparing(
+    operations: Sequence[Operation], parameters: Mapping[str, torch.Tensor], weights: WeightStore, tuner: Tuner
+) -> Callable[[Sequence[Candidate]], list[Candidate]]:
+    """What replaces candidates by others that are about as fast, and need no copy of the weights."""
+    plain = parameters.plain if isinstance(parameters, Kept) else parameters.values()
+    storages = {tensor.untyped_storage().data_ptr() for tensor in plain}
+    return lambda choice: spare_weights(operations, choice, weights, storages, tuner.are_comparable)
 
 
 def _fastest_alone_ns(operation: Operation) -> float:
