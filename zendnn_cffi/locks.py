@@ -30,6 +30,12 @@ def new_lock() -> Any:
     return lock
 
 
+def adopt_lock(lock: Any) -> Any:
+    """Return a re-entrant lock of others, which is free in a forked child from now on, as ours are."""
+    _locks.add(lock)
+    return lock
+
+
 _making = new_lock()
 _queue: list[None] = []  # a thread each that waits to make something
 _fork_waits = _waited = False

@@ -33,6 +33,7 @@ from fx_passes.trace.fake_tensors import without_cache
 from fx_passes.trace.guards import Guards
 from fx_passes.trace.inline import inline_modes
 from fx_passes.trace.modes import keep_modes_whole
+from fx_passes.trace.one_thread import say_who_traces
 from fx_passes.trace.orders import NotedOrders, drop_aliases
 from fx_passes.trace.outputs import take_outputs_apart
 from fx_passes.trace.padding import write_out_padding
@@ -251,6 +252,7 @@ def _watch_state(root: nn.Module) -> dict[str, str]:
 
     @functools.wraps(forward)
     def watched(*args: Any, **kwargs: Any) -> Any:
+        say_who_traces()
         held = [*_held_by((args, kwargs))]
         before = Snapshot(root, in_place=False)  # what is written in place is in the graph
         usual = {*own_attributes((args, kwargs))}  # those of fake tensors

@@ -108,7 +108,7 @@ class Refusals:
 
     def calls(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Arguments with the sizes, strides and dtypes of calls that were allowed, of tensors by position alone."""
-        for key in self._passed_by_position:
+        for key in list(self._passed_by_position):  # other threads add to it meanwhile
             yield tuple(
                 torch.empty_strided(shape, strides, dtype=dtype, device="cpu").zero_() for shape, strides, dtype in key
             )

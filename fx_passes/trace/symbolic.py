@@ -28,6 +28,7 @@ from fx_passes.trace.extremes import extremes_recorded
 from fx_passes.trace.in_place import buffers_kept
 from fx_passes.trace.kinds import Kinds
 from fx_passes.trace.named import Named
+from fx_passes.trace.one_thread import say_who_traces
 from fx_passes.trace.outputs import is_plain, needs_remaking, remake
 from fx_passes.trace.proxies import Questions, RecordingProxy
 from fx_passes.trace.reached import Reached
@@ -142,6 +143,7 @@ class SubmoduleTracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
     ) -> tuple[Any, list[Any]]:
+        say_who_traces()
         root_fn, args = super().create_args_for_root(root_fn, is_module, concrete_args)
         for arg in args:
             if isinstance(arg, fx.Proxy) and arg.node.args and not is_plain(arg.node.args[0]):

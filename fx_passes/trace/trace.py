@@ -21,6 +21,7 @@ from fx_passes.graph.hooks import let_outputs_be_collected
 from fx_passes.trace.call_kind import kind_of
 from fx_passes.trace.export import is_exported
 from fx_passes.trace.guards import Arguments, Call
+from fx_passes.trace.one_thread import following
 from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.own_memory import own_what_is_written
 from fx_passes.trace.reached import Reached
@@ -31,7 +32,6 @@ from fx_passes.trace.state import Snapshot
 from fx_passes.trace.states import settings_kept
 from fx_passes.trace.submodules import Observed, find_submodules
 from fx_passes.trace.traced import WHOLE, Traced, forward_signature
-from zendnn_cffi.locks import making
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -64,7 +64,7 @@ def trace(
         )
     example = None if example_inputs is None else _as_call(example_inputs)
     sizes, left = (ALL if dynamic else ASKED_FOR_NONE)._replace(has_one_graph=has_one_graph), TimeLeft()
-    with making(), settings_kept():  # torch.fx replaces methods of nn.Module meanwhile, for all threads
+    with following(), settings_kept():
         traced = _trace(skeleton(model), example, *_specialize(model, example), sizes, left)
         traced.awaits_call = awaits_call and traced.wants_example and not isinstance(model, torch.jit.ScriptModule)
         written = [] if traced.awaits_call else _trace_submodules(traced, example, sizes, left)
@@ -79,7 +79,7 @@ class ExampleRefused(Exception):
 def trace_by_call(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     """Trace the tree again, with these arguments of a call as the example; they are kept. Raises ExampleRefused."""
     root, example, sizes, left = traced.root, (args, kwargs), traced.sizes, TimeLeft()
-    with making(), settings_kept():
+    with following(), settings_kept():
         found = _trace(root, example, *_specialize(root, example), sizes, left)
         written = _trace_submodules(found, example, sizes, left, is_call=True)
     own_what_is_written((found, *found.submodules.values()), written)
@@ -95,7 +95,7 @@ def trace_kind(
     What calls write to is root's still: own_what_is_written() is to be called.
     """
     example = args, kwargs
-    with making(), settings_kept():
+    with following(), settings_kept():
         return _trace(root, None if by_symbols else example, *_specialize(root, example), sizes, TimeLeft())
 
 
@@ -127,7 +127,7 @@ def retrace(traced: Traced) -> Traced:
     """Trace the same module tree again, as it is now."""
     if traced.restored:
         return traced
-    with making():
+    with following():
         taken, example = (traced.specialized, traced.given), traced.own_example
         if example is not None:
             taken = _specialize(traced.root, example)

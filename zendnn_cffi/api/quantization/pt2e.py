@@ -18,6 +18,7 @@ from fx_passes.candidates.layouts import has_vnni
 from fx_passes.graph.graph import example
 from fx_passes.search.progress import ProgressBar
 from fx_passes.trace.export import is_exported, written_out
+from fx_passes.trace.one_thread import following
 from fx_passes.trace.quiet import kept_quiet
 from fx_passes.trace.recurrent_sizes import lengths_free
 from fx_passes.trace.sizes import Free, TimeLeft, attempts
@@ -106,7 +107,7 @@ class Pt2e:
             return model
 
         quantizer.annotate = annotate_all
-        with hidden_norms(exported):
+        with following(), hidden_norms(exported):
             prepared: fx.GraphModule = self._functions.prepare_pt2e(exported, quantizer)
         show_norms(prepared)
         return prepared
@@ -114,7 +115,7 @@ class Pt2e:
     def convert(self, prepared: fx.GraphModule) -> fx.GraphModule:
         """Write quantize and dequantize operators; scales that calls choose become those of rows."""
         one_sided = one_sided_values(prepared)
-        with hidden_norms(prepared):
+        with following(), hidden_norms(prepared):
             converted = self._functions.convert_pt2e(prepared)
         show_norms(converted)
         found = scale_rows(converted, one_sided)
@@ -244,7 +245,7 @@ def _exported(
     model: nn.Module, example: Call, shapes: Any, strict: bool, literal: Collection[str] = ()
 ) -> fx.GraphModule:
     """literal: paths of attention modules that are exported as PyTorch writes them."""
-    with modules_written_out(model, literal):
+    with following(), modules_written_out(model, literal):
         program = torch.export.export(model, *example, dynamic_shapes=shapes, strict=strict)
     exported: fx.GraphModule = program.module()
     exported.graph.eliminate_dead_code()
