@@ -12,6 +12,7 @@ captured graph, and parameters may be loaded or moved between calls.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import threading
 import warnings
@@ -101,6 +102,17 @@ def _require_gradients(args: Sequence[Any]) -> bool:
     return any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
+def _run(captured: fx.GraphModule, *args: Any) -> Any:
+    """Run what was captured as plain PyTorch.
+
+    Forward of a lazy module calls the module at first, which prints the errors that it raises.
+    """
+    generate = getattr(captured, "real_recompile", None)
+    if generate is not None:
+        generate()
+    return captured.forward(*args)
+
+
 class CompiledGraph:
     """A captured graph, bound on demand to the parameters it is called with."""
 
@@ -108,7 +120,8 @@ class CompiledGraph:
         from fx_passes.graph.graph import copy_graph
         from fx_passes.trace.modes import turns_gradients_on
 
-        self.captured = gm  # what is plain PyTorch runs as it was captured
+        self.captured = gm
+        self._by_pytorch = functools.partial(_run, gm)  # as it was captured
         self.gm = gm = fx.GraphModule(gm, copy_graph(gm.graph))
         self.options = options
         prepare(gm)
@@ -131,14 +144,14 @@ class CompiledGraph:
         if (torch.is_grad_enabled() or self._turns_gradients_on) and _require_gradients(args):
             advice = "call the model under torch.no_grad()" if torch.is_grad_enabled() else "forward turns them on"
             _warn_once(f"gradients are required, so this runs as plain PyTorch: {advice}")
-            return self.captured.forward(*args)
+            return self._by_pytorch(*args)
         if torch.is_autocast_enabled("cpu"):  # other dtypes than the passes know
-            return self.captured.forward(*args)
+            return self._by_pytorch(*args)
         binding = self._latest
         if binding is None or not binding.matches(args):
             binding = self._bind(args)
             if binding is None:
-                return self.captured.forward(*args)
+                return self._by_pytorch(*args)
         return binding(args)
 
     def _bind(self, args: Sequence[Any]) -> Binding | None:
@@ -166,7 +179,7 @@ class CompiledGraph:
             key = (floats, *(id(args[i]) for i in self.constants))
             if len({k[0] for k in self._bindings}) > _MAX_CHANGES:
                 return None
-            binding = Binding(self.gm, args, self.constants, self.floats, self.options, self.captured.forward)
+            binding = Binding(self.gm, args, self.constants, self.floats, self.options, self._by_pytorch)
             self._make_room(args)
             self._bindings[key] = binding
         self._bindings.move_to_end(key)

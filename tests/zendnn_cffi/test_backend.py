@@ -454,3 +454,13 @@ def test_torch_compile_knows_all_functions_after_optimize(run_python: Callable[.
     A model with function transforms was compiled as two graphs then.
     """
     assert run_python(BEFORE_COMPILING).stdout.strip() == "[]"
+
+
+def test_errors_are_raised_and_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Calling a module that torch.fx made prints where in its generated code an error came from."""
+    model = nn.Sequential(nn.Linear(12, 12), nn.ReLU()).eval().requires_grad_(False)
+    run = torch.compile(model, backend="zendnn")
+    run(torch.randn(3, 12))
+    with pytest.raises(RuntimeError, match="must have the same dtype"):
+        run(torch.ones(3, 12, dtype=torch.long))
+    assert "Traceback" not in capfd.readouterr().err
