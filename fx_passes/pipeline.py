@@ -40,6 +40,7 @@ from fx_passes.fuse.projections import fuse_projections
 from fx_passes.fuse.quantized_views import quantize_before_views
 from fx_passes.fuse.rotations import fuse_rotations
 from fx_passes.fuse.selective_scans import fuse_selective_scans
+from fx_passes.fuse.stacks import write_stacks
 from fx_passes.fuse.weighted_samples import fuse_weighted_samples
 from fx_passes.fuse.written_attention import fuse_written_attention
 from fx_passes.graph.interpreter import run
@@ -94,6 +95,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_patterns,
     fuse_written_attention,
     fuse_dynamic_quantization,
+    write_stacks,
     chain_concatenations,
     fuse_embedding_bags,
     fuse_offset_bags,

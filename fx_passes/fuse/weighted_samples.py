@@ -15,12 +15,11 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
-from fx_passes.graph.graph import argument, erase_unread, finish, is_call, only_user, set_example
+from fx_passes.graph.graph import argument, erase_unread, finish, is_call, is_stack, only_user, set_example
 from fx_passes.graph.inference import rank
 from zendnn_cffi.values import dataclass
 
 aten = torch.ops.aten
-_STACKS = (torch.stack, aten.stack.default)
 _OVERLOADS = (torch.grid_sampler, torch.grid_sampler_2d, aten.grid_sampler.default, aten.grid_sampler_2d.default)
 _BY_NAME = "bilinear", "zeros"
 _BY_NUMBER = 0, 0  # the same two
@@ -70,7 +69,7 @@ def _pieces(joined: Any) -> list[Any] | None:
     if not is_call(joined, ops.flatten) or joined.args[1:] not in ((-2, -1), (_RANK - 1, _RANK), (_RANK - 1, -1)):
         return None
     stack = joined.args[0]
-    if not is_call(stack, *_STACKS) or only_user(stack) is not joined or argument(stack, 1, "dim", 0) not in (-2, 3):
+    if not is_stack(stack) or only_user(stack) is not joined or argument(stack, 1, "dim", 0) not in (-2, 3):
         return None
     return list(argument(stack, 0, "tensors"))
 
