@@ -102,7 +102,7 @@ def _require_gradients(args: Sequence[Any]) -> bool:
     return any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
-def _run(captured: fx.GraphModule, *args: Any) -> Any:
+def run_captured(captured: fx.GraphModule, *args: Any) -> Any:
     """Run what was captured as plain PyTorch.
 
     Forward of a lazy module calls the module at first, which prints the errors that it raises.
@@ -121,7 +121,7 @@ class CompiledGraph:
         from fx_passes.trace.modes import turns_gradients_on
 
         self.captured = gm
-        self._by_pytorch = functools.partial(_run, gm)  # as it was captured
+        self._by_pytorch = functools.partial(run_captured, gm)  # as it was captured
         self.gm = gm = fx.GraphModule(gm, copy_graph(gm.graph))
         self.options = options
         prepare(gm)

@@ -44,7 +44,8 @@ def recurrent(
         raise ValueError(f"{kind.split('_')[0].upper()}: expected input to be 2D or 3D, got {src.dim()}D instead")
     batch_dim = 0 if batch_first else 1
     batch = src.shape[batch_dim : batch_dim + 1] if src.dim() == 3 else ()
-    _check_sizes(src, states, (layers * (1 + bidirectional), *batch), weights, kind)
+    if fault := misfit(src, states, (layers * (1 + bidirectional), *batch), weights, kind):
+        raise RuntimeError(fault)
     x = src if src.dim() == 3 else src.unsqueeze(batch_dim)
     if states is None:
         states = _zeros(x, x.shape[batch_dim], weights, kind, layers * (1 + bidirectional))
@@ -68,7 +69,8 @@ def _packed(
 ) -> tuple[Any, ...]:
     """As the modules: states are in the order of the samples, what is packed by length."""
     data, sizes, order, back = src
-    _check_sizes(data, states, (layers * (1 + bidirectional), int(sizes[0])), weights, kind)
+    if fault := misfit(data, states, (layers * (1 + bidirectional), int(sizes[0])), weights, kind):
+        raise RuntimeError(fault)
     if states is None:
         states = _zeros(data, int(sizes[0]), weights, kind, layers * (1 + bidirectional))
     elif order is not None:
@@ -79,35 +81,19 @@ def _packed(
     return (PackedSequence(found[0], sizes, order, back), *last)
 
 
-def _check_sizes(
-    src: Tensor, states: Sequence[Tensor] | None, rows: Sequence[int], weights: Sequence[Tensor], kind: str
-) -> None:
-    shapes = None if states is None else [state.shape for state in states]
-    fault = misfit(src.shape[-1], shapes, rows, [weight.shape for weight in weights[:2]], kind)
-    if fault:
-        raise RuntimeError(fault)
-
-
-def misfit(
-    width: int,
-    states: Sequence[Sequence[int]] | None,
-    rows: Sequence[int],
-    weights: Sequence[Sequence[int]],
-    kind: str,
-) -> str:
+def misfit(src: Any, states: Sequence[Any] | None, rows: Sequence[int], weights: Sequence[Any], kind: str) -> str:
     """Return how sizes do not fit the weights, or nothing: PyTorch's kernels read beyond tensors that are too small.
 
-    width    of the input: its last size
-    states   shapes of the states
-    rows     sizes of a state in front of its width: layers * directions (of a stack), samples (of a batch)
-    weights  shapes of weight_ih and weight_hh of the first layer
+    src, states, weights  tensors, or what else has a shape
+    rows                  sizes of a state in front of its width: layers * directions (of a stack), samples (of a batch)
     """
-    if width != weights[0][1]:
-        return f"input.size(-1) must be equal to input_size. Expected {weights[0][1]}, got {width}"
-    for index, (state, expected) in enumerate(zip(states or (), state_widths(weights[1], kind), strict=False)):
-        if tuple(state) != (*rows, expected):
+    width, expected = src.shape[-1], weights[0].shape[1]
+    if width != expected:
+        return f"input.size(-1) must be equal to input_size. Expected {expected}, got {width}"
+    for index, (state, expected) in enumerate(zip(states or (), state_widths(weights[1].shape, kind), strict=False)):
+        if tuple(state.shape) != (*rows, expected):
             which = f"hidden[{index}]" if kind == "lstm" else "hidden"
-            return f"Expected {which} size {(*rows, expected)}, got {list(state)}"
+            return f"Expected {which} size {(*rows, expected)}, got {list(state.shape)}"
     return ""
 
 
@@ -186,7 +172,8 @@ def recurrent_cell(
     states  (h,) or (h, c), each [N, H] or [H]; None: zeros
     Raises  RuntimeError for sizes that do not fit the weights
     """
-    _check_sizes(src, states, src.shape[:-1], weights, kind)
+    if fault := misfit(src, states, src.shape[:-1], weights, kind):
+        raise RuntimeError(fault)
     x = torch.atleast_2d(src)
     if states is None:
         states = [zeros[0] for zeros in _zeros(x, x.shape[0], weights, kind, 1)]

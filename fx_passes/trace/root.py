@@ -12,7 +12,7 @@ import logging
 import operator
 import types
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ from fx_passes.trace.symbolic import (
 from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from fx_passes.trace.wrapped import has_wrapped
 from zendnn_cffi.errors import is_of_signal_handler
+from zendnn_cffi.values import dataclass
 
 log = logging.getLogger("zendnn_cffi.passes")
 
@@ -56,54 +57,41 @@ _REASON = 300  # characters of torch.export's messages that are kept
 _DETECTOR = "a detector, which keeps as many boxes as the data says: no graph"
 
 
-def trace_root(
-    root: nn.Module,
-    example: Call | None,
-    specialized: Mapping[str, Any],
-    given: frozenset[str],
-    sizes: FreeSizes,
-    left: TimeLeft,
-) -> Traced:
-    """The graph over root itself, or root without one; root is changed by constants that its forward makes alone.
+@dataclass
+class Ways:
+    """The ways to a graph over root, one after another, and what was found out on them.
 
-    specialized  arguments that are fixed to a value
-    given        arguments that have to be given
-    left         the time for following free sizes
-    """
-    return _Ways(root, example, specialized, given, sizes, left).traced()
-
-
-class _Ways:
-    """The ways to a graph of root, one after another, and what was found out on them.
-
+    taken              arguments that are fixed to a value, and the names of those that have to be given
+    left               the time for following free sizes
     leaves             submodules that are kept whole -> why
     refused            why there is no exported graph; "" before one was tried
     stateful, written  what forwards change and write to, as Traced has them
     wants_example      whether an example would tell more
     """
 
-    def __init__(
-        self,
-        root: nn.Module,
-        example: Call | None,
-        specialized: Mapping[str, Any],
-        given: frozenset[str],
-        sizes: FreeSizes,
-        left: TimeLeft,
-    ) -> None:
-        self.root, self.example, self.sizes, self.left = root, example, sizes, left
-        self.specialized, self.given, self.values = specialized, given, by_name(root, example)
-        self.reached = Reached(root)
+    root: nn.Module
+    example: Call | None
+    taken: tuple[Mapping[str, Any], frozenset[str]]
+    sizes: FreeSizes
+    left: TimeLeft
+    leaves: dict[str, str] = field(default_factory=dict)
+    refused: str = ""
+    stateful: tuple[str, ...] = ()
+    written: tuple[tuple[str, str], ...] = ()
+    wants_example: bool = False
+
+    def __post_init__(self) -> None:
+        root, example = self.root, self.example
+        self.values, self.reached = by_name(root, example), Reached(root)
         is_composite = any(isinstance(module, _COMPOSITE) for module in root.modules()) or ask_for_dtype(root)
         self.exports_first = is_composite or is_exported(root)
         self.wants_example = is_composite and example is None and not is_exported(root)
-        self.leaves: dict[str, str] = {}
-        self.refused = ""
-        self.stateful: tuple[str, ...] = ()
-        self.written: tuple[tuple[str, str], ...] = ()
 
     def traced(self) -> Traced:
-        """The first graph that there is, or root without one."""
+        """The first graph that there is, over root itself, or root without one.
+
+        Root is changed by constants that its forward makes alone.
+        """
         if self.example is not None and self.exports_first and (found := self._by_export()) is not None:
             return found
         decides = not self.sizes.has_one_graph and _takes_images(self.root, self.values) and not _detectors(self.root)
@@ -129,7 +117,7 @@ class _Ways:
 
     def _by_symbols(self, decides: bool) -> Traced:
         """The graph that symbolic tracing makes; of what torch.fx.wrap hides, too, where the example decides."""
-        given = self.leaves, self.specialized, self.given, self.values
+        given = self.leaves, *self.taken, self.values
         if decides and has_wrapped(self.reached.spaces):
             with contextlib.suppress(Untraceable):
                 return trace_symbolically(self.root, self.reached, *given, decides=True, follows_wrapped=True)

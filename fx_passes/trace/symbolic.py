@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from fx_passes.trace.traced import WHOLE, Traced, Untraceable, forward_signature
 from fx_passes.trace.tuples import in_tuples
 from fx_passes.trace.wrapped import wrapped_followed
 from zendnn_cffi.errors import is_of_signal_handler
+from zendnn_cffi.values import dataclass
 
 CHANGES = "its forward computes something else each time"
 LEFT_OUT = ", which a graph would leave out"
@@ -246,7 +247,7 @@ def trace_symbolically(
     )
 
 
-@dataclasses.dataclass
+@dataclass
 class _Noticed:
     """What a forward did while it was traced, and a graph would leave out.
 
@@ -258,7 +259,7 @@ class _Noticed:
 
     set_otherwise: Sequence[str]
     draws: bool = False
-    changed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    changed: Mapping[str, str] = field(default_factory=dict)
     computed: Sequence[str] = ()
 
     def refuse(self) -> None:

@@ -25,7 +25,7 @@ from fx_passes.trace.one_thread import following
 from fx_passes.trace.outputs import is_plain
 from fx_passes.trace.own_memory import own_what_is_written
 from fx_passes.trace.reached import Reached
-from fx_passes.trace.root import by_name, remedy, trace_root
+from fx_passes.trace.root import Ways, by_name, remedy
 from fx_passes.trace.sizes import ALL, ASKED_FOR_NONE, FreeSizes, TimeLeft
 from fx_passes.trace.skeleton import skeleton
 from fx_passes.trace.state import Snapshot
@@ -35,6 +35,7 @@ from fx_passes.trace.traced import WHOLE, Traced, forward_signature
 
 log = logging.getLogger("zendnn_cffi.passes")
 
+_Taken: TypeAlias = tuple[Mapping[str, Any], frozenset[str]]
 ExampleInputs: TypeAlias = Sequence[Any] | Mapping[str, Any] | torch.Tensor | None
 
 
@@ -65,7 +66,7 @@ def trace(
     example = None if example_inputs is None else _as_call(example_inputs)
     sizes, left = (ALL if dynamic else ASKED_FOR_NONE)._replace(has_one_graph=has_one_graph), TimeLeft()
     with following(), settings_kept():
-        traced = _trace(skeleton(model), example, *_specialize(model, example), sizes, left)
+        traced = _trace(skeleton(model), example, sizes, left)
         traced.awaits_call = awaits_call and traced.wants_example and not isinstance(model, torch.jit.ScriptModule)
         written = [] if traced.awaits_call else _trace_submodules(traced, example, sizes, left)
     own_what_is_written((traced, *traced.submodules.values()), written)
@@ -80,7 +81,7 @@ def trace_by_call(traced: Traced, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Trace the tree again, with these arguments of a call as the example; they are kept. Raises ExampleRefused."""
     root, example, sizes, left = traced.root, (args, kwargs), traced.sizes, TimeLeft()
     with following(), settings_kept():
-        found = _trace(root, example, *_specialize(root, example), sizes, left)
+        found = _trace(root, example, sizes, left)
         written = _trace_submodules(found, example, sizes, left, is_call=True)
     own_what_is_written((found, *found.submodules.values()), written)
     return found
@@ -96,7 +97,7 @@ def trace_kind(
     """
     example = args, kwargs
     with following(), settings_kept():
-        return _trace(root, None if by_symbols else example, *_specialize(root, example), sizes, TimeLeft())
+        return _trace(root, None if by_symbols else example, sizes, TimeLeft(), _specialize(root, example))
 
 
 def _trace_submodules(
@@ -119,7 +120,7 @@ def _trace_submodules(
 
 def _trace_submodule(module: nn.Module, example: Call | None, sizes: FreeSizes, left: TimeLeft) -> Traced | None:
     """The graph over a submodule; None where there is none."""
-    traced = _trace(module, example, *_specialize(module, example), sizes, left)
+    traced = _trace(module, example, sizes, left)
     return None if traced.graph is None else traced
 
 
@@ -128,26 +129,23 @@ def retrace(traced: Traced) -> Traced:
     if traced.restored:
         return traced
     with following():
-        taken, example = (traced.specialized, traced.given), traced.own_example
-        if example is not None:
-            taken = _specialize(traced.root, example)
-        again = _trace(traced.root, example, *taken, traced.sizes, TimeLeft())
+        example = traced.own_example
+        taken = (traced.specialized, traced.given) if example is None else None
+        again = _trace(traced.root, example, traced.sizes, TimeLeft(), taken)
     again.awaits_call, again.kind = traced.awaits_call and again.wants_example, traced.kind
     return again
 
 
 def _trace(
-    root: nn.Module,
-    example: Call | None,
-    specialized: Mapping[str, Any],
-    given: frozenset[str],
-    sizes: FreeSizes,
-    left: TimeLeft,
+    root: nn.Module, example: Call | None, sizes: FreeSizes, left: TimeLeft, taken: _Taken | None = None
 ) -> Traced:
-    """The graph over root itself, or root without one; root is changed by constants that its forward makes alone."""
+    """The graph over root itself, or root without one; root is changed by constants that its forward makes alone.
+
+    taken  as _specialize() says of the example, where another call is to decide it
+    """
     if example is not None:
         let_outputs_be_collected(root, example[1])
-    traced = trace_root(root, example, specialized, given, sizes, left)
+    traced = Ways(root, example, _specialize(root, example) if taken is None else taken, sizes, left).traced()
     if example is not None:
         traced.kind = kind_of(traced.parameters, *example)
     return traced
@@ -162,7 +160,7 @@ def _as_call(example_inputs: Sequence[Any] | Mapping[str, Any] | torch.Tensor) -
     return ((example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)), {}
 
 
-def _specialize(model: nn.Module, example: Call | None) -> tuple[dict[str, Any], frozenset[str]]:
+def _specialize(model: nn.Module, example: Call | None) -> _Taken:
     """Arguments that forward is likely to branch on: those fixed to a value, those that have to be given."""
     parameters = forward_signature(model).parameters
     values = by_name(model, example) or {}

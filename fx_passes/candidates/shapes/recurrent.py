@@ -29,7 +29,8 @@ def recurrent(
     steps, samples, _ = _in_time(src, batch_first)
     directions = 1 + bidirectional
     batch = (samples,) if src.ndim == 3 else ()
-    _check_sizes(src, states, (layers * directions, *batch), weights, kind)
+    if misfit(src, states, (layers * directions, *batch), weights, kind):
+        raise Unclear
     output = row_major((steps, samples, directions * weights[1].shape[1]), src.dtype)
     if src.ndim == 2:
         output = row_major((steps, output.shape[2]), src.dtype)
@@ -38,14 +39,6 @@ def recurrent(
         output = TensorSpec((samples, steps, width), src.dtype, (b, a, c))
     widths = state_widths(weights[1].shape, kind)
     return (output, *(row_major((layers * directions, *batch, width), src.dtype) for width in widths))
-
-
-def _check_sizes(
-    src: TensorSpec, states: Sequence[TensorSpec] | None, rows: Sequence[int], weights: Sequence[TensorSpec], kind: str
-) -> None:
-    shapes = None if states is None else [state.shape for state in states]
-    if misfit(src.shape[-1], shapes, rows, [weight.shape for weight in weights[:2]], kind):
-        raise Unclear
 
 
 def _in_time(src: TensorSpec, batch_first: bool) -> tuple[int, int, int]:
@@ -80,7 +73,8 @@ def recurrent_cell(
 ) -> Any:
     """ops.recurrent_cell."""
     check_floating(src, *weights, *(states or ()))
-    _check_sizes(src, states, src.shape[:-1], weights, kind)
+    if misfit(src, states, src.shape[:-1], weights, kind):
+        raise Unclear
     state = row_major((*src.shape[:-1], weights[1].shape[1]), src.dtype)
     return (state,) * (1 + (kind == "lstm"))
 
