@@ -1,7 +1,7 @@
 """While one thread follows a forward: torch.fx replaces methods of nn.Module for all threads, and says that it traces.
 
     thread A: optimize(model)        thread B: compiled = torch.compile(other); compiled(x)
-              forward is followed              TorchDynamo compiles once A is done; what is compiled runs meanwhile
+              forward is followed              TorchDynamo compiles before that or after it; calls run meanwhile
 
 Without that B would follow A's methods, or A's would stay in nn.Module for good: each puts back what it found. And
 PyTorch refuses to call what is compiled while torch.fx traces, in whatever thread.
@@ -36,7 +36,7 @@ def following() -> Iterator[None]:
 
 
 def say_who_traces() -> None:
-    """Let torch.fx say that it traces to this thread alone; called once it does, it puts back what it said before."""
+    """Have torch.fx say to this thread alone that it traces. To be called while it does: it resets the flag itself."""
     if getattr(fx_tracing, _FLAG, None) is True:
         setattr(fx_tracing, _FLAG, _ThisThread())
 
