@@ -12,6 +12,7 @@ from torch import fx
 
 from fx_passes import ops
 from fx_passes.graph.graph import argument, finish, is_call, is_stack, is_vocabulary
+from fx_passes.spellings.registry import Call, materialize
 
 
 def write_stacks(gm: fx.GraphModule) -> fx.GraphModule:
@@ -24,18 +25,12 @@ def write_stacks(gm: fx.GraphModule) -> fx.GraphModule:
         if not isinstance(tensors, list | tuple) or not tensors or not isinstance(dim, int):
             continue
         if all(map(_is_ours, tensors)) and any(map(_is_ours, node.users)) and all(map(is_vocabulary, node.users)):
-            with gm.graph.inserting_before(node):
-                rows = tuple(_call(node, ops.unsqueeze, tensor, dim) for tensor in tensors)
-                node.replace_all_uses_with(_call(node, ops.concat, rows, dim))
+            rows = tuple(Call(ops.unsqueeze, (tensor, dim)) for tensor in tensors)
+            written = materialize(gm.graph, Call(ops.concat, (rows, dim)), node, node.meta.get("source", ""))
+            node.replace_all_uses_with(written)
             gm.graph.erase_node(node)
     return finish(gm)
 
 
 def _is_ours(value: Any) -> bool:
     return is_call(value, *ops.COMPUTE, *ops.MOVEMENT)
-
-
-def _call(stack: fx.Node, operation: Any, *args: Any) -> fx.Node:
-    made = stack.graph.create_node("call_function", operation, args, name=f"{stack.name}_{operation.__name__}")
-    made.meta["source"] = stack.meta.get("source", "")
-    return made

@@ -104,7 +104,8 @@ class Ways:
                     return exported
             else:
                 return self._looking_inside(found) or self._completed(found)
-        return self._completed(Traced(self.root, None, self.leaves), wants_example=self.example is None)
+        self.wants_example = self.example is None
+        return self._completed(Traced(self.root, None, self.leaves))
 
     def _by_export(self) -> Traced | None:
         """The exported graph; where there is none, it is noted why."""
@@ -150,13 +151,13 @@ class Ways:
         self.leaves = keep_whole(self.leaves, failure.reasons)
         return None
 
-    def _completed(self, found: Traced, wants_example: bool | None = None) -> Traced:
+    def _completed(self, found: Traced) -> Traced:
         return replace(
             found,
             stateful=self.stateful,
             written=self.written,
             sizes=self.sizes,
-            wants_example=self.wants_example if wants_example is None else wants_example,
+            wants_example=self.wants_example,
             decided_by=self.example if found.graph is not None and decided(found.graph) else None,
         )
 
