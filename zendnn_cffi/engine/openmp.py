@@ -142,6 +142,14 @@ def computing_with(threads: int) -> Iterator[None]:
         runtime.omp_set_num_threads(before)
 
 
+def functions_of_count() -> tuple[int, int]:
+    """Return the addresses of `void omp_set_num_threads(int)` and `int omp_get_max_threads(void)`."""
+    runtime = _runtime()
+    found = (ctypes.cast(f, ctypes.c_void_p).value for f in (runtime.omp_set_num_threads, runtime.omp_get_max_threads))
+    setter, getter = (address or 0 for address in found)
+    return setter, getter
+
+
 def make_team(size: int) -> None:
     """Let the calling thread have so many threads of its own, itself among them; they sleep, and end with it."""
     runtime = _runtime()

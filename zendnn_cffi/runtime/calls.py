@@ -13,6 +13,7 @@ from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.primitives.labels import Label, primitive_label, shaped
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive
+from zendnn_cffi.runtime.alone import is_small
 from zendnn_cffi.runtime.context import Context
 from zendnn_cffi.runtime.places import Slot, TensorView
 from zendnn_cffi.values import dataclass
@@ -58,6 +59,11 @@ class PrimitiveCall:
         if ARG_DST in self.args and any(entry[0] == "sum" for entry in self.primitive.pd.attr.post_ops):
             total += self.args[ARG_DST][1].used_bytes
         return total
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the calling thread computes it alone."""
+        return is_small(self.primitive.pd, (desc for arg, (_, desc) in self.args.items() if arg != ARG_SCRATCHPAD))
 
     @property
     def label(self) -> Label:

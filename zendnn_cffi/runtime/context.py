@@ -12,6 +12,7 @@ from zendnn_cffi.engine.library import load
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, Stream
 from zendnn_cffi.runtime import arenas
+from zendnn_cffi.runtime.alone import Alone, Bound
 from zendnn_cffi.runtime.places import Slot, TensorView
 from zendnn_cffi.values import dataclass
 
@@ -35,6 +36,7 @@ class Context:
     """What one running call needs for itself: an arena, a stream, memory handles, and the tensors of this run.
 
     lease    the arena's owner, taken while a call runs
+    alone    the calls as a run makes them: small ones by one thread
     moving   memory handles of inputs and outputs: space, index, offset in bytes, handle
     pointed  the address that each of them has
     """
@@ -45,7 +47,8 @@ class Context:
     inputs: Sequence[torch.Tensor] = ()
     outputs: list[torch.Tensor] = field(default_factory=list)
     keep_alive: list[Any] = field(default_factory=list)
-    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+    calls: list[Bound] = field(default_factory=list)
+    alone: Alone = field(default_factory=lambda: Alone((), ()))
     moving: list[tuple[str, int, int, Any]] = field(default_factory=list)
     pointed: list[int] = field(default_factory=list)
 
@@ -57,6 +60,7 @@ class Context:
     def close(self) -> None:
         """Give up the arena and the handles now: calls may refer back to this context."""
         self.calls, self.keep_alive, self.moving, self._memories = [], [], [], {}
+        self.alone = Alone((), ())
         self.arena = _NOTHING
         del self.lease
 

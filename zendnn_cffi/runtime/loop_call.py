@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC
 from zendnn_cffi.primitives.labels import Label, shaped
 from zendnn_cffi.primitives.memory import Memory, MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive
+from zendnn_cffi.runtime.alone import Alone, Bound, is_small
 from zendnn_cffi.runtime.context import Context, data_handle_setter
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.values import dataclass
@@ -118,33 +119,43 @@ class LoopCall:
     def bind(self, context: Context) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A Python function with C's convention: 0 is success."""
         distinct = dict.fromkeys(part for _, parts in self.steps for part in parts.values())
+        execute = load().lib.zendnn_primitive_execute
         memories = {
             part: Memory(part.desc) if part.advance_bytes else context.memory(self._begin(part), part.desc)
             for part in distinct
         }
         context.keep_alive += memories.values()
-        calls = [
-            context.execution(primitive, {arg: memories[part] for arg, part in parts.items()})
+        calls: list[Bound] = [
+            (execute, context.execution(primitive, {arg: memories[part] for arg, part in parts.items()}))
             for primitive, parts in self.steps
         ]
+        alone = Alone(calls, [_is_small(primitive, parts) for primitive, parts in self.steps])
         moving = [part for part in distinct if part.advance_bytes]
         pointers = [(memories[part].handle, self._begin(part), part.advance_bytes) for part in moving]
-        return self._run, (context, calls, pointers)
+        return self._run, (context, alone, pointers)
 
     def _begin(self, part: Part) -> Slot:
         """Where the part of the first round lies."""
         return self.args[part.argument][0].behind(part.offset_bytes)
 
-    def _run(self, context: Context, calls: list[tuple[Any, ...]], pointers: list[tuple[Any, Slot, int]]) -> int:
-        execute, point = load().lib.zendnn_primitive_execute, data_handle_setter()
+    def _run(self, context: Context, alone: Alone, pointers: list[tuple[Any, Slot, int]]) -> int:
+        point = data_handle_setter()
         places = [(handle, context.address(slot), advance) for handle, slot, advance in pointers]
-        for number in range(self.rounds):
-            for handle, address, advance in places:
-                status = point(handle, address + number * advance)
-                if status:
-                    return int(status)
-            for arguments in calls:
-                status = execute(*arguments)
-                if status:
-                    return int(status)
+        sequence = alone.sequence()
+        try:
+            for number in range(self.rounds):
+                for handle, address, advance in places:
+                    status = point(handle, address + number * advance)
+                    if status:
+                        return int(status)
+                for function, arguments in sequence:
+                    status = function(*arguments)
+                    if status:
+                        return int(status)
+        finally:
+            alone.restore(sequence)
         return 0
+
+
+def _is_small(primitive: Primitive, parts: Mapping[int, Part]) -> bool:
+    return is_small(primitive.pd, (part.desc for arg, part in parts.items() if arg != ARG_SCRATCHPAD))

@@ -20,7 +20,8 @@ import torch
 from zendnn_cffi.errors import ZenDNNError, check
 from zendnn_cffi.primitives.labels import Label, profiler
 from zendnn_cffi.runtime import arenas, recycled
-from zendnn_cffi.runtime.calls import Call, TorchCall
+from zendnn_cffi.runtime.alone import Alone
+from zendnn_cffi.runtime.calls import Call, PrimitiveCall, TorchCall
 from zendnn_cffi.runtime.context import _NOTHING, Context, data_handle_setter
 from zendnn_cffi.values import dataclass
 
@@ -75,6 +76,7 @@ class Program:
         self._set_data_handle = data_handle_setter()
         self._makers = [spec.maker() for spec in self.outputs]
         self._labels: list[Label] | None = None
+        self._small = [isinstance(call, PrimitiveCall) and call.is_small for call in self.calls]
         self._growing = [
             (call.dst.slot.index, call.srcs[0].slot.index, call.allocate)
             for call in self.calls
@@ -113,20 +115,30 @@ class Program:
             if profiler._is_profiler_enabled:
                 self._run_labelled(context)
             else:
-                for function, arguments in context.calls:
-                    if function(*arguments):
-                        self._raise(context)
+                self._run(context)
         except BaseException:
             self._abandon(context)
             raise
         self._leave(context)
 
+    def _run(self, context: Context) -> None:
+        alone = context.alone
+        sequence = alone.sequence()
+        try:
+            for function, arguments in sequence:
+                if function(*arguments):
+                    alone.restore(sequence)
+                    self._raise(context)
+        except BaseException:
+            alone.restore(sequence)
+            raise
+
     def _run_labelled(self, context: Context) -> None:
         """Run each call as an event of torch.profiler."""
         if self._labels is None:
             self._labels = [call.label for call in self.calls]
-        for label, (function, arguments) in zip(self._labels, context.calls, strict=True):
-            with label.event():
+        for label, is_small, (function, arguments) in zip(self._labels, self._small, context.calls, strict=True):
+            with context.alone.with_its_threads(is_small), label.event():
                 status = function(*arguments)
             if status:
                 self._raise(context)
@@ -136,10 +148,11 @@ class Program:
         times_ns = []
         with self.running(inputs) as context:
             outputs = context.outputs
-            for call, (function, arguments) in zip(self.calls, context.calls, strict=True):
-                start = time.perf_counter_ns()
-                status = function(*arguments)
-                times_ns.append(time.perf_counter_ns() - start)
+            for call, is_small, (function, arguments) in zip(self.calls, self._small, context.calls, strict=True):
+                with context.alone.with_its_threads(is_small):
+                    start = time.perf_counter_ns()
+                    status = function(*arguments)
+                    times_ns.append(time.perf_counter_ns() - start)
                 check(status or 0, f"{call.name}: executing {call.kind}")
         return outputs, times_ns
 
@@ -249,6 +262,7 @@ class Program:
             context = Context(self.constants, lease)
             with torch.inference_mode(False):  # tensors made there could not be written to elsewhere
                 context.calls = [call.bind(context) for call in self.calls]
+            context.alone = Alone(context.calls, self._small)
             context.pointed = [-1] * len(context.moving)
         except BaseException:
             lease.give_back()

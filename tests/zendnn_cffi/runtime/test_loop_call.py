@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from zendnn_cffi import descriptors
+from zendnn_cffi.engine.openmp import computing_with
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_SRC_1, ARG_WEIGHTS, Attr
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
+from zendnn_cffi.runtime.alone import Alone
 from zendnn_cffi.runtime.loop_call import LoopCall, Part
 from zendnn_cffi.runtime.places import Slot
 from zendnn_cffi.runtime.program import OutputSpec, Program
@@ -84,9 +86,18 @@ def test_a_failure_ends_the_loop() -> None:
     with program.running([torch.ones(ROWS, WIDTH)]) as context:
         for function, arguments in context.calls:
             assert function(*arguments) == 0
-        function, (given, calls, pointers) = context.calls[1]
-        without_arguments = [(primitive, stream, 0, args) for primitive, stream, _, args in calls]
-        assert function(given, without_arguments, pointers) != 0
+        function, (given, alone, pointers) = context.calls[1]
+        without_arguments = [(call, (handle, stream, 0, args)) for call, (handle, stream, _, args) in alone.whole]
+        assert function(given, Alone(without_arguments, [True]), pointers) != 0
+        assert torch.get_num_threads() == alone.threads
+
+
+def test_small_primitives_of_a_step_are_computed_by_one_thread() -> None:
+    """The step's only primitive adds a row; each round takes the other thread away, and gives it back."""
+    program = Program([copied(), running_sum()], [OUT], (), 0)
+    with computing_with(2), program.running([torch.ones(ROWS, WIDTH)]) as context:
+        _, (_, alone, _) = context.calls[1]
+        assert len(alone.whole) == 1 and len(alone.sequence()) == 3
 
 
 def test_what_it_tells() -> None:
