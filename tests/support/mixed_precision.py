@@ -40,6 +40,25 @@ class Concatenated(nn.Module):
         return self.d(y * torch.sigmoid(self.c(y)))
 
 
+class Dense(nn.Module):
+    """DenseNet's layers: a normalization and relu of all pieces so far come before each convolution of the next."""
+
+    def __init__(self, layers: int = 2, activation: Any = F.relu) -> None:
+        super().__init__()
+        self.stem, self.last, self.activation = nn.Conv2d(3, 8, 3), nn.Conv2d(8 + 4 * layers, 4, 1), activation
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8 + 4 * number) for number in range(layers))
+        self.layers = nn.ModuleList(nn.Conv2d(8 + 4 * number, 4, 3, padding=1) for number in range(layers))
+        for norm in self.norms:
+            nn.init.uniform_(norm.weight, -1.0, 1.0)
+            nn.init.uniform_(norm.running_mean, -0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.stem(x)), 2)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = torch.cat([x, layer(self.activation(norm(x)))], 1)
+        return self.last(F.relu(x))
+
+
 class Outlier(nn.Module):
     """Linear layers; one channel of what the middle one reads is so large that one scale loses all others."""
 

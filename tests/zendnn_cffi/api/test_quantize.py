@@ -19,6 +19,7 @@ import zendnn_cffi
 from fx_passes.lower.products import row_scaled_linear
 from tests.support.cpu import take_away
 from tests.support.lowering import net, noise, tensors
+from tests.support.mixed_precision import Dense
 from tests.support.quantized import ran
 from zendnn_cffi.api.quantization import pt2e
 from zendnn_cffi.api.quantization.padding import write_out_padding
@@ -243,6 +244,21 @@ def test_dynamic() -> None:
     module, report, _ = zendnn_cffi.quantize(model, [x], dynamic=True, tune="off", compare=False)
     assert sqnr_db(called(model, x), called(module, x)) == report.sqnr_db > 25
     assert report.layers and all(layer.computes_in == "int8" for layer in report.layers)
+
+
+@pytest.mark.needs("vnni")
+def test_pieces_of_a_dense_network_are_integers() -> None:
+    """They were float32 between the normalizations, as the relu behind one hid what it is for."""
+    torch.manual_seed(0)
+    model, x = Dense(3).eval(), noise(2, 3, 24, 24)
+    module, report, converted = zendnn_cffi.quantize(model, [x], tune="off", compare=False)
+    norms = converted.graph.find_nodes(op="call_function", target=torch.ops.aten.batch_norm.default)
+    assert [norm.args[0].target for norm in norms] == [torch.ops.quantized_decomposed.dequantize_per_tensor.default] * 3
+    assert all(layer.computes_in == "int8" for layer in report.layers)
+    assert sqnr_db(called(model, x), called(module, x)) > 25
+    assert sqnr_db(called(converted, x), called(module, x)) > 35
+    layouts = {row.name: row.layout for row in zendnn_cffi.explain(module).nodes}
+    assert all("uint8" in layouts[name] for name in ("cat", "cat_1", "batch_norm_1", "batch_norm_2"))
 
 
 @pytest.mark.needs("vnni")

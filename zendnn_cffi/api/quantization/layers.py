@@ -31,6 +31,8 @@ _PRODUCTS = frozenset(
 )
 ATTENTION = "scaled_dot_product_attention"  # one more where its operands are rounded
 SUMS = frozenset(("add", "add_"))
+_NORMS = frozenset(("batch_norm", "_native_batch_norm_legit_no_training"))
+_RELUS = frozenset(("relu", "relu_"))
 # How TorchDynamo came to a layer whose forward stands for another one (fx_passes.trace.written_out)
 _REPLACED_FORWARD = re.compile(r"\.?forward\.__closure__\[\d+\]\.cell_contents(\.__self__)?")
 _NOT_FINITE = ("is not finite", "should be less than max")  # what observers say of NaN and infinity
@@ -112,7 +114,7 @@ def edges(prepared: fx.GraphModule, layers: Collection[str]) -> set[Edge]:
     """The edges of observers that stay where just these layers (names of nodes) compute in integers.
 
     Those are the layers' own, the other operand of a sum that a layer absorbs, and those of operations on the way
-    (pooling, concatenation) to an observer that stays.
+    (pooling, concatenation, a normalization that no layer takes in) to an observer that stays.
     """
     stay: set[Edge] = set()
     for observer in reversed(_observers(prepared)):  # readers of a value come behind it
@@ -157,7 +159,10 @@ def _needs_integers(reader: fx.Node, layers: Collection[str], stay: Collection[E
         return reader.name in layers
     if kind(reader) in SUMS and any(is_product(operand) for operand in reader.all_input_nodes):
         return any(operand.name in layers for operand in reader.all_input_nodes)
-    return any((value, user) in stay for value in reader.users for user in value.users)
+    results = set(reader.users)
+    if kind(reader) in _NORMS:  # with a relu behind it it is one primitive, which reads and writes integers
+        results |= {value for relu in reader.users if kind(relu) in _RELUS for value in relu.users}
+    return any((value, user) in stay for value in results for user in value.users)
 
 
 def sharing_weights(prepared: fx.GraphModule) -> fx.GraphModule:

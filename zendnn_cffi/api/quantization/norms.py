@@ -65,6 +65,16 @@ def hidden_norms(gm: fx.GraphModule) -> Iterator[None]:
         show_norms(gm)
 
 
+@contextmanager
+def shown_norms(gm: fx.GraphModule) -> Iterator[None]:
+    """Let a graph of hidden batch normalizations have them for a while."""
+    show_norms(gm)
+    try:
+        yield
+    finally:
+        _retarget(gm, _STAND_INS)
+
+
 def show_norms(gm: fx.GraphModule) -> None:
     """Let a graph that was made of a hidden one have its batch normalizations again, in place."""
     _retarget(gm, _ORIGINALS)

@@ -37,7 +37,7 @@ from zendnn_cffi.api.quantization.layers import (
     kind,
     sharing_weights,
 )
-from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_norms
+from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_norms, shown_norms
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.places import note_weights
 from zendnn_cffi.api.quantization.products import name_products
@@ -90,20 +90,8 @@ class Pt2e:
 
         def annotate_all(model: fx.GraphModule) -> fx.GraphModule:
             model = annotate(model)
-            aliasing, constants = Aliasing(model), of_constants(model)
-            for node in model.graph.nodes:
-                if dynamic and kind(node) != "linear":
-                    node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
-                once = constants.issuperset(node.all_input_nodes)
-                if kind(node) in LAYERS and (once or not has_constant_weight(model, node)):
-                    node.meta.pop(ANNOTATION, None)  # nor weights that each call computes, or of nothing
-                    continue  # and there is nothing to gain where layers read no input: they are computed once
-                specs = _other_product(node, config.input_activation, config.weight, dynamic)
-                if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
-                    found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
-                    node.meta[ANNOTATION] = found
-                if _reads_what_is_written(node, aliasing) or _of_whole_numbers(node) or _is_sum_of_floats(node):
-                    node.meta.pop(ANNOTATION, None)
+            with shown_norms(model):  # what they write to is known of them alone
+                self._annotate_others(model, config, dynamic)
             return model
 
         quantizer.annotate = annotate_all
@@ -111,6 +99,23 @@ class Pt2e:
             prepared: fx.GraphModule = self._functions.prepare_pt2e(exported, quantizer)
         show_norms(prepared)
         return prepared
+
+    def _annotate_others(self, model: fx.GraphModule, config: Any, dynamic: bool) -> None:
+        """Annotate products that the quantizer does not see; drop annotations that are wrong or gain nothing."""
+        aliasing, constants = Aliasing(model), of_constants(model)
+        for node in model.graph.nodes:
+            if dynamic and kind(node) != "linear":
+                node.meta.pop(ANNOTATION, None)  # no kernel of other operations takes scales of the call
+            once = constants.issuperset(node.all_input_nodes)
+            if kind(node) in LAYERS and (once or not has_constant_weight(model, node)):
+                node.meta.pop(ANNOTATION, None)  # nor weights that each call computes, or of nothing
+                continue  # and there is nothing to gain where layers read no input: they are computed once
+            specs = _other_product(node, config.input_activation, config.weight, dynamic)
+            if specs and not getattr(node.meta.get(ANNOTATION), "_annotated", False):
+                found = self._quantizers.QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
+                node.meta[ANNOTATION] = found
+            if _reads_what_is_written(node, aliasing) or _of_whole_numbers(node) or _is_sum_of_floats(node):
+                node.meta.pop(ANNOTATION, None)
 
     def convert(self, prepared: fx.GraphModule) -> fx.GraphModule:
         """Write quantize and dequantize operators; scales that calls choose become those of rows."""

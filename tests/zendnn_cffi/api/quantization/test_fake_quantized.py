@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
-from tests.support.mixed_precision import Concatenated, Encoder, Outlier, Residual, called, calls_of_noise, prepared
+from tests.support.mixed_precision import (
+    Concatenated,
+    Dense,
+    Encoder,
+    Outlier,
+    Residual,
+    called,
+    calls_of_noise,
+    prepared,
+)
 from zendnn_cffi.api.quantization.correct_bias import bias_corrections
 from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
 from zendnn_cffi.api.quantization.layers import edges, mixed, module_path, observer_of, quantized_layers
@@ -19,6 +30,7 @@ from zendnn_cffi.api.quantization_report import sqnr_db
 CASES = [
     (Residual, (2, 3, 12, 12), False),
     (Concatenated, (2, 3, 12, 12), False),
+    (Dense, (2, 3, 12, 12), False),
     (Outlier, (4, 16), False),
     (Outlier, (4, 16), True),
     (Encoder, (3, 7, 16), True),
@@ -68,6 +80,16 @@ def test_observers_of_sums_and_pooling_stay_with_the_layers_that_need_them() -> 
     assert len(edges(graph, names.values())) == len(
         [1 for node in graph.graph.nodes if observer_of(graph, node) is not None for _ in node.users]
     )
+
+
+@pytest.mark.parametrize(("activation", "stay"), ((F.relu, True), (torch.relu_, True), (F.silu, False)))
+def test_what_a_normalization_reads_stays_with_the_layer_behind_it(activation: Any, stay: bool) -> None:
+    """With a relu between them the normalization computes in integers; with nothing else it does."""
+    graph = prepared(Dense(activation=activation).eval(), calls_of_noise(1, 2, 3, 12, 12))
+    names = {module_path(node): node.name for node in quantized_layers(graph)}
+    readers = {layer: {reader.name for _, reader in edges(graph, [names[layer]])} for layer in names}
+    assert (readers["layers.1"] == {"conv2d_2", "batch_norm_1", "cat", "max_pool2d"}) is stay
+    assert readers["stem"] == {"conv2d"} and readers["last"].isdisjoint({"batch_norm", "batch_norm_1"})
 
 
 def test_noise_is_that_of_the_outputs() -> None:
