@@ -91,10 +91,11 @@ def _problem_of_integers(op: OpDesc, post_ops: PostOps, implementation: str, att
 
 def _adds_at_32_bits(implementation: str) -> bool:
     """Whether products of 8-bit integers are added without loss: not where two of them pass through 16 bits."""
-    says_how = implementation != "zendnn" and ("gemm" not in implementation or "brgemm" in implementation)
-    if says_how:  # by the name of its instructions
-        return "vnni" in implementation or "amx" in implementation
-    return load().runs("cpu_isa_avx512_core_vnni")
+    if not load().runs("cpu_isa_avx512_core_vnni"):
+        return False
+    if implementation == "zendnn" or ("gemm" in implementation and "brgemm" not in implementation):
+        return True  # its name does not say which instructions it has
+    return "vnni" in implementation or "amx" in implementation
 
 
 def _problem_of_post_ops(op: OpDesc, post_ops: PostOps, implementation: str, dst: MemoryDesc | None) -> str | None:

@@ -94,7 +94,7 @@ class Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b, self.c = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 3)
+        self.a, self.b, self.c = nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
@@ -128,7 +128,7 @@ def test_measured_times_decide(
 ) -> None:
     answers = iter([*compared, compared[-1]])
     monkeypatch.setattr(attempt, "compared_ms", lambda *args: next(answers))
-    model, data = Blocks().eval(), [noise(1, 3, 20, 20, seed=seed) for seed in range(3)]
+    model, data = Blocks().eval(), [noise(1, 3, 34, 34, seed=seed) for seed in range(3)]
     with caplog.at_level(logging.WARNING, "zendnn_cffi.quantize"):
         module, report, converted = zendnn_cffi.quantize(model, data)
     assert {row.module for row in report.layers if not row.why} == in_integers
@@ -146,13 +146,13 @@ def test_measured_times_decide(
 
 @pytest.mark.parametrize("options", ({"tune": "off"}, {"compare": False}), ids=str)
 def test_all_layers_are_quantized_where_nothing_is_measured(options: dict[str, object], slow_first: None) -> None:
-    data = [noise(1, 3, 20, 20)]
+    data = [noise(1, 3, 34, 34)]
     _, report, _ = zendnn_cffi.quantize(Blocks().eval(), data, **options)  # type: ignore[arg-type]
     assert report.chosen is None and {row.gain_ms for row in report.layers} == {None} and len(report.layers) == 3
 
 
 def test_limits_are_kept_by_layers_that_are_faster(slow_first: None) -> None:
-    data = [noise(1, 3, 20, 20, seed=seed) for seed in range(3)]
+    data = [noise(1, 3, 34, 34, seed=seed) for seed in range(3)]
     module, report, _ = zendnn_cffi.quantize(Blocks().eval(), data, budget=5.0)
     why = {row.module: (row.why, row.alone_db) for row in report.layers}
     assert why["a"] == ("faster in float", None) and {why[name][0] for name in "bc"} == {"its error is worth its gain"}
@@ -165,7 +165,7 @@ def test_limits_are_kept_by_layers_that_are_faster(slow_first: None) -> None:
 def test_limits_where_no_layer_is_faster(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(attempt, "layer_times", lambda *args: times(FLOATS, dict.fromkeys(FLOATS, 5.0)))
     with caplog.at_level(logging.WARNING, "zendnn_cffi.quantize"):
-        _, report, _ = zendnn_cffi.quantize(Blocks().eval(), [noise(1, 3, 20, 20)], budget=5.0)
+        _, report, _ = zendnn_cffi.quantize(Blocks().eval(), [noise(1, 3, 34, 34)], budget=5.0)
     assert report.chosen == 0 and "it would not be faster" in str(report) and "it is not faster so" in caplog.text
 
 
