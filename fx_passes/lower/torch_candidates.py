@@ -1,8 +1,9 @@
 """Plain PyTorch as one more candidate for operations that its own kernels compute well.
 
 Measured beside the primitives, in row-major and channels-last layouts; where PyTorch has a function with `out`, it
-writes straight into the arena. Of what has weights, that is so for transposed convolutions, and without AVX-512 for
-all: PyTorch's own kernels for them are newer than the library's, and faster for some.
+writes straight into the arena. Of what has weights, that is so for transposed convolutions and for linear layers of one
+row in float16, and without AVX-512 for all: PyTorch's own kernels for them are newer than the library's, and faster for
+some.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _has_rivals(node: fx.Node, context: LoweringContext) -> bool:
         return node.target in RIVALS
     if isinstance(context.values.arguments(node)["weight"], fx.Node):  # computed at run time: gates, attention
         return False
-    return node.target in RIVALS or not has_avx512()
+    spec = context.values.specs[node]
+    is_narrow_row = _is_one_row(node, spec) and context.dtype(spec) != spec.dtype
+    return node.target in RIVALS or is_narrow_row or not has_avx512()
 
 
 def _concat_of_blocks(operation: Operation, node: fx.Node, context: LoweringContext) -> Iterator[Candidate]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import (
     constant_nodes,
@@ -136,8 +137,8 @@ def find_members(
 
 
 def _is_plain_operation(node: fx.Node) -> bool:
-    """Whether node computes a tensor, and writes to nothing."""
-    if is_shape(node) or not (is_pure(node) or is_vocabulary(node) or is_functional(node)):
+    """Whether node computes a tensor, and writes to nothing. What integers stand for is read as integers in regions."""
+    if is_shape(node) or node.target is ops.dequantize or not (is_pure(node) or is_vocabulary(node) or is_functional(node)):
         return False
     return gives_tensor(node)
 

@@ -59,14 +59,14 @@ def lower_int4_linear(node: fx.Node, context: LoweringContext) -> Operation:
     operation = Operation(node, node.name, "inner_product", (arguments["src"],), spec, flops=2 * m * k * n)
     bias = bias_weights(node, arguments["bias"], context)
     srcs, dst = (row_major(src.shape, layer.dtype),), row_major(spec.shape, layer.dtype)
-    is_bf16 = src.dtype == torch.bfloat16
+    is_bf16 = torch.bfloat16 in (src.dtype, layer.dtype)  # that of the source is computed as float32 without kernels
     if not is_bf16 or m >= _DEQUANTIZED_ROWS:
         found = layer.by_primitives(bias)
         operation.candidates += [Candidate(name, srcs, dst, calls) for name, calls in found]
     if is_bf16:
         at = len(operation.candidates) if m >= _RATHER_DEQUANTIZED_ROWS else 0
-        own = (row_major(src.shape, src.dtype),), row_major(spec.shape, src.dtype)
-        operation.candidates.insert(at, Candidate(NAME, *own, (layer.by_torch(bias, src.dtype),)))
+        own = (row_major(src.shape, torch.bfloat16),), row_major(spec.shape, torch.bfloat16)
+        operation.candidates.insert(at, Candidate(NAME, *own, (layer.by_torch(bias, torch.bfloat16),)))
     if not operation.candidates:
         raise NotLowered("no matmul implementation takes these shapes")
     return operation

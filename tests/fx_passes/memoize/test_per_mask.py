@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import zendnn_cffi
+from fx_passes import ops
 from fx_passes.memoize.memoised import Memoised
 from tests.support.exported import needs_export
 
@@ -194,3 +195,25 @@ def test_inference_mode_first() -> None:
     with torch.inference_mode():
         gm(ids, mask.clone())
     torch.testing.assert_close(gm(ids, mask), model(ids, mask))
+
+
+class OfIntegers(nn.Module):
+    """Products of int8, [..., K] by [K, N], in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (16, 8), dtype=torch.int8))
+        self.register_buffer("scales", torch.rand(8))
+
+    def forward(self, kept: Tensor) -> Tensor:
+        sums = torch._int_mm(kept.reshape(-1, kept.size(-1)), self.weight).to(torch.float32)
+        return (sums * self.scales.expand(sums.shape)).reshape(*kept.shape[:-1], 8)
+
+
+def test_quantized_values_are_no_masks() -> None:
+    """They are read by regions, whose products may be of integers: each call has others."""
+    inputs = torch.randint(-128, 128, (3, 11, 16), dtype=torch.int8)
+    gm = optimized(OfIntegers(), inputs)
+    assert memo(gm) == []
+    (region,) = gm.regions().values()
+    assert any(node.target is ops.dequantize for node in region.graph.nodes)
