@@ -137,8 +137,10 @@ def find_members(
 
 
 def _is_plain_operation(node: fx.Node) -> bool:
-    """Whether node computes a tensor, and writes to nothing. What integers stand for is read as integers in regions."""
-    if is_shape(node) or node.target is ops.dequantize or not (is_pure(node) or is_vocabulary(node) or is_functional(node)):
+    """Whether node computes a tensor, and writes to nothing."""
+    if is_shape(node) or is_call(node, ops.dequantize):  # regions read what integers stand for as integers
+        return False
+    if not (is_pure(node) or is_vocabulary(node) or is_functional(node)):
         return False
     return gives_tensor(node)
 
