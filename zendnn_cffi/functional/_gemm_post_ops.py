@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from zendnn_cffi.engine.host import cpu_flags
 from zendnn_cffi.errors import UnsupportedError
 from zendnn_cffi.functional._arrays import as_input
 from zendnn_cffi.primitives import allocation, checks
@@ -89,10 +88,10 @@ class GemmPostOps:
         alpha, beta = (*numbers, 0.0, 0.0)[:2]
         if kind == "relu" and alpha:
             kind = "prelu"
-            if alpha < 0 and cpu_flags() and "avx512f" not in cpu_flags():
+            if alpha < 0:
                 raise UnsupportedError(
-                    f"{name}: without AVX-512, AOCL-BLIS negates positive numbers where a relu has a negative slope "
-                    f"({alpha}): apply it to the result"
+                    f"{name}: AOCL-BLIS negates positive numbers where a relu has a negative slope ({alpha}): apply it "
+                    "to the result"
                 )
         elif kind == "prelu" or kind not in ALGORITHMS:
             raise ValueError(

@@ -145,7 +145,7 @@ def gemm(
                they are exact up to 2**24
     Raises     TypeError, ValueError for arguments that do not fit, among them 8-bit products whose sums may pass the
                32 bits in which they are kept; UnsupportedError for 8-bit a on a CPU without AVX512_VNNI, and for a
-               relu of negative slope on one without AVX-512
+               relu of negative slope
     """
     x = as_input(a, "a", tuple(_DEFAULT_RESULT))
     if x.dim() != 2:

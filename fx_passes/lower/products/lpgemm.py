@@ -82,7 +82,8 @@ def _eltwise(entry: EltwisePostOp, dtype: torch.dtype) -> GemmPostOp | None:
         # bfloat16 kernels misread the addend of a scale
         return None if dtype == torch.bfloat16 and entry.beta else GemmPostOp("scale", numbers)
     if entry.kind == "relu" and entry.alpha:
-        return GemmPostOp("prelu", numbers)
+        # with a negative slope, positive numbers of some rows and columns are negated
+        return None if entry.alpha < 0 else GemmPostOp("prelu", numbers)
     return GemmPostOp(entry.kind, numbers) if entry.kind in ALGORITHMS.keys() - _REFUSED else None
 
 

@@ -145,6 +145,7 @@ def test_post_ops(name: str, m: int, n: int, k: int, dtype: torch.dtype) -> None
         ((2, 64), 64, torch.float32, (("eltwise", "abs", 0.0, 0.0),)),
         ((2, 64), 64, torch.float32, (("eltwise", "tanh", 0.0, 0.0),)),  # inexact near zero
         ((2, 64), 64, torch.float32, (("eltwise", "exp", 0.0, 0.0),)),
+        ((2, 64), 64, torch.float32, (("eltwise", "relu", -0.5, 0.0),)),  # negates positive numbers
         pytest.param((2, 64), 64, torch.bfloat16, (("eltwise", "linear", 0.5, 1.0),), marks=BF16),  # misread
         ((2, 64), 64, torch.float32, tuple(("eltwise", kind, 0.0, 0.0) for kind in ("relu", "swish") * 4)),  # nine
     ],
