@@ -89,8 +89,8 @@ class Alone:
         if not is_small or self.threads == 1 or self._get() != self.threads:
             yield
             return
-        self._set(1)
         try:
+            self._set(1)
             yield
         finally:
             self._set(self.threads)
