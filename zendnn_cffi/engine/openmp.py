@@ -135,8 +135,8 @@ def computing_with(threads: int) -> Iterator[None]:
     """
     runtime = _runtime()
     before = runtime.omp_get_max_threads()
-    runtime.omp_set_num_threads(threads)
     try:
+        runtime.omp_set_num_threads(threads)
         yield
     finally:
         runtime.omp_set_num_threads(before)

@@ -8,13 +8,14 @@ number, or each row, by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 from zendnn_cffi.engine.library import load
-from zendnn_cffi.engine.openmp import functions_of_count
+from zendnn_cffi.engine.openmp import computing_with, functions_of_count
+from zendnn_cffi.primitives.attributes import ARG_SCRATCHPAD
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import PrimitiveDesc
 
@@ -27,8 +28,8 @@ _SMALL_COSTLY_BYTES = 16 << 10  # with a function that is not cheap
 _CHEAP = ("relu", "linear", "clip", "clip_v2", "abs", "square", "round", "hardswish", "sqrt")  # element-wise functions
 
 
-def is_small(pd: PrimitiveDesc, descs: Iterable[MemoryDesc]) -> bool:
-    """Whether one thread computes the primitive no slower than several; descs: of its arguments."""
+def is_small(pd: PrimitiveDesc, descs: Mapping[int, MemoryDesc]) -> bool:
+    """Whether one thread computes the primitive no slower than several; descs: of its arguments, by argument id."""
     if pd.op is None or pd.op.kind not in _SMALL_BYTES:
         return False
     functions = [entry[1] for entry in pd.attr.post_ops if entry[0] == "eltwise"]
@@ -36,7 +37,7 @@ def is_small(pd: PrimitiveDesc, descs: Iterable[MemoryDesc]) -> bool:
         functions.append(pd.op.params["kind"])
     is_cheap = all(function in _CHEAP for function in functions)
     most = _SMALL_BYTES[pd.op.kind] if is_cheap else _SMALL_COSTLY_BYTES
-    return sum(desc.used_bytes for desc in descs) <= most
+    return sum(desc.used_bytes for arg, desc in descs.items() if arg != ARG_SCRATCHPAD) <= most
 
 
 @lru_cache(maxsize=1)
@@ -51,21 +52,22 @@ class Alone:
     """Calls bound to a context, and the same with changes of the number of threads around those that are small.
 
     whole    the calls
+    small    which of them are small
     threads  how many threads compute what is not small; a thread that has another number makes the calls as they are
     """
 
-    def __init__(self, calls: Sequence[Bound], small: Sequence[bool]) -> None:
-        self.whole = calls
+    def __init__(self, calls: Sequence[Bound] = (), small: Sequence[bool] = ()) -> None:
+        self.whole, self.small = calls, small
         self._set, self._get = _count()
         self.threads = self._get()
         self._paced = self.whole
         if self.threads > 1 and any(small):
-            self._paced = self._with_changes(small)
+            self._paced = self._with_changes()
 
-    def _with_changes(self, small: Sequence[bool]) -> list[Bound]:
+    def _with_changes(self) -> list[Bound]:
         paced: list[Bound] = []
         alone = False
-        for call, is_one in zip(self.whole, small, strict=True):
+        for call, is_one in zip(self.whole, self.small, strict=True):
             if is_one != alone:
                 paced.append((self._set, (1 if is_one else self.threads,)))
                 alone = is_one
@@ -83,14 +85,6 @@ class Alone:
         if sequence is not self.whole:
             self._set(self.threads)
 
-    @contextmanager
-    def with_its_threads(self, is_small: bool) -> Iterator[None]:
-        """What is called here by itself has the threads that it has in a run."""
-        if not is_small or self.threads == 1 or self._get() != self.threads:
-            yield
-            return
-        try:
-            self._set(1)
-            yield
-        finally:
-            self._set(self.threads)
+    def with_its_threads(self, is_small: bool) -> AbstractContextManager[None]:
+        """What is called in here by itself has the threads that it has in a run."""
+        return computing_with(1) if is_small and self._get() == self.threads else nullcontext()

@@ -63,7 +63,7 @@ class PrimitiveCall:
     @property
     def is_small(self) -> bool:
         """Whether the calling thread computes it alone."""
-        return is_small(self.primitive.pd, (desc for arg, (_, desc) in self.args.items() if arg != ARG_SCRATCHPAD))
+        return is_small(self.primitive.pd, {arg: desc for arg, (_, desc) in self.args.items()})
 
     @property
     def label(self) -> Label:

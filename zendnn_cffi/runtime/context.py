@@ -36,7 +36,7 @@ class Context:
     """What one running call needs for itself: an arena, a stream, memory handles, and the tensors of this run.
 
     lease    the arena's owner, taken while a call runs
-    alone    the calls as a run makes them: small ones by one thread
+    alone    the calls, and as a run makes them: small ones by one thread
     moving   memory handles of inputs and outputs: space, index, offset in bytes, handle
     pointed  the address that each of them has
     """
@@ -47,8 +47,7 @@ class Context:
     inputs: Sequence[torch.Tensor] = ()
     outputs: list[torch.Tensor] = field(default_factory=list)
     keep_alive: list[Any] = field(default_factory=list)
-    calls: list[Bound] = field(default_factory=list)
-    alone: Alone = field(default_factory=lambda: Alone((), ()))
+    alone: Alone = field(default_factory=Alone)
     moving: list[tuple[str, int, int, Any]] = field(default_factory=list)
     pointed: list[int] = field(default_factory=list)
 
@@ -57,10 +56,14 @@ class Context:
         self._arena_pointer = self.arena.data_ptr()
         self._memories: dict[tuple[Slot, MemoryDesc], Memory] = {}
 
+    @property
+    def calls(self) -> Sequence[Bound]:
+        """What the calls of the program are here, one by one."""
+        return self.alone.whole
+
     def close(self) -> None:
         """Give up the arena and the handles now: calls may refer back to this context."""
-        self.calls, self.keep_alive, self.moving, self._memories = [], [], [], {}
-        self.alone = Alone((), ())
+        self.alone, self.keep_alive, self.moving, self._memories = Alone(), [], [], {}
         self.arena = _NOTHING
         del self.lease
 

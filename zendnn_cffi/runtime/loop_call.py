@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +129,8 @@ class LoopCall:
             (execute, context.execution(primitive, {arg: memories[part] for arg, part in parts.items()}))
             for primitive, parts in self.steps
         ]
-        alone = Alone(calls, [_is_small(primitive, parts) for primitive, parts in self.steps])
+        small = [is_small(primitive.pd, {arg: p.desc for arg, p in parts.items()}) for primitive, parts in self.steps]
+        alone = Alone(calls, small)
         moving = [part for part in distinct if part.advance_bytes]
         pointers = [(memories[part].handle, self._begin(part), part.advance_bytes) for part in moving]
         return self._run, (context, alone, pointers)
@@ -155,7 +156,3 @@ class LoopCall:
         finally:
             alone.restore(sequence)
         return 0
-
-
-def _is_small(primitive: Primitive, parts: Mapping[int, Part]) -> bool:
-    return is_small(primitive.pd, (part.desc for arg, part in parts.items() if arg != ARG_SCRATCHPAD))

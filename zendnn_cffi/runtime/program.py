@@ -76,7 +76,6 @@ class Program:
         self._set_data_handle = data_handle_setter()
         self._makers = [spec.maker() for spec in self.outputs]
         self._labels: list[Label] | None = None
-        self._small = [isinstance(call, PrimitiveCall) and call.is_small for call in self.calls]
         self._growing = [
             (call.dst.slot.index, call.srcs[0].slot.index, call.allocate)
             for call in self.calls
@@ -137,8 +136,9 @@ class Program:
         """Run each call as an event of torch.profiler."""
         if self._labels is None:
             self._labels = [call.label for call in self.calls]
-        for label, is_small, (function, arguments) in zip(self._labels, self._small, context.calls, strict=True):
-            with context.alone.with_its_threads(is_small), label.event():
+        alone = context.alone
+        for label, is_small, (function, arguments) in zip(self._labels, alone.small, alone.whole, strict=True):
+            with alone.with_its_threads(is_small), label.event():
                 status = function(*arguments)
             if status:
                 self._raise(context)
@@ -147,9 +147,9 @@ class Program:
         """Return the outputs, and the wall time of each call in ns."""
         times_ns = []
         with self.running(inputs) as context:
-            outputs = context.outputs
-            for call, is_small, (function, arguments) in zip(self.calls, self._small, context.calls, strict=True):
-                with context.alone.with_its_threads(is_small):
+            outputs, alone = context.outputs, context.alone
+            for call, is_small, (function, arguments) in zip(self.calls, alone.small, alone.whole, strict=True):
+                with alone.with_its_threads(is_small):
                     start = time.perf_counter_ns()
                     status = function(*arguments)
                     times_ns.append(time.perf_counter_ns() - start)
@@ -261,8 +261,9 @@ class Program:
         try:
             context = Context(self.constants, lease)
             with torch.inference_mode(False):  # tensors made there could not be written to elsewhere
-                context.calls = [call.bind(context) for call in self.calls]
-            context.alone = Alone(context.calls, self._small)
+                bound = [call.bind(context) for call in self.calls]
+            small = [isinstance(call, PrimitiveCall) and call.is_small for call in self.calls]
+            context.alone = Alone(bound, small)
             context.pointed = [-1] * len(context.moving)
         except BaseException:
             lease.give_back()

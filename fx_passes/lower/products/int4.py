@@ -66,7 +66,7 @@ def lower_int4_linear(node: fx.Node, context: LoweringContext) -> Operation:
     if is_bf16:
         at = len(operation.candidates) if m >= _RATHER_DEQUANTIZED_ROWS else 0
         own = (row_major(src.shape, torch.bfloat16),), row_major(spec.shape, torch.bfloat16)
-        operation.candidates.insert(at, Candidate(NAME, *own, (layer.by_torch(bias, torch.bfloat16),)))
+        operation.candidates.insert(at, Candidate(NAME, *own, (layer.by_torch(bias),)))
     if not operation.candidates:
         raise NotLowered("no matmul implementation takes these shapes")
     return operation
@@ -89,10 +89,10 @@ class _Layer:
         """M, K and N."""
         return self.m, 2 * self.packed.shape[1], self.packed.shape[0]
 
-    def by_torch(self, bias: Weights | None, dtype: torch.dtype) -> TorchTemplate:
-        """One call of PyTorch's kernel on rows of dtype, of which the result is written with the bias, or copied."""
+    def by_torch(self, bias: Weights | None) -> TorchTemplate:
+        """One call of PyTorch's kernel on rows of bf16, of which the result is written with the bias, or copied."""
         m, k, n = self.sizes
-        group = self.group
+        group, dtype = self.group, torch.bfloat16
 
         def compute(rows: Tensor, packed: Tensor, scales: Tensor, *others: Tensor) -> Tensor:
             found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, group, scales)

@@ -12,7 +12,7 @@ from torch import nn
 import zendnn_cffi
 from zendnn_cffi import descriptors
 from zendnn_cffi.engine.openmp import computing_with
-from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SCRATCHPAD, ARG_SRC, ARG_SRC_1, Attr, PostOps
+from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC, ARG_SRC_1, Attr, PostOps
 from zendnn_cffi.primitives.memory import MemoryDesc
 from zendnn_cffi.primitives.primitive import Primitive, PrimitiveDesc
 from zendnn_cffi.runtime.alone import Alone, is_small
@@ -46,7 +46,7 @@ def eltwise(kind: str, rows: int) -> PrimitiveDesc:
 
 
 def described(pd: PrimitiveDesc) -> bool:
-    return is_small(pd, (desc for arg, desc in pd.expected_args.items() if arg != ARG_SCRATCHPAD))
+    return is_small(pd, pd.expected_args)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,7 @@ def test_threads_come_back_after_a_status() -> None:
     program = small_then(lambda x: x)
     program([torch.randn(SHAPE)])
     context = program._idle[0]
-    context.calls = [(lambda: 2, ())] * 3
-    context.alone = Alone(context.calls, [True, False, True])
+    context.alone = Alone([(lambda: 2, ())] * 3, [True, False, True])
     with pytest.raises(zendnn_cffi.ZenDNNError, match="abs"):
         program([torch.randn(SHAPE)])
     assert torch.get_num_threads() == 2
