@@ -22,7 +22,6 @@ from fx_passes.lower.products.matrix_vector import NAME
 from fx_passes.lower.rules import lower_graph
 from fx_passes.search.measure import TOLERANCE, Bench, is_rival
 from tests.support.lowering import net, noise, offload
-from zendnn_cffi.engine.openmp import computing_with
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": F.silu,
@@ -229,6 +228,7 @@ def test_of_a_constant_row(learned: str) -> None:
                 a, b = self.weights(x).view(2, 40, 24)
             return F.silu(F.linear(self.row, a)) * F.linear(self.row, b) + self.up(x)
 
-    with computing_with(1):  # beside other work, a second thread may take milliseconds to wake, and PyTorch is faster
-        found = offload(Learned().eval(), noise(1, 24), tune="full")
-    assert any(node.became == "inner_product" for node in found.nodes)
+    measured = offload(Learned().eval(), noise(1, 24), tune="full")
+    estimated = offload(Learned().eval(), noise(1, 24), tune="off")
+    assert len(measured.nodes) == len(estimated.nodes)
+    assert any(node.became == "inner_product" for node in estimated.nodes)  # PyTorch's is as fast on some CPUs
