@@ -126,7 +126,9 @@ def _written(gm: OptimizedModule, layouts: Layouts, packed: dict[str, torch.Tens
     """One graph, without what its regions were lowered to. Raises NotSaved."""
     traced, tree = gm._source[0], gm._tree
     if traced.graph is None and not traced.restored:
-        raise NotSaved(f"it stays plain PyTorch as a whole: {gm.leaves.get(WHOLE, 'it could not be traced')}")
+        why = gm.leaves.get(WHOLE, "it could not be traced")
+        way = f"; save its submodules {', '.join(traced.submodules)} one by one" if traced.submodules else ""
+        raise NotSaved(f"it stays plain PyTorch as a whole: {why}{way}")
     if traced.decided_by is not None:
         raise NotSaved("the sizes of its example decided which way it goes")
     parts: dict[str, Any] = {name: part for name, part in gm._held.items() if name not in tree._modules}

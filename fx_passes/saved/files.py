@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from fx_passes.module import OptimizedModule
 from fx_passes.saved.container import read, write
 from fx_passes.saved.document import decode_module, encode_module
+from fx_passes.submodule import SubmoduleForward
 from zendnn_cffi.collector import collector_paused
 from zendnn_cffi.engine.library import is_available, unavailable_reason
 from zendnn_cffi.primitives import checks
 
 
-def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Sequence[int] | None = None) -> None:
+def save(module: nn.Module, path: str | os.PathLike[str], *, threads: Sequence[int] | None = None) -> None:
     """Write an optimized module to one file: parameters, packed weights, and which implementations were chosen.
 
     module  what optimize() or load() returned, after a call with each kind of input that is to start fast: shapes and
             dtypes, under torch.set_num_threads of the process that will load it. What was not measured yet is
-            measured now. Parameters that were written to since are those of the file.
+            measured now. Parameters that were written to since are those of the file. Of a model that is no graph, as
+            a detector, its submodules that are: result.backbone. load()'s are put in the places of the original's.
     threads numbers of threads that it is to start fast with (None: those that it was called with)
     path    the file; a safetensors file, in which any reader finds the parameters by their names. It replaces one that
             is there in one step.
@@ -34,13 +36,16 @@ def save(module: fx.GraphModule, path: str | os.PathLike[str], *, threads: Seque
     Warns   UserWarning for each further kind of call whose graph a file does not hold, with the reason. The others are
             in the file.
     """
-    if not isinstance(module, OptimizedModule):
-        raise TypeError(f"module must be what zendnn_cffi.optimize returned, got {type(module).__name__}")
+    given = module.__dict__.get("forward") if isinstance(module, nn.Module) else None
+    optimized: Any = given.optimized if isinstance(given, SubmoduleForward) else module
+    if not isinstance(optimized, OptimizedModule):
+        what = "what zendnn_cffi.optimize returned, or a submodule that it optimized alone"
+        raise TypeError(f"module must be {what}, got {type(module).__name__}")
     file, counts = _as_path(path), None if threads is None else _as_counts(threads)
     if not file.absolute().parent.is_dir():
         raise FileNotFoundError(f"no folder {str(file.parent)!r}, where path {str(file)!r} is to be written")
-    module.follow_changes()
-    document, tensors, left_out = encode_module(module, counts)
+    optimized.follow_changes()
+    document, tensors, left_out = encode_module(optimized, counts)
     write(file, document, tensors)
     for kind in left_out:
         warnings.warn(f"zendnn_cffi: for such calls the loaded module raises ValueError: {kind}", stacklevel=2)

@@ -34,7 +34,7 @@ from fx_passes.trace.refusals import key_of
 from fx_passes.trace.repeated import changes_when_called
 from fx_passes.trace.sizes import FreeSizes, TimeLeft
 from fx_passes.trace.states import States, settings_kept
-from fx_passes.trace.submodules import POST_PROCESSING
+from fx_passes.trace.submodules import detectors
 from fx_passes.trace.symbolic import (
     CHANGES,
     LEFT_OUT,
@@ -94,7 +94,7 @@ class Ways:
         """
         if self.example is not None and self.exports_first and (found := self._by_export()) is not None:
             return found
-        decides = not self.sizes.has_one_graph and _takes_images(self.root, self.values) and not _detectors(self.root)
+        decides = not self.sizes.has_one_graph and _takes_images(self.root, self.values) and not detectors(self.root)
         while WHOLE not in self.leaves:
             try:
                 with writes_refused(self.root):
@@ -204,8 +204,8 @@ def keep_whole(leaves: Mapping[str, str], reasons: Mapping[str, str]) -> dict[st
 
 def _trace_by_export(root: nn.Module, reached: Reached, example: Call, sizes: FreeSizes, left: TimeLeft) -> Traced:
     """The exported graph."""
-    if detectors := _detectors(root):
-        raise Untraceable({detectors[0]: _DETECTOR})
+    if found := detectors(root):
+        raise Untraceable({found[0]: _DETECTOR})
     if hooked := hooked_inside(root):
         raise Untraceable({WHOLE: f"torch.export: {hooked} has hooks, which a graph would not run"})
     fill_tables_of_dynamo()
@@ -257,11 +257,6 @@ def _takes_images(root: nn.Module, values: Mapping[str, Any] | None) -> bool:
     leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     has_images = values is not None and len(leaves) == 1 and leaves[0].ndim == 4 and key_of(values) is not None
     return has_images and any(isinstance(module, nn.Conv2d) for module in root.modules())
-
-
-def _detectors(root: nn.Module) -> list[str]:
-    """Modules whose results depend on the numbers in pictures; parts of them are graphs for pictures of all sizes."""
-    return [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]
 
 
 def remedy(example: Call | None) -> str:

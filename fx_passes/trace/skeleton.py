@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fx_passes.graph.hooks import hook_owners
 from fx_passes.trace.arrays import arrays_in, moved, shared, together
@@ -57,16 +57,29 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
             if id(value) not in memo:
                 memo[id(value)] = _own(value) if own_state else _view(value)
     memo.update((id(owner), owner) for owner in hook_owners(model))
+    found = dict(memo)
     with structures_copied():
         try:
-            copied = _deep_copy(model, dict(memo))
+            copied = _deep_copy(model, found)
         except Exception:  # whatever a class raises that does not want to be copied
             for module in model.modules():
                 memo.update((id(value), value) for value in module.__dict__.values() if not _can_be_copied(value, memo))
             copied = copy.deepcopy(model, memo)
+            found = memo
+    _take_attributes(copied, model, found)
     _take_modes(copied, model)
     share_scripted(copied, model, own_state=own_state, own_parameters=own_parameters)
     return copied
+
+
+def _take_attributes(copied: nn.Module, model: nn.Module, memo: dict[int, Any]) -> None:
+    """Let copies of graphs keep what was set on them, which a model's own code may read: torch.fx copies some alone."""
+    copies = dict(copied.named_modules()) if any(isinstance(each, fx.GraphModule) for each in model.modules()) else {}
+    for path, own in copies.items():
+        module = model.get_submodule(path)
+        for name, value in vars(module).items() if isinstance(module, fx.GraphModule) else ():
+            if not name.startswith("_") and name not in vars(own):
+                own.__dict__[name] = copy.deepcopy(value, memo)
 
 
 def _take_modes(copied: nn.Module, model: nn.Module) -> None:

@@ -42,6 +42,11 @@ _HELD_BYTES = 256 << 20  # of arguments of submodules that may not be asked for
 log = logging.getLogger("zendnn_cffi.passes")
 
 
+def detectors(root: nn.Module) -> list[str]:
+    """Modules whose results depend on the numbers in pictures; parts of them are graphs for pictures of all sizes."""
+    return [path for path, module in root.named_modules() if hasattr(module, POST_PROCESSING)]
+
+
 class Observed:
     """What calls of a copy of a model on its example show.
 

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from tests.support.lowering import noise
 from zendnn_cffi.api.quantization.layers import Call
 from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
+from zendnn_cffi.api.quantization.row_scales import mark_one_sided
 
 
 class Residual(nn.Module):
@@ -99,7 +100,8 @@ def calls_of_noise(count: int, *shape: int) -> list[Call]:
 def prepared(model: nn.Module, calls: Sequence[Call], dynamic: bool = False) -> fx.GraphModule:
     graph = torchao().prepare(exported_graph(model, calls[0]), dynamic)
     with torch.no_grad():
-        calibrate(graph, calls, ())
+        calibrate(graph, calls)
+        mark_one_sided(graph, calls)
     return graph
 
 

@@ -98,6 +98,8 @@ class QuantizationReport:
     budget_db, verified_db  the limit, and the optimized module's SQNR over the calibration inputs
     accuracies  of the float model and of the optimized module
     bits      of weights: 7 where the CPU has no VNNI, as kernels are exact of those alone
+    submodules  those that are quantized, where torch.export cannot follow the model as a whole: sqnr_db and verified_db
+                are of the results of that of them which is furthest from the float one
     """
 
     model: str
@@ -111,6 +113,7 @@ class QuantizationReport:
     verified_db: float | None = None
     accuracies: tuple[float, float] | None = None
     bits: int = 8
+    submodules: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         width = max([len(_place(row)) for row in self.layers], default=5)
@@ -132,6 +135,8 @@ class QuantizationReport:
 
     def _limits(self) -> list[str]:
         lines = [] if self.bits == 8 else [f"weights of {self.bits} bits, as this CPU has no VNNI"]
+        if self.submodules:
+            lines.append(f"quantized one by one: {', '.join(self.submodules)}; torch.export does not follow the whole")
         if self.verified_db is not None:
             asked = "" if self.budget_db is None else f", {self.budget_db:.1f} asked for"
             lines.append(f"over the calibration inputs: {self.verified_db:.1f} dB{asked}")

@@ -6,15 +6,15 @@ into it, optimize() does the rest. The parts are in zendnn_cffi/api/quantization
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
-from fx_passes.candidates.layouts import has_vnni
-from zendnn_cffi.api.quantization.attempt import Attempt
-from zendnn_cffi.api.quantization.attention import mark_attention
+from fx_passes.trace.submodules import detectors
+from zendnn_cffi.api.quantization.calibrated import Calibrated, Options
 from zendnn_cffi.api.quantization.checks import (
     accuracy_of,
     as_limit,
@@ -22,15 +22,12 @@ from zendnn_cffi.api.quantization.checks import (
     check_limits,
     check_options,
     check_outputs,
-    check_signal,
 )
 from zendnn_cffi.api.quantization.choose import Limits
-from zendnn_cffi.api.quantization.fake_quantized import FakeQuantized
-from zendnn_cffi.api.quantization.gates import share_observers
-from zendnn_cffi.api.quantization.inputs import Calls, call_of, calls_of, copied, kept_calls, writes_to_inputs
-from zendnn_cffi.api.quantization.pt2e import calibrate, exported_graph, torchao
-from zendnn_cffi.api.quantization.smooth import smooth_linears
-from zendnn_cffi.api.quantization.states import State, buffers_restored
+from zendnn_cffi.api.quantization.inputs import FIRST, call_of, calls_of, check_call, copied, kept_calls
+from zendnn_cffi.api.quantization.pt2e import NotExported, calibrate, exported_graph, torchao
+from zendnn_cffi.api.quantization.states import buffers_restored
+from zendnn_cffi.api.quantization.submodules import Submodules
 from zendnn_cffi.api.quantization_report import QuantizationReport
 from zendnn_cffi.primitives.allocation import on_cpu
 
@@ -40,13 +37,13 @@ class Quantization(NamedTuple):
 
     module     the optimized module; save() writes it, pickle takes no exported graphs
     report     a row for each layer, and the whole
-    converted  the graph with quantize and dequantize operators, which torch.export.export takes and torch.export.save
-               saves
+    converted  the graph with quantize and dequantize operators, an fx.GraphModule, which torch.export.export takes and
+               torch.export.save saves; where submodules were quantized one by one, the model with theirs in it
     """
 
     module: fx.GraphModule
     report: QuantizationReport
-    converted: fx.GraphModule
+    converted: Any
 
 
 def quantize(
@@ -68,14 +65,16 @@ def quantize(
     """Return the model with weights and activations in 8-bit integers, optimized, with a report.
 
     model         in evaluation mode, of float32; not changed. An ExportedProgram, or what its module() returns, keeps
-                  the sizes that were free in that export.
+                  the sizes that were free in that export. Of a model that torch.export cannot follow, as a detector,
+                  those submodules are quantized that it can.
     calibration   inputs like those to come, each a tensor, a sequence of positional or a mapping of keyword arguments.
                   All of them are run once. A hundred or so do.
     example_inputs  the example for torch.export, written like one of these (default: the first of them). It may take
                   sizes of 1 for fixed: give a batch of 2 where others are to come.
     dynamic       scales of activations are computed in each call, and only linear layers are quantized
     budget        least signal to noise ratio of the outputs over the calibration inputs (the first 64 of them), dB.
-                  Layers stay float where they have to, those of the worst error for their time.
+                  Layers stay float where they have to, those of the worst error for their time. Where submodules
+                  are quantized one by one, of the results of each.
     accuracy      a function of yours that is called with modules like the model and returns a number, higher is better
     max_drop      how far that number may fall below the float model's; goes with accuracy
     correct_bias  take the mean shift that rounding causes out of each layer's result, by its bias
@@ -91,9 +90,9 @@ def quantize(
                   one. Where integers make nothing faster, the module is the float model. With budget or accuracy, the
                   module keeps to them, if need be as the float model, in float32.
     Raises        ImportError without torchao; ValueError for a model in training mode, of another dtype or device, one
-                  that was optimized, or that torch.export cannot follow, for NaN in it or in calibration data, for data
-                  that are none or no calls of it, for bad options and limits, and for a budget of outputs that are all
-                  zeros or no floating point numbers; TypeError. Options and the model are
+                  that was optimized, or that torch.export cannot follow in any part, for NaN in it or in calibration
+                  data, for data that are none or no calls of it, for bad options and limits, and for a budget of
+                  outputs that are all zeros or no floating point numbers; TypeError. Options and the model are
                   looked at before anything is computed. TimeoutError and errors of your own classes, as from a signal
                   handler, come through as they are.
     """
@@ -102,41 +101,30 @@ def quantize(
     check_limits(budget, accuracy, max_drop)
     flags = {"dynamic": dynamic, "correct_bias": correct_bias, "smooth": smooth, "attention": attention}
     check_options(dtype, tune, compare=compare, **flags)
+    options = Options(dynamic, correct_bias, smooth, attention, dtype, tune, compare)
     example = None if example_inputs is None else call_of(example_inputs, "example_inputs")
     pt2e = torchao()
     calls = calls_of(calibration)
-    given = kept_calls(calls, copies=not isinstance(calibration, list | tuple))
+    kept = kept_calls(calls, copies=not isinstance(calibration, list | tuple))
     with on_cpu(), buffers_restored(model):
         with torch.no_grad(), buffers_restored(model):
-            float_accuracy = accuracy_of(model, accuracy)
-        if example is None:
-            exported = exported_graph(model, given[0])
-        else:
-            exported = exported_graph(model, example, "example_inputs")
+            limits = Limits(budget, accuracy, max_drop or 0.0, accuracy_of(model, accuracy))
+        first = (kept[0], FIRST) if example is None else (example, "example_inputs")
+        try:
+            if detectors(model):
+                check_call(model, *first)
+                raise NotExported(f"{type(model).__name__} is a detector with no part that torch.export can follow")
+            exported = exported_graph(model, *first)
+        except NotExported as refused:
+            submodules = Submodules(model, first[0], kept, refused)
+            return Quantization(*submodules.quantized(calls, limits, pt2e, options))
         check_outputs(exported, budget)
-        state, is_written = State(exported), writes_to_inputs(exported)
-        kept, others = Calls(given, is_written), map(copied, calls) if is_written else calls
-        if smooth:
-            smooth_linears(exported, kept)
-        if attention and not dynamic and has_vnni():  # else no kernel multiplies two values of 8 bits
-            mark_attention(exported)
-        prepared = pt2e.prepare(exported, dynamic)
-        share_observers(prepared)
+        graph = Calibrated(model, exported, kept, pt2e, options)
+        others = map(copied, calls) if graph.written else calls
         with torch.no_grad():
-            calibrate(prepared, kept, others)
-            fake = FakeQuantized(prepared, kept, state)
-            check_signal(fake, budget)
-            attempt = Attempt(model, pt2e, fake, dtype, tune)
-            if correct_bias:
-                attempt.correct_biases()
-            if budget is None and accuracy is None:
-                if compare and tune != "off" and fake.layers:
-                    attempt.keep_fastest()
-                else:
-                    attempt.compile(None)
-            else:
-                attempt.search(Limits(budget, accuracy, max_drop or 0.0, float_accuracy))
+            calibrate(graph.prepared, itertools.chain(graph.kept, others))
+            attempt = graph.attempt(limits)
             report = attempt.report(compare)
             for module in (attempt.fast, attempt.converted):
-                state.restore(module)
+                graph.state.restore(module)
             return Quantization(attempt.fast, report, attempt.converted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -70,16 +69,16 @@ def _spoils_ranges(values: torch.Tensor) -> bool:
     return bool((values.isnan() | (values == torch.inf)).any())
 
 
-def why_not_exported(model: nn.Module, example: Call, name: str, refused: Exception | None) -> str:
-    """Why there is no graph: the example, of that name, is no call of the model, or torch.export cannot follow it."""
+def check_call(model: nn.Module, example: Call, name: str) -> None:
+    """Raise ValueError where an example, of that name, is no call of the model, or its results are unknown."""
     kind, (args, kwargs) = type(model).__name__, example
     try:
         inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
-        return (
+        raise ValueError(
             f"{name} is no call of {kind}: {error}. A sequence is positional arguments, a mapping"
             " keywords. Leave out labels: (x for x, label in loader)"
-        )
+        ) from error
     try:
         with torch.no_grad():
             args, kwargs = copied((args, kwargs))
@@ -88,14 +87,18 @@ def why_not_exported(model: nn.Module, example: Call, name: str, refused: Except
         if interrupts(error):
             raise
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return f"{kind} itself fails on {name}: {reason}"
+        raise ValueError(f"{kind} itself fails on {name}: {reason}") from error
     if unknown := _unknown_in(result, model):
-        return unknown
+        raise ValueError(unknown)
+
+
+def why_not_exported(model: nn.Module, refused: Exception | None) -> str:
+    """Why torch.export cannot follow a model, and what to do, where none of its submodules is quantized either."""
     reason = _reason(refused)
     hint = "Quantize those of its submodules that it can follow, and put them in their places"
     if "data-dependent" in reason:  # as detectors are, behind their backbone
         hint = "Sizes depend on what it computes: quantize the submodules before that, and put them in their places"
-    return f"torch.export cannot follow {kind}: {type(refused).__name__}: {reason}. {hint}"
+    return f"torch.export cannot follow {type(model).__name__}: {type(refused).__name__}: {reason}. {hint}"
 
 
 def _reason(refused: Exception | None) -> str:
@@ -116,7 +119,7 @@ def check_cache(model: nn.Module, example: Call) -> None:
     except Exception as error:
         if interrupts(error):
             raise
-        return  # why_not_exported() tells
+        return  # check_call() tells
     if unknown := _unknown_in(result, model):
         raise ValueError(unknown)
 
@@ -148,25 +151,38 @@ def _caching_configs(model: nn.Module) -> list[str]:
     return list(found.values())
 
 
-def kept_calls(calls: Iterator[Call], *, copies: bool) -> list[Call]:
+class Kept:
     """The first 64 calls, or so many as take 256 MB, one at least: corrections and errors need them again.
 
     copies  in memory of their own: a generator may give the next input in that of the last
-    Raises ValueError where there is none.
     """
-    kept: list[Call] = []
-    size_bytes = 0
-    for call in itertools.islice(calls, _MOST_KEPT):
-        kept.append(copied(call) if copies else call)
-        size_bytes += sum(x.nbytes for x in pytree.tree_leaves(call) if isinstance(x, torch.Tensor))
-        if size_bytes >= _MOST_KEPT_BYTES:
+
+    def __init__(self, *, copies: bool) -> None:
+        self.calls: list[Call] = []
+        self._copies, self._bytes = copies, 0
+
+    def is_full(self) -> bool:
+        return len(self.calls) >= _MOST_KEPT or self._bytes >= _MOST_KEPT_BYTES
+
+    def add(self, call: Call) -> None:
+        if not self.is_full():
+            self.calls.append(copied(call) if self._copies else call)
+            self._bytes += sum(x.nbytes for x in pytree.tree_leaves(call) if isinstance(x, torch.Tensor))
+
+
+def kept_calls(calls: Iterator[Call], *, copies: bool) -> list[Call]:
+    """The first of the calls, as many as are kept; others are not looked at. Raises ValueError where there is none."""
+    kept = Kept(copies=copies)
+    for call in calls:
+        kept.add(call)
+        if kept.is_full():
             break
-    if not kept:
+    if not kept.calls:
         raise ValueError(
             "calibration is empty, or all its tensors are: give inputs like those to come, each a tensor or a sequence"
             " of arguments; a generator or DataLoader that was used up gives none"
         )
-    return kept
+    return kept.calls
 
 
 class Calls(Sequence[Call]):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from fx_passes.trace.written_out import modules_written_out, read_weights
 from zendnn_cffi.api.quantization.attention import OBSERVED
 from zendnn_cffi.api.quantization.called_alike import call_alike
 from zendnn_cffi.api.quantization.constants import LAYERS, drop_unread, fold_constants, of_constants
-from zendnn_cffi.api.quantization.inputs import FIRST, check_cache, copied, why_not_exported
+from zendnn_cffi.api.quantization.inputs import FIRST, check_cache, check_call, copied, why_not_exported
 from zendnn_cffi.api.quantization.layers import (
     ANNOTATION,
     SUMS,
@@ -41,7 +40,7 @@ from zendnn_cffi.api.quantization.norms import fold_norms, hidden_norms, show_no
 from zendnn_cffi.api.quantization.padding import write_out_padding
 from zendnn_cffi.api.quantization.places import note_weights
 from zendnn_cffi.api.quantization.products import name_products
-from zendnn_cffi.api.quantization.row_scales import mark_one_sided, one_sided_values, scale_rows
+from zendnn_cffi.api.quantization.row_scales import one_sided_values, scale_rows
 from zendnn_cffi.api.quantization.sources import name_sources
 from zendnn_cffi.api.quantization.states import buffers_restored
 from zendnn_cffi.errors import interrupts
@@ -178,6 +177,10 @@ def _other_product(node: fx.Node, activation: Any, weight: Any, dynamic: bool) -
     return {}
 
 
+class NotExported(ValueError):
+    """torch.export cannot follow a model."""
+
+
 def torchao() -> Pt2e:
     try:
         with warnings.catch_warnings(), kept_quiet():  # of its libraries for GPUs that do not load
@@ -192,6 +195,7 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
 
     What was exported before keeps the sizes of that export. A graph that refuses one sample, where the example has
     several, is the last choice: where torch.export leaves 0 and 1 free, it may ask for sizes other than 1.
+    Raises ValueError for an example that is no call of the model, NotExported for a model that cannot be followed.
     """
     if is_exported(model):
         assert isinstance(model, fx.GraphModule)
@@ -204,7 +208,8 @@ def exported_graph(model: nn.Module, example: Call, name: str = FIRST) -> fx.Gra
     if found is not None:
         call_alike(found, model, example)
         return _as_quantizable(found)
-    raise ValueError(why_not_exported(model, example, name, refused)) from refused
+    check_call(model, example, name)
+    raise NotExported(why_not_exported(model, refused)) from refused
 
 
 def _first_export(model: nn.Module, example: Call, strict: bool) -> tuple[fx.GraphModule | None, Exception | None]:
@@ -301,11 +306,10 @@ def _as_quantizable(exported: fx.GraphModule) -> fx.GraphModule:
     return exported
 
 
-def calibrate(prepared: fx.GraphModule, kept: Sequence[Call], others: Iterable[Call]) -> None:
-    """Run all inputs through the observers; those kept also tell which values lie on one side of zero."""
+def calibrate(prepared: nn.Module, calls: Iterable[Call]) -> None:
+    """Run all inputs through the observers."""
     with ProgressBar("zendnn_cffi: calibrating") as show:
-        for number, (args, kwargs) in enumerate(itertools.chain(kept, others), 1):
+        for number, (args, kwargs) in enumerate(calls, 1):
             with calibrating_with(number):
                 prepared(*args, **kwargs)
             show(number, number)
-    mark_one_sided(prepared, kept)

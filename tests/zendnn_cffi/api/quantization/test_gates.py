@@ -42,7 +42,7 @@ class Excited(nn.Module):
 def prepared(model: nn.Module, calls: list[Call]) -> torch.fx.GraphModule:
     graph = torchao().prepare(exported_graph(model, calls[0]), False)
     with torch.no_grad():
-        calibrate(graph, calls, [])
+        calibrate(graph, calls)
     return graph
 
 

@@ -170,7 +170,7 @@ def test_normalizations_that_stay_export_no_patterns(monkeypatch: pytest.MonkeyP
     quantizer = pt2e.torchao()
     prepared = quantizer.prepare(pt2e.exported_graph(model, ((x,), {})), False)
     with torch.no_grad():
-        pt2e.calibrate(prepared, [((x,), {})], ())
+        pt2e.calibrate(prepared, [((x,), {})])
 
     def export(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("it exports patterns")
