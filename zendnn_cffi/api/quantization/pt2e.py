@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from fx_passes.aliasing.aliasing import Aliasing
@@ -78,6 +79,7 @@ class Pt2e:
             config = dataclasses.replace(config, weight=weight)
         quantizer = self._x86.X86InductorQuantizer().set_global(config)
         annotate, positions = quantizer.annotate, quantizer._get_input_idx_for_binary_node
+        annotate_products = quantizer._annotate_mul_tensor
 
         def positions_of(product: fx.Node, binary: fx.Node) -> tuple[int | None, int | None]:
             """As torchao's, which fails where a number is added: that is no sum that a product takes in."""
@@ -85,7 +87,12 @@ class Pt2e:
             found: tuple[int | None, int | None] = positions(product, binary) if both else (None, None)
             return found
 
+        def annotate_products_of(model: fx.GraphModule, config: Any, wanted: Callable[..., bool]) -> None:
+            """As torchao's, which compares sizes, and fails where these depend on numbers."""
+            annotate_products(model, config, lambda nodes: all(map(_has_known_sizes, nodes)) and wanted(nodes))
+
         quantizer._get_input_idx_for_binary_node = positions_of
+        quantizer._annotate_mul_tensor = annotate_products_of
 
         def annotate_all(model: fx.GraphModule) -> fx.GraphModule:
             model = annotate(model)
@@ -139,6 +146,11 @@ def weight_bits(converted: fx.GraphModule) -> int:
     dequantize = torch.ops.quantized_decomposed.dequantize_per_channel.default
     kept = [node.args for node in converted.graph.find_nodes(op="call_function", target=dequantize)]
     return 7 if kept and all(args[5] <= _WEIGHTS_WITHIN for args in kept) else 8
+
+
+def _has_known_sizes(node: fx.Node) -> bool:
+    """Whether no size of an operand is known but by the numbers of a tensor."""
+    return not any(free_unbacked_symbols(value) for value in map(example, node.all_input_nodes) if value is not None)
 
 
 def _reads_what_is_written(node: fx.Node, aliasing: Aliasing) -> bool:

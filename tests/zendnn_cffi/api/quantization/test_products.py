@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import zendnn_cffi
-from tests.support.lowering import noise
+from tests.support.lowering import net, noise
 from zendnn_cffi.api.quantization.constants import fold_constants
 from zendnn_cffi.api.quantization.products import name_products
 from zendnn_cffi.api.quantization_report import sqnr_db
@@ -228,3 +228,17 @@ def test_layers_of_gpt2_are_as_near_as_linear_ones(given: str, smooth: bool) -> 
         y = noise(batch, 9, 16, seed=batch)
         with torch.no_grad():
             assert sqnr_db(converted(y), module(y)) > 50 and sqnr_db(twin.converted(y), module(y)) > 50
+
+
+def test_products_of_as_many_rows_as_numbers_say() -> None:
+    """Torchao asked whether the rows that are kept are as many as those of the other operand."""
+
+    def kept(m: Any, x: Tensor) -> Tensor:
+        y = m[0](x)
+        y = y[y.sum(1) > 0] * y[:1]
+        return torch.cat((m[1](x), m[1](y)))
+
+    model, x = net(kept, nn.Linear(8, 8), nn.Linear(8, 8)), noise(16, 8)
+    found = zendnn_cffi.quantize(model, [x], tune="off", compare=False)
+    assert sum(row.computes_in == "int8" for row in found.report.layers) >= 1
+    assert sqnr_db(model(x), found.module(x)) > 20
