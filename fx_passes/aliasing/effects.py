@@ -22,6 +22,7 @@ from fx_passes.spellings.registry import FUNCTIONS, INPLACE, METHODS, QUALIFIED
 _VIEWS = {"reshape", "view", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "chunk", "split",
           "tensor_split", "unsqueeze", "squeeze", "expand", "contiguous", "getitem", "reshape_as",
           "view_as", "movedim", "moveaxis"}  # fmt: skip
+_AS_ANOTHER = {"expand_as", "reshape_as", "view_as"}  # of the second operand the shape is read
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 NUMBERS = {"item", "numel", "stride", "is_contiguous", "tolist", "dim", "size", "ndimension"}
 _INPLACE_AT = {"relu": 1, "relu6": 1, "silu": 1, "hardswish": 1, "hardsigmoid": 1, "mish": 1, "selu": 1,
@@ -115,7 +116,8 @@ def aliases(node: fx.Node, root: nn.Module) -> list[fx.Node]:
         if _has_inplace_name(node.target) and node.target != "set_":
             return inputs[:1]
         fresh = node.target in NUMBERS or (node.target in METHODS and node.target not in _VIEWS)
-        return [] if fresh or makes_new(node.target) else inputs
+        may_be = inputs[:1] if node.target in _AS_ANOTHER else inputs
+        return [] if fresh or makes_new(node.target) else may_be
     if node.op == "call_module":
         module = root.get_submodule(node.target)
         if getattr(module, "reads_numbers", False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -28,6 +29,29 @@ def box_reorder(
         return PrimitiveDesc.reorder(piece, box) if into else PrimitiveDesc.reorder(box, piece)
     except (ZenDNNError, ValueError):
         return None
+
+
+def roll_reorders(layout: MemoryDesc, shifts: Sequence[int]) -> list[PrimitiveDesc]:
+    """The reorders that copy a value to one of the same layout, moved along each dimension; together they write all.
+
+    Returns  none where blocks would have to be cut
+    """
+    layout, _, shifts = _in_bytes(*_in_words(layout, layout, shifts))
+    parts = [_rolled(size, shift) for size, shift in zip(layout.dims, shifts, strict=True)]
+    found = []
+    try:
+        for box in itertools.product(*parts):
+            begins, ends, sizes = zip(*box, strict=True)
+            found.append(PrimitiveDesc.reorder(layout.submemory(sizes, begins), layout.submemory(sizes, ends)))
+    except (ZenDNNError, ValueError):
+        return []
+    return found
+
+
+def _rolled(size: int, shift: int) -> list[tuple[int, int, int]]:
+    """(where it is, where it goes, its size) for each part of a dimension."""
+    shift %= size
+    return [(0, shift, size - shift), *([(size - shift, 0, shift)] if shift else [])]
 
 
 def _in_words(

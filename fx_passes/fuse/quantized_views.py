@@ -17,15 +17,12 @@ from fx_passes import ops
 from fx_passes.aliasing.aliasing import Aliasing
 from fx_passes.graph.graph import finish, is_call, is_constant
 
-_VIEWS = ops.having(view=True) - {
-    ops.narrow,
-    ops.index,
-    ops.reshape_as,
-}  # parts: the rest of the value may have other readers
+# Not parts: the rest of the value may have other readers
+_VIEWS = (ops.having(view=True) | {ops.roll}) - {ops.narrow, ops.index, ops.reshape_as}
 
 
 def quantize_before_views(gm: fx.GraphModule) -> fx.GraphModule:
-    """Move each constant scale for a whole value before the views that only it reads."""
+    """Move each constant scale for a whole value before the views, and rolls, that only it reads."""
     aliasing = Aliasing(gm)
     for node in gm.graph.find_nodes(op="call_function", target=ops.quantize):
         views = _views_of(node)

@@ -117,7 +117,8 @@ def numerics_of(node: object, values: RegionValues) -> Numerics | None:
         pieces = node.args[0]
         return numerics_of(pieces.args[0], values) if is_call(pieces, *ops.PIECES) else None
     takes_maxima = node.target in (ops.pool, ops.adaptive_pool) and node.args[1] == "max"
-    return numerics_of(node.args[0], values) if takes_maxima or node.target in _VIEWS else None
+    keeps_numbers = takes_maxima or node.target is ops.roll or node.target in _VIEWS
+    return numerics_of(node.args[0], values) if keeps_numbers else None
 
 
 def quantizes_to(node: fx.Node, values: RegionValues) -> Numerics | None:

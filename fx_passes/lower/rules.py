@@ -21,7 +21,14 @@ from fx_passes.lower.movement.concat_bags import lower_concat_bags
 from fx_passes.lower.movement.embedding import lower_embedding
 from fx_passes.lower.movement.embedding_bags import lower_embedding_bags
 from fx_passes.lower.movement.gather import lower_pick, lower_take_rows
-from fx_passes.lower.movement.movement import lower_concat, lower_getitem, lower_narrow, lower_permute, lower_reshape
+from fx_passes.lower.movement.movement import (
+    lower_concat,
+    lower_getitem,
+    lower_narrow,
+    lower_permute,
+    lower_reshape,
+    lower_roll,
+)
 from fx_passes.lower.movement.views import VIEW_RULES
 from fx_passes.lower.pointwise.elementwise import lower_binary, lower_eltwise, lower_prelu
 from fx_passes.lower.primitives import remembering
@@ -99,6 +106,7 @@ RULES: dict[Callable[..., object], Rule] = {
     ops.pick: lower_pick,
     ops.take_rows: lower_take_rows,
     ops.concat: lower_concat,
+    ops.roll: lower_roll,
     ops.reshape: lower_reshape,
     ops.reshape_as: lower_reshape,
     ops.flatten: lower_reshape,

@@ -41,6 +41,7 @@ from fx_passes.ops.movement import (
     permute,
     reshape,
     reshape_as,
+    roll,
     split,
     split_at,
     transpose,

@@ -18,6 +18,12 @@ def concat(srcs: Sequence[Tensor], dim: int) -> Tensor:
     return torch.cat(list(srcs), dim)
 
 
+@op(kind=COMPUTE, shape="same", light=True, opens_region=False, torch_candidate=True)
+def roll(src: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
+    """Return src with its elements moved along dims by shifts; what leaves at one end comes in at the other."""
+    return torch.roll(src, tuple(shifts), tuple(dims))
+
+
 @op(kind=MOVEMENT, per_sample=True, view=True, sizes_at=1)
 def reshape(src: Tensor, shape: Sequence[int]) -> Tensor:
     """Return src with another shape of as many elements (-1: whatever is left)."""

@@ -53,7 +53,7 @@ def _keeps_samples_apart(node: fx.Node, values: RegionValues, batch: int) -> boo
             return bool(arguments["dim"] % values.specs[node].ndim)
         case ops.layer_norm:
             return len(arguments["normalized_shape"]) < ndim
-        case ops.reduce:
+        case ops.reduce | ops.roll:
             return all(dim % ndim for dim in arguments["dims"])
         case ops.embedding | ops.embedding_bags | ops.concat_bags | ops.pick:
             return True  # pick begins behind dimension 0

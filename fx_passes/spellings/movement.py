@@ -28,6 +28,15 @@ def concat(tensors: Any, dim: Any = 0, *, out: Any = None, axis: Any = None) -> 
     return Call(ops.concat, (tuple(tensors), dim))
 
 
+@spelled("roll")
+def roll(input: Any, shifts: Any, dims: Any = None) -> Built:
+    """Along dimensions that are named: without these PyTorch rolls all elements in a row."""
+    shifts, dims = ((each,) if type(each) is int else each for each in (shifts, dims))
+    if not dims or not static(shifts, dims) or len(shifts) != len(dims):
+        return None
+    return Call(ops.roll, (input, tuple(shifts), tuple(dims)))
+
+
 @spelled("flatten", modules={nn.Flatten: ("start_dim", "end_dim")})
 def flatten(input: Any, start_dim: Any = 0, end_dim: Any = -1) -> Built:
     return Call(ops.flatten, (input, start_dim, end_dim)) if static(start_dim, end_dim) else None

@@ -11,6 +11,7 @@ from fx_passes import ops
 from fx_passes.candidates.shapes.spec import (
     TensorSpec,
     Unclear,
+    channels_last,
     check_dim,
     is_contiguous,
     is_row_major,
@@ -92,6 +93,19 @@ def concat(srcs: Sequence[TensorSpec], dim: int) -> TensorSpec:
     if not any(map(looks_channels_last, srcs)):
         return row_major(shape, first.dtype)
     return like(first, shape) if all(map(looks_channels_last, map(plain, srcs))) else row_major(shape, first.dtype)
+
+
+def roll(src: TensorSpec, shifts: Sequence[int], dims: Sequence[int]) -> TensorSpec:
+    """ops.roll: the concatenation of both parts, dimension by dimension."""
+    for shift, dim in zip(shifts, dims, strict=True):
+        check_dim(src, dim)
+        start = shift % (src.shape[dim % src.ndim] or 1)
+        if not start:
+            raise Unclear
+        parts = [viewed(ops.narrow)(src, dim, *part) for part in ((-start, None), (None, -start))]
+        lies_last = all(map(looks_channels_last, parts))
+        src = channels_last(src.shape, src.dtype) if lies_last else row_major(src.shape, src.dtype)
+    return src
 
 
 def grow(cache: TensorSpec, new: TensorSpec, dim: int) -> TensorSpec:

@@ -99,6 +99,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     ops.embedding: rows.embedding,
     ops.take_rows: rows.take_rows,
     ops.concat: movement.concat,
+    ops.roll: movement.roll,
     ops.grow: movement.grow,
     ops.write_at: movement.write_at,
     ops.reshape: movement.reshape,

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fx_passes import ops
-from fx_passes.candidates.boxes import box_reorder
+from fx_passes.candidates.boxes import box_reorder, roll_reorders
 from fx_passes.candidates.candidates import Argument, Candidate, Operand, Operation, PrimitiveTemplate, Result
 from fx_passes.candidates.layouts import (
     Layout,
@@ -115,6 +115,32 @@ def _box(node: fx.Node, context: LoweringContext, src_node: fx.Node, dim: int, s
             operation.candidates.append(Candidate(pd.implementation, (whole,), piece, (template,)))
     if not operation.candidates:
         raise NotLowered("no reorder copies this slice")
+    return operation
+
+
+def lower_roll(node: fx.Node, context: LoweringContext) -> Operation:
+    """Lower ops.roll: a reorder for each part that stays together, in every layout that can be cut there."""
+    arguments = context.values.arguments(node)
+    src, spec = context.tensor(arguments["src"], "src"), context.values.specs[node]
+    dtype = context.dtype(src)
+    if spec.numel == 0:
+        raise NotLowered("an empty tensor")
+    shifts = [0] * src.ndim
+    for shift, dim in zip(arguments["shifts"], arguments["dims"], strict=True):
+        shifts[dim % src.ndim] += shift
+    operation = Operation(node, node.name, "roll", (arguments["src"],), spec)
+    layouts: list[Layout] = [*activation_layouts(src.shape, dtype)]
+    if (numerics := numerics_of(node, context.values)) is not None:
+        layouts += [Quantized(desc, numerics) for desc in integer_layouts(src.shape, numerics.dtype)]
+    for each in layouts:
+        calls = tuple(
+            PrimitiveTemplate(pd, {ARG_SRC: Operand(0, pd.src_desc), ARG_DST: Result(pd.dst_desc)}, "reorder")
+            for pd in roll_reorders(in_memory(each), shifts)
+        )
+        if calls:
+            operation.candidates.append(Candidate("reorder", (each,), each, calls))
+    if not operation.candidates:
+        raise NotLowered("no layout can be cut where it is rolled")
     return operation
 
 

@@ -294,6 +294,19 @@ def test_gates_expanded_to_what_they_multiply(function: Any, left: int, exported
     assert sum(many for name, many in count(gm).items() if name.startswith("expand_as")) == left
 
 
+def test_gates_of_an_activation_in_place() -> None:
+    """As of timm's ECA networks. What is expanded was taken for memory of what is only asked for its shape."""
+
+    def gated(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m.act(m.c(x))
+        gate: torch.Tensor = x.mean((2, 3)).view(x.shape[0], 1, -1).sigmoid()
+        return m.d(x * gate.view(x.shape[0], -1, 1, 1).expand_as(x))
+
+    model = model_of(gated, c=nn.Conv2d(4, 4, 3), act=nn.SiLU(inplace=True), d=nn.Conv2d(4, 4, 1))
+    gm = check(model, image(2, 4, 9, 7))
+    assert len(gm.regions()) == 1 and not outside(gm)
+
+
 @pytest.mark.parametrize("exported", (False, True))
 @pytest.mark.parametrize(
     ("function", "left"),

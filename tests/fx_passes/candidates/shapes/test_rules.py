@@ -162,6 +162,12 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ops.embedding: [((tensor(10, 8), IDS), {})],
     ops.take_rows: [((TOKENS, IDS), {}), ((HEADS, IDS), {})],
     ops.concat: [(((X, X), 1), {}), (((Y, Y), 1), {}), (((TOKENS, tensor(2, 1, 8)), 1), {})],
+    ops.roll: [
+        ((X, (2,), (1,)), {}),
+        ((Y, (-2, 4), (2, -1)), {}),
+        ((TOKENS, (7,), (1,)), {}),
+        ((HEADS, (1,), (2,)), {}),
+    ],
     ops.grow: [((tensor(2, 4, 5, 8), tensor(2, 4, 1, 8), 2), {})],
     ops.write_at: [((tensor(2, 4, 5, 8), torch.tensor([3]), tensor(2, 4, 1, 8), 2), {})],
     ops.reshape: [((X, (2, -1)), {}), ((Y, (2, -1)), {}), ((HEADS, (2, 4, 40)), {})],
