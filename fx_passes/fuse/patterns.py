@@ -156,30 +156,12 @@ def _single(dims: Any) -> Any:
     return dims if isinstance(dims, int) else None
 
 
-def _norm(node: Any) -> tuple[Any, Any] | None:
-    """(x, dim) of PyTorch's functions of Euclidean norms that keep their dimension."""
-    is_method = isinstance(node, fx.Node) and (node.op, node.target) == ("call_method", "norm")
-    if not is_method and not is_call(node, torch.norm, *_BY_ORDER):
-        return None
-    names = ("ord" if node.target in _BY_ORDER else "p", "dim", "keepdim")
-    keywords = {name: value for name, value in node.kwargs.items() if value is not None}  # torch.norm: out, dtype
-    given: dict[str, Any] = {**dict(zip(names, node.args[1:], strict=False)), **keywords}
-    if not 0 < len(node.args) <= 4 or not set(given) <= set(names):
-        return None
-    if given.get(names[0], 2) not in (2, "fro", None) or given.get("keepdim") is not True:
-        return None
-    return node.args[0], given.get("dim")
-
-
-_BY_ORDER = (aten.linalg_vector_norm.default, torch.linalg.vector_norm)
-
-
 def _l2_norms() -> Parts:
     x, dim = Value("x"), Value("dim", lambda dims: _single(dims) is not None)
     squares = Either((eltwise("square", x), binary("mul", x, x)))
     sums = eltwise("sqrt", call(ops.reduce, squares, "sum", dim, True))
     root = Parts(lambda value: (value, value), (Value("root"), sums))
-    norm = once(Either((Parts(_norm, (x, dim)), root)))
+    norm = once(Either((call(ops.reduce, x, "norm", dim, True), root)))
     least = Either((once(call(aten.clamp_min.default, norm, Value("eps", is_number))), norm))
     return binary("div", x, Either((once(call(aten.expand_as.default, least, x)), least)))
 

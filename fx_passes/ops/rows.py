@@ -85,12 +85,17 @@ def softmax(src: Tensor, dim: int, log: bool = False) -> Tensor:
     return F.log_softmax(src, dim) if log else F.softmax(src, dim)
 
 
-REDUCTIONS: Mapping[str, Callable[[Tensor, Sequence[int], bool], Tensor]] = MappingProxyType(
-    {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}
+def euclidean_norm(src: Tensor, dims: Sequence[int], keepdim: bool, *, out: Tensor | None = None) -> Tensor:
+    """Return the roots of the sums of squares over dims; into out, if it is given."""
+    return torch.linalg.vector_norm(src, 2, dims, keepdim, out=out)
+
+
+REDUCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin, "norm": euclidean_norm}
 )
 
 
 @op(kind=COMPUTE, light=True, torch_candidate=True, row_major=True)
 def reduce(src: Tensor, kind: str, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """Return src reduced over dims; kind "mean", "sum", "max" or "min"."""
+    """Return src reduced over dims; kind "mean", "sum", "max", "min" or "norm"."""
     return REDUCTIONS[kind](src, dims, keepdim)

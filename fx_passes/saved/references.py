@@ -22,7 +22,7 @@ TUNE_MODES = ("auto", "off", "full")
 _KINDS: dict[Any, Collection[str]] = {
     ops.eltwise: ops.ELTWISE,
     ops.binary: ops.BINARY,
-    ops.reduce: ("mean", "sum", "max", "min"),
+    ops.reduce: ops.REDUCTIONS,
     ops.pool: ("max", "avg_include_padding", "avg_exclude_padding"),
     ops.adaptive_pool: ("avg", "max"),
 }

@@ -126,6 +126,14 @@ def binary(kind: str) -> Callable[..., Built]:
     return build
 
 
+@spelled("addcmul")
+def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, out: Any = None) -> Built:
+    """The sum with a product, which no number multiplies."""
+    if out is not None or value != 1 or not all(isinstance(each, fx.Node) for each in (input, tensor1, tensor2)):
+        return None
+    return Call(ops.binary, (input, Call(ops.binary, (tensor1, tensor2, "mul")), "add"))
+
+
 def reversed_binary(kind: str) -> Callable[..., Built]:
     """Builder of Tensor.__radd__ and friends, torch.rsub."""
     return lambda input, other, *, alpha=1: binary(kind)(other, input, alpha=alpha)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fx_passes import ops
-from fx_passes.spellings.registry import Built, Call, row, spread, static
+from fx_passes.spellings.registry import Built, Call, row, spelled, spread, static
 
 aten = torch.ops.aten
 
@@ -102,6 +102,24 @@ def reduction(kind: str) -> Callable[..., Built]:
         return Call(ops.reduce, (input, kind, dims, keepdim)) if dims else None
 
     return build
+
+
+@spelled("norm")
+def euclidean_norm(
+    input: Any, p: Any = 2, dim: Any = None, keepdim: Any = False, out: Any = None, dtype: Any = None
+) -> Built:
+    """Euclidean norms over dimensions that are named. Of two, the Frobenius norm is the same."""
+    if p not in (2, "fro", None) or out is not None or dtype is not None or not static(dim, keepdim):
+        return None
+    dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
+    return Call(ops.reduce, (input, "norm", dims, keepdim)) if dims else None
+
+
+@spelled(functions=[torch.linalg.vector_norm], overloads=[aten.linalg_vector_norm.default])
+def vector_norm(
+    x: Any, ord: Any = 2, dim: Any = None, keepdim: Any = False, *, dtype: Any = None, out: Any = None
+) -> Built:
+    return None if ord == "fro" else euclidean_norm(x, ord, dim, keepdim, out, dtype)
 
 
 _MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")

@@ -13,8 +13,9 @@ import math
 import torch
 from torch import fx
 
+from fx_passes import ops
 from fx_passes.candidates.candidates import Arguments, Candidate, Operand, Operation, Result, TorchTemplate, Weights
-from fx_passes.candidates.layouts import row_major
+from fx_passes.candidates.layouts import layout, row_major, spatial_tags
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.primitives import candidates, optimized_implementations
 from zendnn_cffi.primitives import descriptors
@@ -42,14 +43,33 @@ def lower_reduction(node: fx.Node, context: LoweringContext, src_node: fx.Node, 
     return operation
 
 
+def lower_norm(node: fx.Node, context: LoweringContext, src_node: fx.Node, dims: set[int]) -> Operation:
+    """Lower Euclidean norms: PyTorch's kernel, which sums in float32, and over the last dimensions the primitive."""
+    src, spec = context.values.specs[src_node], context.values.specs[node]
+    dtype = context.dtype(src)
+    operation = Operation(node, node.name, "reduction", (src_node,), spec)
+    kept = row_major(tuple(1 if d in dims else n for d, n in enumerate(src.shape)), dtype)
+    layouts = [row_major(src.shape, dtype), *(layout(src.shape, dtype, tag) for tag in spatial_tags(src.ndim)[:1])]
+    left = row_major(spec.shape or (1,), dtype)
+    for desc in layouts:
+        norms = by_pytorch("norm", desc, tuple(sorted(dims)), kept)
+        operation.candidates.append(Candidate("torch", (desc,), left, (norms,)))
+    is_last = dims == set(range(min(dims, default=0), src.ndim)) and any(src.shape[d] > 1 for d in dims)
+    if is_last and not loses_digits(math.prod(src.shape[d] for d in dims), dtype):
+        args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result(kept)}
+        found = optimized_implementations(descriptors.reduction, "norm_lp_sum", layouts[0], kept, p=2.0)
+        operation.candidates += candidates(found, args, "reduction", (layouts[0],), left)
+    return operation
+
+
 def loses_digits(length: int, dtype: torch.dtype) -> bool:
     """Whether a sum of so many numbers, one after another, has fewer digits than eager's."""
     return dtype == torch.float32 and length > _LONGEST_SUM
 
 
 def by_pytorch(kind: str, src: MemoryDesc, dims: tuple[int, ...], kept: MemoryDesc) -> TorchTemplate:
-    """The sum or mean over dims of operand 0, seen as src; the result is seen as kept, where dims are 1."""
-    function = {"sum": torch.sum, "mean": torch.mean}[kind]
+    """The sum, mean or norm over dims of operand 0, seen as src; the result is seen as kept, where dims are 1."""
+    function = ops.REDUCTIONS[kind]
 
     def reduce(x: torch.Tensor, out: torch.Tensor) -> None:
         function(x, dims, True, out=out)

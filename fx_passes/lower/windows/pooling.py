@@ -24,7 +24,7 @@ from fx_passes.candidates.specs import TensorSpec
 from fx_passes.lower.context import LoweringContext, NotLowered
 from fx_passes.lower.primitives import candidates, implementations, keep_optimized
 from fx_passes.lower.quantized import numerics_of, wanted_of
-from fx_passes.lower.rows.reduction import by_pytorch, loses_digits, lower_reduction
+from fx_passes.lower.rows.reduction import by_pytorch, loses_digits, lower_norm, lower_reduction
 from fx_passes.lower.windows.winograd import may_be_float32, takes_winograd
 from zendnn_cffi.primitives import descriptors
 from zendnn_cffi.primitives.attributes import ARG_DST, ARG_SRC
@@ -74,6 +74,8 @@ def lower_reduce(node: fx.Node, context: LoweringContext) -> Operation:
         raise NotLowered(f"the library's {arguments['kind']} of nothing but infinities is a finite number")
     src = context.tensor(arguments["src"], "src")
     dims = {d % src.ndim for d in arguments["dims"]} if src.ndim else set()
+    if arguments["kind"] == "norm":
+        return lower_norm(node, context, arguments["src"], dims)
     if arguments["kind"] != "mean" or src.ndim not in (3, 4, 5) or dims != set(range(2, src.ndim)):
         return lower_reduction(node, context, arguments["src"], arguments["kind"], dims)
     zero = (0,) * (src.ndim - 2)

@@ -69,6 +69,7 @@ EXAMPLES: dict[str, dict[str, Written]] = {
         "Frobenius": lambda y: y / y.norm(dim=-1, keepdim=True),
         "function": lambda y: y / torch.norm(y, dim=1, keepdim=True),
         "linalg": lambda y: y / torch.linalg.vector_norm(y, dim=(-1,), keepdim=True),
+        "tensor by keyword": lambda y: y / torch.linalg.vector_norm(x=y, dim=-1, keepdim=True),
         "powers": lambda y: y / torch.pow(torch.sum(torch.pow(y, 2), dim=-1, keepdim=True), 0.5),
         "root": lambda y: y / (y * y).sum(-1, keepdim=True).sqrt(),
         "at least": lambda y: y / torch.ops.aten.clamp_min.default(y.norm(2, -1, True), 0.7),
@@ -127,7 +128,6 @@ MISSES: dict[str, dict[str, Written]] = {
         "of something else": lambda y: y / (y + 1).norm(dim=-1, keepdim=True),
         "another root": lambda y: y / torch.pow(torch.sum(torch.pow(y, 2), dim=-1, keepdim=True), 0.25),
         "read twice": lambda y: _read_twice(1 / y, y.norm(dim=-1, keepdim=True)),
-        "tensor by keyword": lambda y: y / torch.linalg.vector_norm(x=y, dim=-1, keepdim=True),
         "turned over": lambda y: y.norm(dim=-1, keepdim=True) / y,
     },
     "rotary": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable
@@ -177,6 +178,13 @@ SPELLINGS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "x.mean": (lambda m, x: x.mean([2, 3]), ("reduce",)),
     "torch.mean": (lambda m, x: torch.mean(x, dim=-1, keepdim=True), ("reduce",)),
     "torch.amax": (lambda m, x: torch.amax(x, (1, 2)), ("reduce",)),
+    "x.norm": (lambda m, x: x.norm(p=2, dim=(2, 3), keepdim=True), ("reduce",)),
+    "torch.norm": (lambda m, x: torch.norm(x, dim=1), ("reduce",)),
+    "torch.norm, Frobenius": (lambda m, x: torch.norm(x, "fro", [1, -1]), ("reduce",)),
+    "torch.linalg.vector_norm": (lambda m, x: torch.linalg.vector_norm(x, dim=(0, 2), keepdim=True), ("reduce",)),
+    "torch.addcmul": (lambda m, x: torch.addcmul(x, x.relu(), x.abs()), ("eltwise", "eltwise", "binary", "binary")),
+    "x.addcmul": (lambda m, x: x.relu().addcmul(x, x, value=1.0), ("eltwise", "binary", "binary")),
+    "x.roll": (lambda m, x: x.relu().roll((1, -2), (2, 3)), ("eltwise", "roll")),
     "F.softmax": (lambda m, x: F.softmax(x, dim=1), ("softmax",)),
     "x.log_softmax": (lambda m, x: x.log_softmax(-1), ("softmax",)),
     "torch.cat": (lambda m, x: torch.cat([x, x], 1), ("concat",)),
@@ -225,6 +233,24 @@ def test_spelling(spelling: str) -> None:
     else:
         assert names == list(operations)
     check_twice(gm, normalize)
+
+
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda m, x: x.norm(),
+        lambda m, x: x.norm(1, 2),
+        lambda m, x: x.norm(math.inf, 2),
+        lambda m, x: torch.linalg.vector_norm(x, 3, (1, 2)),
+        lambda m, x: torch.linalg.vector_norm(x, 2, 1, dtype=torch.float64),
+        lambda m, x: torch.addcmul(x, x, x, value=2),
+        lambda m, x: x.addcmul(x, x, value=-1.0),
+    ),
+)
+def test_other_norms_and_sums_with_products_stay(function: Any) -> None:
+    model = model_of(function)
+    check(model, image(*PLANE))
+    assert not {name_of(node) for node in calls(after("normalize", model))} & {"reduce", "binary"}
 
 
 @pytest.mark.parametrize(

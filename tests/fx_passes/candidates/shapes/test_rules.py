@@ -154,10 +154,7 @@ CLEAR: dict[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]] = 
     ops.rms_norm: [((TOKENS, vector(8)), {"eps": 1e-6}), ((TOKENS, None), {"eps": None})],
     ops.l2_normalize: [((TOKENS, -1), {"eps": 1e-12})],
     ops.reduce: [
-        ((src, kind, (2, 3), keep), {})
-        for src in (X, Y)
-        for kind in ("mean", "sum", "max", "min")
-        for keep in (True, False)
+        ((src, kind, (2, 3), keep), {}) for src in (X, Y) for kind in ops.REDUCTIONS for keep in (True, False)
     ],
     ops.embedding: [((tensor(10, 8), IDS), {})],
     ops.take_rows: [((TOKENS, IDS), {}), ((HEADS, IDS), {})],

@@ -75,3 +75,45 @@ def test_a_sum_of_what_is_no_number(value: float) -> None:
 def test_other_reductions_stay_right(name: str, dims: tuple[int, ...]) -> None:
     found = offload(behind_convolution(lambda y: getattr(torch, name)(y, dims)), noise(2, 3, 6, 5), scale=20.0)
     assert kinds(found) == ["convolution", "torch"]
+
+
+@pytest.mark.parametrize("dtype", (None, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("keepdim", (False, True))
+@pytest.mark.parametrize("dims", ((1,), (0, 2), (2, 3), (-1,), (0, 1, 2, 3)), ids=str)
+@pytest.mark.parametrize("tune", ("off", "full"))
+def test_norms(dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype | None, tune: str) -> None:
+    model = behind_convolution(lambda y: torch.linalg.vector_norm(y, 2, dims, keepdim))
+    found = offload(model, noise(2, 3, 6, 5), dtype=dtype, scale=40.0, tune=tune)
+    assert len(zendnn_cffi.optimize(model).regions()) == 1
+    assert found.nodes[1].became in ("reduction", "torch")
+    assert not found.nodes[1].reason or "fastest" in found.nodes[1].reason
+
+
+def test_norms_of_long_rows_have_eagers_digits() -> None:
+    """The primitive adds up one number after another."""
+    model = net(lambda m, x: m[0](x).norm(2, -1, keepdim=True), nn.LeakyReLU(0.5))
+    x = noise(4, 50_000)
+    assert relative_error(zendnn_cffi.optimize(model, tune="off"), model, x) <= 1.1 * relative_error(model, model, x)
+
+
+def test_no_norm_is_not_zero_of_infinities() -> None:
+    model, x = net(lambda m, x: m[0](x).norm(2, (1, 2)) * 2, nn.LeakyReLU(0.5)), noise(3, 4, 5)
+    x[0, 1, 2], x[1, 0, 0], x[2] = math.inf, math.nan, 0.0
+    with torch.no_grad():
+        for tune in ("off", "full"):
+            torch.testing.assert_close(zendnn_cffi.optimize(model, tune=tune)(x), model(x), equal_nan=True)
+
+
+def test_responses_that_are_normalized_are_in_one_region() -> None:
+    """As ConvNeXt V2 does in each block."""
+
+    def normalized(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = m[0](x)
+        norms = x.norm(p=2, dim=(2, 3), keepdim=True)
+        y = x * (norms / (norms.mean(1, keepdim=True) + 1e-6))
+        return m[2](x + torch.addcmul(m[1].bias.view(1, -1, 1, 1), m[1].weight.view(1, -1, 1, 1), y))  # type: ignore
+
+    model = net(normalized, nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 4, 1))
+    assert len(zendnn_cffi.optimize(model).regions()) == 1
+    became = [node.became for node in offload(model, noise(2, 3, 9, 8), tune="full").nodes]
+    assert became.count("convolution") == 2
