@@ -73,12 +73,15 @@ def skeleton(model: nn.Module, *, own_state: bool = False, own_parameters: bool 
 
 
 def _take_attributes(copied: nn.Module, model: nn.Module, memo: dict[int, Any]) -> None:
-    """Let copies of graphs keep what was set on them, which a model's own code may read: torch.fx copies some alone."""
+    """Let copies of graphs keep values that were set on them, which a model's own code may read: torch.fx drops most.
+
+    Methods, such as PT2E's of how a graph is no longer trained, are the original's.
+    """
     copies = dict(copied.named_modules()) if any(isinstance(each, fx.GraphModule) for each in model.modules()) else {}
     for path, own in copies.items():
         module = model.get_submodule(path)
         for name, value in vars(module).items() if isinstance(module, fx.GraphModule) else ():
-            if not name.startswith("_") and name not in vars(own):
+            if not name.startswith("_") and name not in vars(own) and not callable(value):
                 own.__dict__[name] = copy.deepcopy(value, memo)
 
 

@@ -1,4 +1,4 @@
-"""What quantize() says of its result: how near each layer is to the float model, and what became of it."""
+"""What quantize() returns, and what it says of that: how near each layer is to the float model, and what it became."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 INT8 = "int8"
@@ -195,3 +196,17 @@ class QuantizationReport:
         axes.set_ylabel("time, ms")
         axes.set_ylim(bottom=0)
         axes.legend()
+
+
+class Quantization(NamedTuple):
+    """What quantize() returns.
+
+    module     the optimized module; save() writes it, pickle takes no exported graphs
+    report     a row for each layer, and the whole
+    converted  the graph with quantize and dequantize operators, an fx.GraphModule, which torch.export.export takes and
+               torch.export.save saves; where submodules were quantized one by one, the model with theirs in it
+    """
+
+    module: fx.GraphModule
+    report: QuantizationReport
+    converted: Any

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from fx_passes.trace.submodules import detectors
 from zendnn_cffi.api.quantization.calibrated import Calibrated, Options
@@ -28,22 +28,8 @@ from zendnn_cffi.api.quantization.inputs import FIRST, call_of, calls_of, check_
 from zendnn_cffi.api.quantization.pt2e import NotExported, calibrate, exported_graph, torchao
 from zendnn_cffi.api.quantization.states import buffers_restored
 from zendnn_cffi.api.quantization.submodules import Submodules
-from zendnn_cffi.api.quantization_report import QuantizationReport
+from zendnn_cffi.api.quantization_report import Quantization
 from zendnn_cffi.primitives.allocation import on_cpu
-
-
-class Quantization(NamedTuple):
-    """What quantize() returns.
-
-    module     the optimized module; save() writes it, pickle takes no exported graphs
-    report     a row for each layer, and the whole
-    converted  the graph with quantize and dequantize operators, an fx.GraphModule, which torch.export.export takes and
-               torch.export.save saves; where submodules were quantized one by one, the model with theirs in it
-    """
-
-    module: fx.GraphModule
-    report: QuantizationReport
-    converted: Any
 
 
 def quantize(
@@ -117,7 +103,7 @@ def quantize(
             exported = exported_graph(model, *first)
         except NotExported as refused:
             submodules = Submodules(model, first[0], kept, refused)
-            return Quantization(*submodules.quantized(calls, limits, pt2e, options))
+            return submodules.quantized(calls, limits, pt2e, options)
         check_outputs(exported, budget)
         graph = Calibrated(model, exported, kept, pt2e, options)
         others = map(copied, calls) if graph.written else calls

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
+import zendnn_cffi
 from fx_passes.trace.skeleton import skeleton
 
 
@@ -146,3 +147,28 @@ def test_a_compiled_module_is_copied_without_what_was_compiled() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     model._compiled_call_impl = print
     assert skeleton(model)._compiled_call_impl is None
+
+
+def test_values_that_were_set_on_graphs() -> None:
+    """As torchvision's feature extractors get out_channels. PT2E's graphs have methods that refuse eval()."""
+
+    class Reading(nn.Module):
+        def __init__(self, graph: nn.Module) -> None:
+            super().__init__()
+            self.graph = graph
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.graph(x) * self.graph.factor
+            return y
+
+    def refuse(*_: object) -> None:
+        raise NotImplementedError
+
+    graph = fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    graph.factor, graph.sizes, graph.eval = 3.0, [1, 2], refuse  # type: ignore[assignment]
+    model, x = Reading(graph), torch.ones(2, 3)
+    model.training = False
+    copied: Any = skeleton(model)
+    assert copied.graph.factor == 3.0 and copied.graph.sizes == [1, 2] and copied.graph.sizes is not graph.sizes
+    assert copied.eval() is copied
+    torch.testing.assert_close(zendnn_cffi.optimize(model, tune="off")(x), model(x))

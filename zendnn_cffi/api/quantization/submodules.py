@@ -12,8 +12,9 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -32,18 +33,10 @@ from zendnn_cffi.api.quantization.inputs import Kept, check_call, copied
 from zendnn_cffi.api.quantization.layers import Call, kind
 from zendnn_cffi.api.quantization.pt2e import NotExported, Pt2e, calibrate, exported_graph
 from zendnn_cffi.api.quantization.rows import compared_ms
-from zendnn_cffi.api.quantization_report import QuantizationReport
+from zendnn_cffi.api.quantization_report import Quantization, QuantizationReport
 from zendnn_cffi.errors import interrupts
 
 log = logging.getLogger("zendnn_cffi.quantize")
-
-
-class Result(NamedTuple):
-    """The optimized model, what became of its layers, and the model with quantize and dequantize operators."""
-
-    module: fx.GraphModule
-    report: QuantizationReport
-    converted: nn.Module
 
 
 def exported_submodules(model: nn.Module, example: Call) -> dict[str, fx.GraphModule]:
@@ -139,7 +132,7 @@ class Submodules:
             )
             del self.graphs[path]
 
-    def quantized(self, others: Iterable[Call], limits: Limits, pt2e: Pt2e, options: Options) -> Result:
+    def quantized(self, others: Iterable[Call], limits: Limits, pt2e: Pt2e, options: Options) -> Quantization:
         """Quantize each submodule, and optimize the model with these in their places.
 
         others  calls of the model that are not kept
@@ -160,10 +153,15 @@ class Submodules:
                 parts[path].state.restore(attempt.converted)
             converted = in_place(model, {path: attempt.converted for path, attempt in attempts.items()})
             fast = self._optimized(converted, options)
-            report = self._report(reports, limits, fast, options)
+            reached = math.nan if limits.accuracy is None else as_accuracy(limits.accuracy(fast))
+            if not limits.allows(reached):
+                log.warning("no layer of %s is in int8: the whole does not keep to the limits", type(model).__name__)
+                fast, converted = self._optimized(model, options._replace(dtype=None)), in_place(model, {})
+                reports = {path: _of_floats(report) for path, report in reports.items()}
+            report = self._report(reports, limits, reached, fast, options)
             for path, part in parts.items():
                 part.state.restore(fast.get_submodule(path))
-        return Result(fast, report, converted)
+        return Quantization(fast, report, converted)
 
     def _limits_of(self, path: str, limits: Limits, share: float, attempts: Mapping[str, Attempt]) -> Limits:
         """The same with the accuracy of the whole model where a module stands for the submodule there.
@@ -181,19 +179,23 @@ class Submodules:
         return dataclasses.replace(limits, accuracy=accuracy, max_drop=share * limits.max_drop)
 
     def _report(
-        self, reports: Mapping[str, QuantizationReport], limits: Limits, fast: nn.Module, options: Options
+        self,
+        reports: Mapping[str, QuantizationReport],
+        limits: Limits,
+        reached: float,
+        fast: nn.Module,
+        options: Options,
     ) -> QuantizationReport:
+        """That of all submodules; reached: the accuracy of the whole."""
         name, each = type(self.model).__name__, reports.values()
         rows = [
             dataclasses.replace(row, module=_joined(path, row.module), place=_joined(path, row.place))
             for path, report in reports.items()
             for row in report.layers
         ]
-        float_ms = int8_ms = accuracies = None
+        float_ms = int8_ms = None
         if options.compare:
             float_ms, int8_ms = compared_ms(self._optimized(self.model, options), fast, copied(self.kept[0]))
-        if limits.accuracy is not None:
-            accuracies = limits.float_accuracy, as_accuracy(limits.accuracy(fast))
         return QuantizationReport(
             name,
             tuple(rows),
@@ -203,7 +205,7 @@ class Submodules:
             chosen=None if any(report.chosen is None for report in each) else sum(r.chosen or 0 for r in each),
             budget_db=limits.budget_db,
             verified_db=min((r.verified_db for r in each if r.verified_db is not None), default=None),
-            accuracies=accuracies,
+            accuracies=None if limits.accuracy is None else (limits.float_accuracy, reached),
             bits=min(report.bits for report in each),
             submodules=tuple(reports),
         )
@@ -211,6 +213,12 @@ class Submodules:
     def _optimized(self, model: nn.Module, options: Options) -> fx.GraphModule:
         args, kwargs = copied(self.example)
         return optimize(model, kwargs if kwargs and not args else args, dtype=options.dtype, tune=options.tune)
+
+
+def _of_floats(report: QuantizationReport) -> QuantizationReport:
+    """The same where no layer is quantized after all."""
+    rows = tuple(dataclasses.replace(row, computes_in="float", why="", sqnr_db=math.inf) for row in report.layers)
+    return dataclasses.replace(report, layers=rows, chosen=0, sqnr_db=math.inf)
 
 
 def _joined(path: str, name: str) -> str:

@@ -216,6 +216,7 @@ def test_accuracy_is_the_whole_model_s(model: Scoring, max_drop: float) -> None:
     expected = [computed(model, each) for each in given]
 
     def accuracy(module: Any) -> float:
+        assert not module.eval().training and next(module.parameters()).dtype is torch.float32
         noises = [sqnr_db(e, computed(module, each)) for e, each in zip(expected, given, strict=True)]
         return min(noises) / 50 if min(noises) < 100 else 2.0
 
@@ -224,6 +225,22 @@ def test_accuracy_is_the_whole_model_s(model: Scoring, max_drop: float) -> None:
     assert of_float == 2.0 and of_float - of_result <= 2 * max_drop
     computed(found.module, given[0])
     assert (found.report.chosen == 0) == (max_drop == 0.0) == (not any(in_integers(found.module).values()))
+
+
+def test_the_whole_keeps_to_the_accuracy(model: Scoring, caplog: pytest.LogCaptureFixture) -> None:
+    """Its submodules did, one after another, and the result does not: it is the float model."""
+    given, seen = pictures(2), list[Any]()
+
+    def accuracy(module: Any) -> float:
+        seen.append(module)
+        return 0.0 if hasattr(module, "optimized_submodules") else 1.0
+
+    with caplog.at_level(logging.WARNING, "zendnn_cffi.quantize"):
+        found = quantized(model, given, accuracy=accuracy, max_drop=0.5)
+    assert len(seen) > 3 and "the whole does not keep to the limits" in caplog.text
+    assert sqnr_db(computed(model, given[0]), computed(found.module, given[0])) > 100
+    assert found.report.chosen == 0 and {row.computes_in for row in found.report.layers} == {"float"}
+    assert not any(in_integers(found.module).values())
 
 
 class Words(nn.Module):
