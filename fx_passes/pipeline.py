@@ -15,6 +15,7 @@ from fx_passes.fold.asserted_sizes import fold_asserted_sizes
 from fx_passes.fold.batch_norm import fold_batch_norm
 from fx_passes.fold.casts import fold_casts
 from fx_passes.fold.channel_scale import fold_channel_scale
+from fx_passes.fold.gates import fold_gates
 from fx_passes.fold.identities import fold_identities
 from fx_passes.fold.int8_layers import fold_int8_layers
 from fx_passes.fold.integer_products import fold_integer_products
@@ -90,6 +91,7 @@ PASSES: tuple[Pass, ...] = (
     fold_rows,
     fold_batch_norm,
     fold_channel_scale,
+    fold_gates,
     fuse_selective_scans,
     fuse_weighted_samples,
     fuse_patterns,
