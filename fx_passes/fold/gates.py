@@ -36,7 +36,8 @@ def fold_gates(gm: fx.GraphModule) -> fx.GraphModule:
 def match_factor(node: fx.Node, gm: fx.GraphModule) -> tuple[fx.Node, tuple[fx.Node, fx.Node], fx.Node] | None:
     """(product, (value, gate), constant) where node is the product of a gated value and a constant of its dtype."""
     for constant, product in _sides(node, "mul"):
-        if (gated := _gated(product, node)) is not None and _is_like(constant, gated[0], gm):
+        gated = _gated(product, node)
+        if gated is not None and _is_like(constant, gated[0], gm) and _spans(gated[1], _wide_dim(constant, gm)):
             return product, gated, constant
     return None
 
@@ -84,6 +85,34 @@ def _is_small(node: Any) -> bool:
         else:
             return False
     return reductions > 0
+
+
+def _spans(gate: Any, dim: tuple[int, int]) -> bool:
+    """Whether a gate has numbers of its own along a dimension, which is given from the front and from the end.
+
+    The constants make another one large: in RMSNorm a number of each row meets one for each column.
+    """
+    left = [gate]
+    while left:
+        node = left.pop()
+        if is_call(node, ops.reduce):
+            if not set(dim).intersection(node.args[2]) and (not _is_small(node.args[0]) or _spans(node.args[0], dim)):
+                return True
+        elif is_call(node, ops.eltwise):
+            left.append(node.args[0])
+        elif is_call(node, ops.binary):
+            left += node.args[:2]
+    return False
+
+
+def _wide_dim(constant: fx.Node, gm: fx.GraphModule) -> tuple[int, int]:
+    """The dimension along which a constant has several numbers, from the front and from the end."""
+    shape = constant.args[1] if is_call(constant, ops.reshape) else None
+    if shape is None:
+        tensor = tensor_of(gm, constant)
+        shape = (1,) if tensor is None else tensor.shape
+    wide = next((dim for dim, size in enumerate(shape) if size != 1), 0)
+    return wide, wide - len(shape)
 
 
 def _is_like(constant: Any, value: fx.Node, gm: fx.GraphModule) -> bool:

@@ -46,6 +46,8 @@ def lower_reduction(node: fx.Node, context: LoweringContext, src_node: fx.Node, 
 def lower_norm(node: fx.Node, context: LoweringContext, src_node: fx.Node, dims: set[int]) -> Operation:
     """Lower Euclidean norms: PyTorch's kernel, which sums in float32, and over the last dimensions the primitive."""
     src, spec = context.values.specs[src_node], context.values.specs[node]
+    if not dims or not src.numel:
+        raise NotLowered("the norm of a number, or of nothing")
     dtype = context.dtype(src)
     operation = Operation(node, node.name, "reduction", (src_node,), spec)
     kept = row_major(tuple(1 if d in dims else n for d, n in enumerate(src.shape)), dtype)
@@ -54,7 +56,7 @@ def lower_norm(node: fx.Node, context: LoweringContext, src_node: fx.Node, dims:
     for desc in layouts:
         norms = by_pytorch("norm", desc, tuple(sorted(dims)), kept)
         operation.candidates.append(Candidate("torch", (desc,), left, (norms,)))
-    is_last = dims == set(range(min(dims, default=0), src.ndim)) and any(src.shape[d] > 1 for d in dims)
+    is_last = dims == set(range(min(dims), src.ndim)) and any(src.shape[d] > 1 for d in dims)
     if is_last and not loses_digits(math.prod(src.shape[d] for d in dims), dtype):
         args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result(kept)}
         found = optimized_implementations(descriptors.reduction, "norm_lp_sum", layouts[0], kept, p=2.0)

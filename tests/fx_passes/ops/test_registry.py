@@ -28,6 +28,7 @@ HELPERS = {
     "state_widths",
     "with_state_behind",
     "count_of_chosen",
+    "euclidean_norm",
     "output_and_cell",
 }
 

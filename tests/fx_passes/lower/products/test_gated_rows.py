@@ -228,7 +228,6 @@ def test_of_a_constant_row(learned: str) -> None:
                 a, b = self.weights(x).view(2, 40, 24)
             return F.silu(F.linear(self.row, a)) * F.linear(self.row, b) + self.up(x)
 
-    measured = offload(Learned().eval(), noise(1, 24), tune="full")
+    offload(Learned().eval(), noise(1, 24), tune="full")
     estimated = offload(Learned().eval(), noise(1, 24), tune="off")
-    assert len(measured.nodes) == len(estimated.nodes)
     assert any(node.became == "inner_product" for node in estimated.nodes)  # PyTorch's is as fast on some CPUs

@@ -104,6 +104,13 @@ def test_no_norm_is_not_zero_of_infinities() -> None:
             torch.testing.assert_close(zendnn_cffi.optimize(model, tune=tune)(x), model(x), equal_nan=True)
 
 
+@pytest.mark.parametrize("shape", ((), (0,), (3, 0)))
+def test_norms_of_numbers_and_of_nothing(shape: tuple[int, ...]) -> None:
+    model = net(lambda m, x: m[0](x).norm(2, -1 if x.dim() == 0 else (0,)) * 2, nn.LeakyReLU(0.5))
+    x = torch.full(shape, -3.0)
+    torch.testing.assert_close(zendnn_cffi.optimize(model, x, tune="off")(x), model(x))
+
+
 def test_responses_that_are_normalized_are_in_one_region() -> None:
     """As ConvNeXt V2 does in each block."""
 
