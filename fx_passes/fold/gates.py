@@ -137,4 +137,5 @@ def _fold(node: fx.Node, value: fx.Node, gate: fx.Node, constant: fx.Node) -> No
             product = graph.call_function(ops.binary, (value, small, "mul"))
             product.meta |= {name: node.meta[name] for name in ("val", "source") if name in node.meta}
             node.args = (product, constant, "add")
-    small.meta |= {name: node.meta[name] for name in ("source",) if name in node.meta}
+    if "source" in node.meta:
+        small.meta["source"] = node.meta["source"]

@@ -58,9 +58,7 @@ def lower_norm(node: fx.Node, context: LoweringContext, src_node: fx.Node, dims:
         operation.candidates.append(Candidate("torch", (desc,), left, (norms,)))
     is_last = dims == set(range(min(dims), src.ndim)) and any(src.shape[d] > 1 for d in dims)
     if is_last and not loses_digits(math.prod(src.shape[d] for d in dims), dtype):
-        args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result(kept)}
-        found = optimized_implementations(descriptors.reduction, "norm_lp_sum", layouts[0], kept, p=2.0)
-        operation.candidates += candidates(found, args, "reduction", (layouts[0],), left)
+        operation.candidates += _primitives(src.shape, spec.shape, dtype, "norm_lp_sum", dims, p=2.0)
     return operation
 
 
@@ -81,12 +79,12 @@ def by_pytorch(kind: str, src: MemoryDesc, dims: tuple[int, ...], kept: MemoryDe
 
 
 def _primitives(
-    shape: tuple[int, ...], result: tuple[int, ...], dtype: torch.dtype, kind: str, dims: set[int]
+    shape: tuple[int, ...], result: tuple[int, ...], dtype: torch.dtype, kind: str, dims: set[int], **options: float
 ) -> list[Candidate]:
     src = row_major(shape, dtype)
     kept = row_major(tuple(1 if d in dims else n for d, n in enumerate(shape)), dtype)
     args: Arguments = {ARG_SRC: Operand(0), ARG_DST: Result(kept)}
-    found = optimized_implementations(descriptors.reduction, kind, src, kept)
+    found = optimized_implementations(descriptors.reduction, kind, src, kept, **options)
     return candidates(found, args, "reduction", (src,), row_major(result or (1,), dtype))
 
 
