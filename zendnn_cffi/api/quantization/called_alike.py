@@ -9,6 +9,7 @@ torch.export compares numbers, flags and sizes with the example's, and nothing w
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,7 +55,9 @@ class CalledAlike(_PyTreeCodeGen):
     def additional_globals(self) -> list[tuple[str, Any]]:
         """Defaults, and what compares arguments with the example's."""
         defaults = [
-            (_default_of(name), default) for name, _, default in self._own if default is not inspect.Parameter.empty
+            (_global_of(name), _Default(default))
+            for name, _, default in self._own
+            if default is not inspect.Parameter.empty and not _is_written(default)
         ]
         return [*super().additional_globals(), *defaults, (_same.__name__, _same), (_present.__name__, _present)]
 
@@ -75,11 +78,12 @@ class CalledAlike(_PyTreeCodeGen):
             if by_name and "*" not in signature:
                 signature.append("*")
             has_default = default is not inspect.Parameter.empty
-            signature.append(f"{name}={_default_of(name)}" if has_default else name)
+            written = repr(default) if _is_written(default) else f"{_global_of(name)}.value"
+            signature.append(f"{name}={written}" if has_default else name)
             if name in self._none:
                 comparisons += f"\n    {_same.__name__}({name!r}, {name}, None)"
             elif name not in self._given:
-                comparisons += f"\n    {_same.__name__}({name!r}, {name}, {_default_of(name)})"
+                comparisons += f"\n    {_same.__name__}({name!r}, {name}, {written})"
             elif default is None:
                 comparisons += f"\n    {_present.__name__}({name!r}, {name})"
         return f"{head.partition('(')[0]}({', '.join(signature)}{end}{comparisons}{body}"
@@ -93,8 +97,22 @@ def flat_arguments(gm: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, 
     return list(gm.graph.process_inputs(*(bound.arguments[name] for name in names)))
 
 
-def _default_of(name: str) -> str:
+class _Default:
+    """A default that code cannot spell: fx gives equal globals one name, and those of PyTorch another."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _global_of(name: str) -> str:
     return f"_default_{name}"
+
+
+def _is_written(default: Any) -> bool:
+    """Whether code can spell it: 2.0, and not infinity."""
+    return default is None or (
+        type(default) in (bool, int, float, str) and (type(default) is not float or math.isfinite(default))
+    )
 
 
 def _same(name: str, value: Any, only: Any) -> None:

@@ -103,6 +103,49 @@ def test_arguments_of_any_name() -> None:
             each(X)
 
 
+class Defaults(nn.Module):
+    """Defaults that are equal, or of PyTorch, or that no code spells, and the argument in front of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, 32)
+
+    def forward(
+        self, x: Any, on: bool = True, also: bool = True, one: int = 1, unit: float = 1.0,
+        dtype: torch.dtype = torch.float32, least: float = -float("inf"), sizes: Any = (), name: str = "it's",
+    ) -> Any:  # fmt: skip
+        y = self.layer(x).to(dtype).clamp(min=least) * (one + unit)
+        return y if on and also and not sizes and name == "it's" else -y
+
+
+def test_defaults_that_are_equal_or_that_no_code_spells() -> None:
+    for calibration in (X, {"x": X}):
+        model, (module, _, converted) = _quantized(calibration, Defaults())
+        with torch.no_grad():
+            expected = model(X)
+            for each in (module, converted, copy.deepcopy(converted)):
+                assert torch.allclose(each(X), expected, atol=0.1)
+                assert torch.allclose(each(x=X, one=1, sizes=(), dtype=torch.float32), expected, atol=0.1)
+                with pytest.raises(ValueError, match="was quantized for calls with one=1, got 2"):
+                    each(X, one=2)
+                with pytest.raises(ValueError, match="was quantized for calls with unit=1.0, got True"):
+                    each(X, unit=True)
+                with pytest.raises(ValueError, match="was quantized for calls with least=-inf, got 0.0"):
+                    each(X, least=0.0)
+
+
+@pytest.mark.parametrize("batch_first", (False, True))
+def test_attention_modules_are_quantized_themselves(batch_first: bool) -> None:
+    attention = nn.MultiheadAttention(32, 4, batch_first=batch_first)
+    x = noise(2, 5, 32)
+    for calibration in ((x, x, x), {"query": x, "key": x, "value": x}):
+        model, (module, report, _) = _quantized(calibration, attention)
+        with torch.no_grad():
+            for actual, expected in zip(module(x, x, x), model(x, x, x), strict=True):
+                assert torch.allclose(actual, expected, atol=0.05)
+        assert any(layer.computes_in == "int8" for layer in report.layers), report
+
+
 @pytest.mark.parametrize("strict", (False, True))
 def test_the_converted_graph_is_exported_copied_and_optimized(strict: bool, tmp_path: Path) -> None:
     _, (module, _, converted) = _quantized({"x": X, "mask": None})
